@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from deployments.agents import relay
 from deployments.agents.relay import carried
 from deployments.agents.settings import CommandSettings
-from deployments.sandbox.bubblewrap import NAMESPACES, folder_mounts, private_folders, system_mounts
 from deployments.sandbox.interface import Limits
+from deployments.sandbox.isolation import NAMESPACES, folder_mounts, private_mounts, system_mounts
 from deployments.sandbox.launch import WORK, default_interpreters, held_fds
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
@@ -55,7 +55,7 @@ class CommandSandbox:
         self._filter = system_call_filter(FilterOptions())
         self._walls = [
             *(bubblewrap, *KEEPS_ENVIRONMENT, "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL"),
-            *private_folders(Limits()),
+            *private_mounts(Limits()),
             *system_mounts(),
             *folder_mounts(interpreter.folders),
             *folder_mounts([folder for folder in settings.folders if not is_below_usr(folder)]),

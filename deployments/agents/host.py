@@ -1,10 +1,114 @@
-"""The deployment that runs the agents of one task: a host whose steps may last for hours, and end with their caller."""
+"""The deployment that runs the agents of one task: each run is the one step of an environment.
 
-from deployments.agents.environment import HOST_GRACE_S
+The host of environments (`deployments/environments/host.py`) so gives agents all that it gives environments: replicas
+that scale with what runs, queues, batches, abortion, heartbeats and draining. Its steps may last for hours, and end
+with their caller. `PlainAgentTask` is the environment of a task whose agent brings everything.
+"""
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from deployments.agents.command_program import CommandProgram
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, LastSaid
 from deployments.agents.settings import AgentSettings
 from deployments.environments.host import EnvironmentHost
+from deployments.failures import AgentTimedOut
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
-RUNS_OF_TASK = "deployments.agents.environment:AgentRunsOfTask"
+COMMANDS_AT_ONCE = 16
+"""Of a replica, unless the config says how many."""
+SECONDS = "agent_s"
+"""The metric with the wall time of a run."""
+ENDED_WITHIN_S = 1.0
+"""A function that ignores its cancellation for longer goes on unheard."""
+HOST_GRACE_S = 30.0
+"""After the end of a run's time, in which the program ends it. Then the host gives the run up."""
+
+
+class AgentRunsOfTask(TaskEnvironment):
+    """Its step is a whole run: `extra_env_info` says what for, and the outcome's reward is the agent's own."""
+
+    description = "Runs the agent of a task."
+    ExtraEnvInfo = AgentCall
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Raises `AgentNotLoadable`, `SandboxUnusable` or `HarnessKeyMissing`."""
+        self.max_concurrent_steps = settings.max_concurrent_runs
+        if self.max_concurrent_steps is None and settings.command is not None:
+            self.max_concurrent_steps = COMMANDS_AT_ONCE
+        self._program = program_of(settings)
+        self._timeout_s = settings.timeout_s
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: AgentCall) -> StepOutcome:  # noqa: ARG002
+        """Runs the agent. An outcome with a reward `{}` is that of an agent that gives none.
+
+        Raises:
+            AgentFailed: it failed, or was ended after its time.
+            EnvironmentLost: it cannot be run just now.
+        """
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+        reward = await self._run(extra_env_info)
+        return StepOutcome(None, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at})
+
+    async def _run(self, call: AgentCall) -> dict[str, float]:
+        said = LastSaid()
+        running = asyncio.create_task(self._program.run(call, said))
+        try:
+            await asyncio.wait([running], timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait([running], timeout=ENDED_WITHIN_S)
+            raise
+        if running.done():
+            return running.result()
+        running.cancel()
+        await asyncio.wait([running], timeout=ENDED_WITHIN_S)
+        if running.done() and not running.cancelled() and running.exception() is None:
+            return running.result()
+        raise AgentTimedOut(f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {said.sentence}".strip())
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
+        return [{"extra_env_info": {"base_url": "http://127.0.0.1", "api_key": "", "sample": {}}}] * count
+
+
+def program_of(settings: AgentSettings) -> AgentProgram:
+    """Raises `AgentNotLoadable`, `SandboxUnusable` or `HarnessKeyMissing`."""
+    if settings.import_path is not None:
+        return CallableProgram(settings.import_path)
+    if settings.command is not None:
+        return CommandProgram(settings.command)
+    assert settings.harness is not None
+    return HarnessProgram(settings.harness)
+
+
+class AnyInfo(BaseModel):
+    """Whatever the agent needs to know."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class PlainAgentTask(TaskEnvironment):
+    """Describes the task for `GET /tasks`. Its samples come from the task's `data`, or from whoever posts them."""
+
+    description = "Played by an agent, which says what its rollouts are worth."
+    ExtraEnvInfo = AnyInfo
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:  # noqa: ARG002
+        """Is never called. Raises `SampleRejected`."""
+        raise SampleRejected("This task judges nothing: its agent gives the reward.")
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        numbers = range(seed, seed + count)
+        return [
+            {"messages": [{"role": "user", "content": f"Question {number}"}], "extra_env_info": {}}
+            for number in numbers
+        ]
+
+
+RUNS_OF_TASK = "deployments.agents.host:AgentRunsOfTask"
 
 
 class AgentHost(EnvironmentHost):

@@ -1,12 +1,27 @@
-"""The ways to run an agent, and what they have in common: what a run gets, what it answers, how it fails."""
+"""The ways to run an agent: what a run gets, what it answers, how it fails.
 
+`CallableProgram` is a Python function of this process. `HarnessProgram` is an HTTP server, which is asked once for each
+rollout and answers when the run has ended. A command is `CommandProgram` (`command_program.py`).
+"""
+
+import importlib
+import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+import httpx
+import orjson
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
-from deployments.failures import AgentFailed
+from deployments.agents.settings import HarnessSettings
+from deployments.failures import AgentFailed, EnvironmentLost
+from rollout_client.agent_runner import Agent
+from rollout_client.contract import SampleInput
+from rollout_env import TemporaryFailure
 
 MOST_SHOWN = 2000
 """Characters of what an agent has written that its failure shows."""
@@ -80,3 +95,117 @@ def last_of(text: str) -> str:
     """The end of what an agent has written."""
     text = text.strip()
     return text if len(text) <= MOST_SHOWN else f"...{text[-MOST_SHOWN:]}"
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+CONNECT_WITHIN_S = 10.0
+MOST_BYTES = 2**20
+TEMPORARY = {
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+
+class HarnessKeyMissing(Exception):
+    """The environment variable with the key of a harness is not set."""
+
+
+class HarnessProgram(AgentProgram):
+    def __init__(self, settings: HarnessSettings) -> None:
+        """Raises `HarnessKeyMissing`."""
+        self._url = str(settings.url)
+        self._headers = headers_of(settings)
+        self._client: httpx.AsyncClient | None = None
+
+    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002
+        try:
+            status, body = await self._answer(call)
+        except httpx.TransportError as error:
+            raise EnvironmentLost(f"The harness at {self._url} does not answer: {error!r}.") from error
+        answered = last_of(body.decode(errors="replace"))
+        if status in TEMPORARY:
+            raise EnvironmentLost(f"The harness at {self._url} cannot run the agent just now: {status}. {answered}")
+        if not httpx.codes.is_success(status):
+            raise AgentFailed(f"The harness at {self._url} answered {status}. {answered}")
+        try:
+            answer = orjson.loads(body) if body.strip() else None
+        except orjson.JSONDecodeError as error:
+            raise AgentFailed(f"The harness at {self._url} answered no JSON: {answered}") from error
+        return reward_of(answer, f"The answer of the harness at {self._url}")
+
+    async def _answer(self, call: AgentCall) -> tuple[int, bytes]:
+        """The status and at most `MOST_BYTES` of the body. Raises `AgentFailed` for more."""
+        if self._client is None:
+            is_here = urlsplit(self._url).hostname in LOOPBACK
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
+                limits=httpx.Limits(max_connections=None),
+                headers=self._headers,
+                trust_env=not is_here,
+            )
+        sent = orjson.dumps(call.model_dump())
+        headers = {"content-type": "application/json"}
+        async with self._client.stream("POST", self._url, content=sent, headers=headers) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise AgentFailed(f"The harness at {self._url} answered more than {MOST_BYTES} bytes.")
+            return response.status_code, bytes(body)
+
+
+def headers_of(settings: HarnessSettings) -> dict[str, str]:
+    """Raises `HarnessKeyMissing`."""
+    if settings.api_key_variable is None:
+        return {}
+    if not (key := os.environ.get(settings.api_key_variable)):
+        raise HarnessKeyMissing(f"the environment variable {settings.api_key_variable} is not set")
+    return {"authorization": f"Bearer {key}"}
+
+
+class AgentNotLoadable(Exception):
+    """The config names an agent that cannot be run. The message is a sentence."""
+
+
+class CallableProgram(AgentProgram):
+    def __init__(self, import_path: str) -> None:
+        """Raises `AgentNotLoadable`."""
+        self._agent = load_agent(import_path)
+
+    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
+        sample = SampleInput.model_validate(call.sample)
+        try:
+            reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample)
+        except TemporaryFailure as error:
+            raise EnvironmentLost(f"The agent cannot be run just now: {last_of(str(error))}") from error
+        except Exception as error:
+            raise AgentFailed(f"The agent raised {type(error).__name__}: {last_of(str(error))}") from error
+        return reward_of(reward, "What the agent returned")
+
+
+def load_agent(import_path: str) -> Agent:
+    """Raises `AgentNotLoadable`: nothing can be imported from there, or it is no async function of three arguments."""
+    module_name, _, name = import_path.partition(":")
+    if not (module_name and name):
+        raise AgentNotLoadable(f"{import_path!r} is no import path: write package.module:function.")
+    try:
+        agent = getattr(importlib.import_module(module_name), name)
+    except (Exception, SystemExit) as error:
+        raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
+    if not (callable(agent) and is_async(agent)):
+        raise AgentNotLoadable(
+            f"{import_path} is no async function: write async def {name}(base_url, api_key, sample)."
+        )
+    try:
+        inspect.signature(agent).bind("base_url", "api_key", "sample")
+    except TypeError as error:
+        raise AgentNotLoadable(f"{import_path} must take base_url, api_key and sample: {error}.") from error
+    return agent  # type: ignore[no-any-return]
+
+
+def is_async(agent: Any) -> bool:
+    return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None))  # noqa: B004

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.data.failures import DataRefused
+from deployments.data.reader import DataRefused
 from rollout_client.ndjson import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:

@@ -1,18 +1,186 @@
-"""The deployment that holds the data sets of the tasks, if there are any.
+"""The deployment that opens, checks and holds the data sets of the tasks, if there are any.
 
 `RemoteData` (`service/remote/data.py`) is the caller. Data are held here, and neither in the ingress replicas, whose
 event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the rows
-stay in files that are mapped into memory, so that replicas on one node share what the system has read of them.
+stay in files that are mapped into memory, so that replicas on one node share what the system has read of them. What is
+wrong with the settings or the rows is told in a sentence.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
 
 from deployments import logs
-from deployments.data.failures import DataNotLoadable
-from deployments.data.loading import load_task_data
-from deployments.data.reader import within_bytes
-from deployments.data.settings import DataSettings
+from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
+from deployments.data.rows import DatasetRows, JsonLines, Rows
+from deployments.data.settings import DataSettings, HubSettings
+from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, value_at
+from rollout_client.contract import SampleInput
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+MOST_NAMED_COLUMNS = 20
+
+
+def load_task_data(
+    task_name: str, settings: DataSettings, extra_env_info: type[BaseModel] | None = None, has_start: bool = True
+) -> TaskData:
+    """Opens the data and checks some of its rows.
+
+    Args:
+        extra_env_info: the model of the environment, which the rows must match too; None if it is not known.
+        has_start: whether the environment may make the first messages, so that rows need no prompt.
+
+    Raises:
+        DataNotLoadable: it cannot be read, or rows are no samples of the task.
+    """
+    sources = dict(opened_sources(settings))
+    if empty := [name for name, rows in sources.items() if not len(rows)]:
+        raise DataNotLoadable(f"{'files' if settings.hub is None else 'hub'}: split {empty[0]} has no rows.")
+    columns = SampleColumns(settings)
+    data = TaskData(task_name, splits_of(sources, settings), columns, settings.shuffle_seed)
+    for split in data.splits.values():
+        check_rows(data, split, columns, settings.checked_rows, extra_env_info, has_start)
+    return data
+
+
+def opened_sources(settings: DataSettings) -> Iterator[tuple[str, Rows]]:
+    """The rows of each split that the files or the data set have."""
+    if settings.hub is not None:
+        for name, dataset in hub_splits(settings.hub).items():
+            yield name, DatasetRows(dataset, f"{settings.hub.name} {name}")
+        return
+    for name, patterns in settings.files_by_split.items():
+        yield name, rows_of_files(list(found_files(patterns)))
+
+
+def found_files(patterns: Sequence[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        path = Path(pattern).expanduser().absolute()
+        found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        if not found:
+            raise DataNotLoadable(f"files: there is no {pattern} on this machine.")
+        yield from found
+
+
+def rows_of_files(paths: list[Path]) -> Rows:
+    endings = {path.suffix for path in paths}
+    try:
+        if endings == {".jsonl"}:
+            return JsonLines(paths)
+        if endings == {".parquet"}:
+            return DatasetRows(parquet_dataset(paths), " ".join(map(str, paths[:1])))
+    except OSError as error:
+        raise DataNotLoadable(f"files: {error.filename or paths[0]} cannot be read: {error}.") from error
+    wrong = next((path for path in paths if path.suffix not in (".jsonl", ".parquet")), None)
+    if wrong is not None:
+        raise DataNotLoadable(f"files: {wrong} ends neither in .jsonl nor in .parquet; convert it.")
+    raise DataNotLoadable("files: a split has files that end in .jsonl and files that end in .parquet; use one kind.")
+
+
+def parquet_dataset(paths: list[Path]) -> "Dataset":
+    """The library converts the files to an Arrow file in its cache, once, and maps that into memory."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        return load_dataset("parquet", data_files=list(map(str, paths)), split="train")
+    except (DatasetGenerationError, ValueError) as error:
+        reason = error.__cause__ or error
+        raise DataNotLoadable(f"files: {paths[0]} cannot be read as Parquet: {reason}.") from error
+
+
+def hub_splits(hub: HubSettings) -> "Mapping[str, Dataset]":
+    from datasets import DatasetDict, load_dataset
+
+    # The library raises what its data sets, the Hub and the network raise.
+    try:
+        splits = load_dataset(hub.name, hub.config, revision=hub.revision)
+    except Exception as error:
+        raise DataNotLoadable(f"hub: {hub.name} cannot be loaded: {type(error).__name__}: {error}.") from error
+    assert isinstance(splits, DatasetDict)
+    return dict(splits)
+
+
+def splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, Split]:
+    splits = {name: Split(name, rows, len(rows)) for name, rows in sources.items()}
+    if not settings.held_out:
+        return splits
+    first, rows = next(iter(sources.items()))
+    if taken := settings.held_out.keys() & sources.keys():
+        raise DataNotLoadable(f"held_out.{min(taken)}: the data have a split of this name; choose another one.")
+    sizes = {
+        name: share if isinstance(share, int) else max(1, round(share * len(rows)))
+        for name, share in settings.held_out.items()
+    }
+    left = len(rows) - sum(sizes.values())
+    if left < 1:
+        raise DataNotLoadable(
+            f"held_out: {sum(sizes.values())} of the {len(rows)} rows of split {first} leave none to train on."
+        )
+    order = Permutation(len(rows), ("held out", settings.held_out_seed))
+    begin = 0
+    for name, size in ({first: left} | sizes).items():
+        splits[name] = Split(first, rows, size, begin, order, settings.held_out_seed)
+        begin += size
+    return splits
+
+
+def check_rows(
+    data: TaskData,
+    split: Split,
+    columns: SampleColumns,
+    most_rows: int,
+    extra_env_info: type[BaseModel] | None,
+    has_start: bool,
+) -> None:
+    """Raises `DataNotLoadable` with the first thing that is wrong with rows that are spread over the split."""
+    step = max(1, -(-split.size // most_rows))
+    numbers = sorted({*range(0, split.size, step), split.size - 1})
+    try:
+        check_columns(columns, split.rows.read(numbers))
+        for number, sample in zip(numbers, data.read(split, numbers), strict=True):
+            if problem := problem_of(sample, extra_env_info, has_start):
+                raise DataNotLoadable(f"{split.rows.place_of(number)}: {problem}.")
+    except DataRefused as error:
+        raise DataNotLoadable(f"{error}.") from error
+
+
+def check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> None:
+    """Raises `DataNotLoadable` if a column is named that no row has."""
+    for target, column in columns.named:
+        if all(value_at(row, column) is MISSING for row in rows):
+            there = ", ".join(islice(dict.fromkeys(name for row in rows for name in row), MOST_NAMED_COLUMNS))
+            raise DataNotLoadable(f"columns.{target}: there is no column {column!r}; the rows have {there}.")
+
+
+def problem_of(sample: dict[str, Any], extra_env_info: type[BaseModel] | None, has_start: bool) -> str | None:
+    """The first thing that is wrong with a sample."""
+    try:
+        SampleInput.model_validate(sample, strict=True)
+        if not has_start and not (sample.get("messages") or sample.get("message_log")):
+            return "it has no messages: name their column under columns.messages"
+    except ValidationError as error:
+        return described(error, ())
+    try:
+        if extra_env_info is not None:
+            extra_env_info.model_validate(sample.get("extra_env_info", {}))
+    except ValidationError as error:
+        return described(error, ("extra_env_info",))
+    return None
+
+
+def described(error: ValidationError, before: tuple[str, ...]) -> str:
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(map(str, (*before, *problem["loc"])))
+    given = "" if isinstance(problem["input"], dict | list) else f" (given: {problem['input']!r:.80})"
+    return f"{field}: {problem['msg'].removeprefix('Value error, ')}{given}"
+
 
 BYTES_PER_MESSAGE = 2**20
 

@@ -1,21 +1,157 @@
-"""The samples of one task's data set: its splits, their shuffled epochs, and pages of them.
+"""The samples of one task's data set: rows to samples, splits, their shuffled epochs, and pages of them.
 
 Guarantees: the place of a sample is a number from 0 that grows through all epochs; equal split, shuffle seed and place
 give the same sample, in every process; an epoch has each row of its split once.
+
+`SampleColumns` says which column becomes which field. `Permutation` shuffles without memory: the row at any place of a
+shuffled epoch is computed from its place alone, equally in every process and with every version of the libraries. A
+list of the shuffled rows would take 80 MB for ten million of them, and the time to make it, for each seed that a caller
+names.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from pydantic_core import to_json
+import numpy.typing as npt
+from pydantic_core import from_json, to_json
 
-from deployments.data.columns import SampleColumns
-from deployments.data.failures import DataRefused
-from deployments.data.permutation import Permutation, Places
-from deployments.data.rows import Rows
+from deployments.data.reader import DataRefused
+from deployments.data.rows import Row, Rows
+from deployments.data.settings import PROMPT_PLACE, ColumnSettings, DataSettings
+from rollout_client.contract import SampleInput
+
+SAMPLE_FIELDS = [name for name in SampleInput.model_fields if name != "task_name"]
+MISSING = object()
+
+
+class SampleColumns:
+    """Makes samples of the rows of one data set."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+        given = settings.columns or {name: name for name in SAMPLE_FIELDS} | {"prompt": "prompt"}
+        self._sources = {
+            target: ColumnSettings(column=source) if isinstance(source, str) else source
+            for target, source in given.items()
+        }
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Equal for columns that make equal samples of equal rows."""
+        return self._settings.model_dump_json(include={"columns", "system_prompt", "prompt_template"}).encode()
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The fields and columns that the config names."""
+        return [(target, self._sources[target].column) for target in self._settings.columns]
+
+    def sample(self, row: Row) -> Row:
+        """The fields of the sample, without its task. Columns that the row does not have are left out.
+
+        Raises:
+            ValueError: what is wrong with the row.
+        """
+        sample: Row = {}
+        for target, source in self._sources.items():
+            if (value := value_at(row, source.column)) is MISSING:
+                continue
+            first, _, rest = ("messages" if target == "prompt" else target).partition(".")
+            if rest:
+                put(sample.setdefault(first, {}), rest.split("."), read(source, value))
+            else:
+                sample[first] = read(source, value)
+        if "messages" in sample:
+            sample["messages"] = self._messages(sample["messages"])
+        return sample
+
+    def _messages(self, prompt: Any) -> Any:
+        """The messages of a prompt that is a text or a list of them; anything else is left for validation to refuse."""
+        if isinstance(prompt, str):
+            template = self._settings.prompt_template or PROMPT_PLACE
+            prompt = [{"role": "user", "content": template.replace(PROMPT_PLACE, prompt)}]
+        if self._settings.system_prompt is not None and isinstance(prompt, list):
+            return [{"role": "system", "content": self._settings.system_prompt}, *prompt]
+        return prompt
+
+
+def value_at(row: Row, path: str) -> Any:
+    """The value of a column, or of a field inside one; `MISSING` if there is none."""
+    if path in row:
+        return row[path]
+    first, _, rest = path.partition(".")
+    inner = row.get(first)
+    return value_at(inner, rest) if rest and isinstance(inner, dict) else MISSING
+
+
+def put(fields: Row, path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        fields = fields.setdefault(name, {})
+    fields[path[-1]] = value
+
+
+def read(source: ColumnSettings, value: Any) -> Any:
+    """Raises `ValueError` if the value is not as the config says."""
+    if source.pattern is not None:
+        found = re.search(source.pattern, text_of(source, value))
+        if found is None:
+            raise ValueError(f"the pattern {source.pattern!r} is not found in column {source.column!r}")
+        value = found[1] if found.re.groups else found[0]
+    if source.parse_json:
+        try:
+            return from_json(text_of(source, value))
+        except ValueError as error:
+            raise ValueError(f"column {source.column!r} is no JSON: {error}") from error
+    return value
+
+
+def text_of(source: ColumnSettings, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"column {source.column!r} is no text: {value!r:.80}")
+    return value
+
+
+Places = npt.NDArray[np.uint64]
+ROUNDS = 6
+
+
+class Permutation:
+    """A bijection of 0..size-1: a Feistel network over the next larger power of four.
+
+    What falls outside is permuted again, until it falls inside.
+    """
+
+    def __init__(self, size: int, key: Sequence[int | str]) -> None:
+        """Args: `key` chooses the permutation; `size` is at least 1."""
+        self._size = np.uint64(size)
+        half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._shift, self._mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
+        digest = blake2b(repr(tuple(key)).encode(), digest_size=8 * ROUNDS).digest()
+        self._round_keys = np.frombuffer(digest, "<u8")
+
+    def __call__(self, places: Places) -> Places:
+        """Where each of these places, all below `size`, goes."""
+        permuted = self._permuted(places)
+        while (outside := permuted >= self._size).any():
+            permuted[outside] = self._permuted(permuted[outside])
+        return permuted
+
+    def _permuted(self, places: Places) -> Places:
+        left, right = places >> self._shift, places & self._mask
+        for key in self._round_keys:
+            left, right = right, left ^ (mixed(right + key) & self._mask)
+        return (left << self._shift) | right
+
+
+def mixed(values: Places) -> Places:
+    """Each bit depends on all bits: the last part of splitmix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
 
 REVISION_BYTES = 8
 ROWS_AT_ONCE = 64

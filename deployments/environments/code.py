@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.code_judging import ENDED_BY, CodeInfo, ProgramVerdict, judge
 from deployments.environments.math import last_box
 from deployments.environments.replies import last_code_block
@@ -19,6 +18,7 @@ from deployments.failures import EnvironmentLost
 from deployments.sandbox import Limits, LocalSandbox, Program, ProgramRefused, Sandbox, SandboxLost, WallName
 from deployments.sandbox.interface import MIB
 from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
+from deployments.workers.pool import assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, reply_text
 
 RUNS_PER_CORE = 2

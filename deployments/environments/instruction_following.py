@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from deployments.environments.assigned_cores import assigned_cores
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 STEPS_PER_WORKER = 2

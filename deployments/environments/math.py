@@ -21,10 +21,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
-from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.math_latex import as_text, is_prose, normalized
 from deployments.environments.replies import Answer, AnswerForm, answer_in, last_box, letter_of
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 COMPARISON_MEMORY_BYTES = 2**30

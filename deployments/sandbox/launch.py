@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from deployments.sandbox.interface import MAIN, Limits, Program
-from deployments.sandbox.walls import WallName
+from deployments.sandbox.interface import MAIN, Limits, Program, WallName
 
 WORK = "/tmp/work"
 """The working directory, as the program sees it where the wall `files` is one of mounts."""

@@ -1,23 +1,67 @@
-"""Runs programs on this machine, under the strongest isolation that it permits."""
+"""Runs programs on this machine, under the strongest isolation that it permits.
+
+A service that runs as root gives each run a user id that no other process of this machine has (`UserIdLease`).
+"""
 
 import asyncio
 import logging
 import os
 import queue
+import random
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
-from deployments.sandbox.bubblewrap import Bubblewrap
-from deployments.sandbox.interface import Limits, Outcome, Program, Sandbox, SandboxLost, checked_files
-from deployments.sandbox.isolation import LimitJail, NamespaceJail
+from deployments.sandbox.interface import (
+    WALLS,
+    Limits,
+    Outcome,
+    Program,
+    Sandbox,
+    SandboxLost,
+    SandboxTooWeak,
+    WallName,
+    WallReport,
+    checked_files,
+)
+from deployments.sandbox.isolation import Bubblewrap, LimitJail, NamespaceJail
 from deployments.sandbox.launch import Interpreter, Isolation, default_interpreters
 from deployments.sandbox.supervisor import Cancellation, RunCancelled, Supervisor
 from deployments.sandbox.trial import tried_out
-from deployments.sandbox.user_ids import UserIdLease
-from deployments.sandbox.walls import WALLS, SandboxTooWeak, WallName, WallReport
+
+FIRST_UID, LAST_UID = 60706, 61183
+"""systemd, whose table of user ids is the only one there is for this range, leaves these unused."""
+
+
+class NoUserIdLeft(Exception):
+    """All user ids for sandboxes are taken on this machine."""
+
+
+class UserIdLease:
+    """A user id, held until `close` or the end of this process."""
+
+    def __init__(self) -> None:
+        """Raises `NoUserIdLeft`."""
+        # Containers of one machine do not see each other's names, but the kernel counts their processes together.
+        for uid in random.sample(range(FIRST_UID, LAST_UID + 1), LAST_UID + 1 - FIRST_UID):
+            # The kernel gives an abstract name to one socket at a time, and takes it back when the process ends.
+            name = socket.socket(socket.AF_UNIX)
+            try:
+                name.bind(f"\0rollout-sandbox-uid-{uid}")
+            except OSError:
+                name.close()
+                continue
+            self.uid = uid
+            self._name = name
+            return
+        raise NoUserIdLeft(f"All {LAST_UID + 1 - FIRST_UID} user ids for sandboxes are taken on this machine.")
+
+    def close(self) -> None:
+        self._name.close()
+
 
 IsolationName = Literal["auto", "bubblewrap", "namespaces", "limits"]
 DEFAULT_LIMITS = Limits()

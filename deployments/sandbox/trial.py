@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deployments.sandbox.interface import MIB, Limits, Outcome, Program, SandboxLost
+from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, Wall, WallName, WallReport
 from deployments.sandbox.launch import Interpreter, environment
-from deployments.sandbox.walls import WALLS, Wall, WallName, WallReport
 
 LIMITS = Limits(
     time_s=20.0,

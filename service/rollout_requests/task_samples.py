@@ -8,8 +8,7 @@ from itertools import chain
 
 from pydantic_core import to_json
 
-from deployments.data.failures import DataRefused
-from deployments.data.reader import DataReader, within_bytes
+from deployments.data.reader import DataReader, DataRefused, within_bytes
 from deployments.protocols import Environment
 from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest

@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from deployments.agents.callable_program import AgentNotLoadable, load_agent
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
-from deployments.agents.harness_program import HarnessKeyMissing
-from deployments.agents.harness_program import headers_of as headers_of_harness
+from deployments.agents.programs import AgentNotLoadable, HarnessKeyMissing, load_agent
+from deployments.agents.programs import headers_of as headers_of_harness
 from deployments.agents.settings import AgentSettings
-from deployments.data.failures import DataNotLoadable
-from deployments.data.loading import load_task_data
+from deployments.data.reader import DataNotLoadable
+from deployments.data.store import load_task_data
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.response_settings import ParserKind, ResponseSettings, parser_names
 from deployments.generation.settings import EngineSettings

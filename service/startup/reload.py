@@ -1,4 +1,4 @@
-"""`python -m service.startup.reload TASK`: starts one environment of a running service anew, with its code as it is now.
+"""`python -m service.startup.reload TASK` starts one environment of a running service anew, with its code as it is.
 
 The engine, the weights and the other environments go on. Steps that were running are made again. Code that cannot be
 imported, or does not take its arguments, is said here, and the running environment goes on as it is.

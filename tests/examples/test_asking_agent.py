@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import examples.asking_agent
-from deployments.agents.callable_program import load_agent
+from deployments.agents.programs import load_agent
 from rollout_client import SampleInput
 from tests.paths import REPOSITORY
 

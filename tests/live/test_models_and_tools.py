@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.reward_model import write_reward_model
-from deployments.models.reward_model import ClassificationModel
+from deployments.models.reward_replica import ClassificationModel
 from deployments.models.settings import RewardModelSettings
 from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse

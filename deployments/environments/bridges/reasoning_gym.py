@@ -19,9 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.bridges.support import imported
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
 STEPS_PER_WORKER = 64

@@ -5,7 +5,7 @@ of the environment is changed. Runs in a Python environment of its own:
 
     python -m deployments.environments.bridges.verifiers_harness '{"id": "my_taskset"}' --port 8200
 
-`POST /` is what `deployments/agents/harness_program.py` sends; `extra_env_info.index` of its sample names the task.
+`POST /` is what `deployments/agents/programs.py` sends; `extra_env_info.index` of its sample names the task.
 """
 
 import argparse

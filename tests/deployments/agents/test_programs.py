@@ -13,11 +13,17 @@ import pytest
 import uvloop
 from pydantic import HttpUrl, ValidationError
 
-from deployments.agents.callable_program import AgentNotLoadable, load_agent
 from deployments.agents.command_program import CommandProgram, limits_of
-from deployments.agents.environment import AgentRunsOfTask
-from deployments.agents.harness_program import HarnessKeyMissing, HarnessProgram
-from deployments.agents.programs import AgentCall, AgentProgram, LastSaid
+from deployments.agents.host import AgentRunsOfTask
+from deployments.agents.programs import (
+    AgentCall,
+    AgentNotLoadable,
+    AgentProgram,
+    HarnessKeyMissing,
+    HarnessProgram,
+    LastSaid,
+    load_agent,
+)
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from rollout_env import StepOutcome

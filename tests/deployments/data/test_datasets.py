@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.data.failures import DataNotLoadable
-from deployments.data.loading import load_task_data
+from deployments.data.reader import DataNotLoadable
 from deployments.data.settings import DataSettings
+from deployments.data.store import load_task_data
 
 pytestmark = pytest.mark.slow
 ROWS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.data.permutation import Permutation
+from deployments.data.task_data import Permutation
 
 
 def permuted(size: int, *key: int | str) -> list[int]:

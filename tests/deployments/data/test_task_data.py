@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from deployments.data.failures import DataNotLoadable, DataRefused
-from deployments.data.loading import load_task_data
-from deployments.data.reader import within_bytes
+from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
 from deployments.data.rows import JsonLines
 from deployments.data.settings import DataSettings
+from deployments.data.store import load_task_data
 from deployments.data.task_data import TaskData
 
 EMPTY = Path("/dev/null")

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.reward_model import write_reward_model
-from deployments.models.reward_model import ClassificationModel
+from deployments.models.reward_replica import ClassificationModel
 from deployments.models.settings import RewardModelSettings
 from rollout_env import ChatMessage
 from tests.paths import TINY_MODEL

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.models.reward_batches import batches
+from deployments.models.reward_replica import batches
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 100))

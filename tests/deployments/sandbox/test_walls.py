@@ -5,10 +5,19 @@ from collections.abc import Mapping
 
 import pytest
 
-from deployments.sandbox.interface import Limits, Outcome, Program, SandboxLost
+from deployments.sandbox.interface import (
+    WALLS,
+    Limits,
+    Outcome,
+    Program,
+    SandboxLost,
+    SandboxTooWeak,
+    Wall,
+    WallName,
+    WallReport,
+)
+from deployments.sandbox.local import FIRST_UID, LAST_UID, UserIdLease
 from deployments.sandbox.trial import tried_out
-from deployments.sandbox.user_ids import FIRST_UID, LAST_UID, UserIdLease
-from deployments.sandbox.walls import WALLS, SandboxTooWeak, Wall, WallName, WallReport
 
 BY = dict.fromkeys(WALLS, "a moat")
 TRIED_BY_ONE = [name for name in WALLS if name not in ("total_memory", "ends_whole")]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.data.failures import DataRefused
-from deployments.data.reader import DataReader
+from deployments.data.reader import DataReader, DataRefused
 from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract import RolloutResponse
