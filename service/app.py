@@ -16,8 +16,8 @@ from deployments.models.settings import RewardModelSettings
 from deployments.policy.store import PolicyStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
-from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
+from deployments.simulation.timing import SimulatedEngineSettings
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options
 from service.access.settings import AccessSettings

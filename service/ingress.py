@@ -16,7 +16,7 @@ from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.own_config import most_replicas
 from deployments.sessions.store_client import SessionStoreClient
-from deployments.simulation.settings import SimulatedEngineSettings
+from deployments.simulation.timing import SimulatedEngineSettings
 from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options, own_address

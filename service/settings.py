@@ -12,7 +12,7 @@ from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings
 from deployments.policy.settings import PolicySettings
 from deployments.sessions.settings import SessionsSettings
-from deployments.simulation.settings import SimulatedEngineSettings
+from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
 from service.access.settings import AccessSettings
 from service.tracing.settings import TracingSettings

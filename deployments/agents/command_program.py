@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from deployments.agents.command_sandbox import CommandSandbox, Walls
+from deployments.agents.command_sandbox import CommandLaunch, CommandSandbox
 from deployments.agents.programs import AgentCall, AgentProgram, LastSaid, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost
@@ -72,17 +72,17 @@ class CommandProgram(AgentProgram):
                 kill_group(process.pid, signal.SIGKILL)
 
     @asynccontextmanager
-    async def _walls(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[Walls]:
+    async def _walls(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
         if self._sandbox is not None:
             async with self._sandbox.around(argv, base_url, folder) as walls:
                 yield walls
             return
         # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
-        yield Walls(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
+        yield CommandLaunch(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
 
 
 def started(
-    walls: Walls, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+    walls: CommandLaunch, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 

@@ -35,7 +35,7 @@ class SandboxUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class CommandLaunch:
     """What one run is started with."""
 
     argv: Sequence[str]
@@ -65,7 +65,7 @@ class CommandSandbox:
         self._try()
 
     @asynccontextmanager
-    async def around(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[Walls]:
+    async def around(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
         """What starts the command with walls around it. Its way to the service is open within the block."""
         address = urlsplit(base_url)
         socket = folder.with_name(f"{folder.name}.sock")
@@ -87,7 +87,7 @@ class CommandSandbox:
                 filtered = [] if self._filter is None else ["--seccomp", str(held.add(self._filter))]
                 start = [*self._walls, *binds, "--remount-ro", "/", "--chdir", WORK, *filtered]
                 inside = f"http://127.0.0.1:{PORT}{address.path}"
-                yield Walls([*start, *self._relay, *argv], inside, WORK, tuple(held.fds))
+                yield CommandLaunch([*start, *self._relay, *argv], inside, WORK, tuple(held.fds))
         finally:
             server.close()
             socket.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ class VerdictMissing(Exception):
     """The judge gave no verdict that can be read. The reward is unknown, which is not zero."""
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     score: float
     reason: str
 
@@ -179,7 +179,7 @@ def numbered(question: str, place: int) -> str:
     return question if place < len(QUESTIONS) else f"{question} (Answer {1 + place // len(QUESTIONS)} of yours.)"
 
 
-def verdict_in(text: str, lowest: float, highest: float) -> Verdict:
+def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
     """The verdict at the end of a judge's answer, which may be in a code block.
 
     Raises:
@@ -193,7 +193,7 @@ def verdict_in(text: str, lowest: float, highest: float) -> Verdict:
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
         raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
-    return Verdict(float(score), str(value.get("reason") or ""))
+    return JudgeVerdict(float(score), str(value.get("reason") or ""))
 
 
 def last_object(text: str) -> dict[str, Any]:

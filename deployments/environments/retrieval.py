@@ -47,7 +47,7 @@ class RetrievalInfo(BaseModel):
     """Ids of the relevant documents that were found so far."""
 
 
-class Asked(NamedTuple):
+class SearchCalls(NamedTuple):
     """What one reply wants to know."""
 
     answers: list[ChatMessage | None]
@@ -112,8 +112,8 @@ class RetrievalEnvironment(TaskEnvironment):
             for each, reply, info in zip(asked, replies, extra_env_infos, strict=True)
         ]
 
-    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> Asked:
-        asked = Asked([], [], [], 0)
+    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> SearchCalls:
+        asked = SearchCalls([], [], [], 0)
         malformed = 0
         for call in map(self._tool_set.checked, tool_calls_of(reply)):
             if isinstance(call, MalformedCall):
@@ -127,7 +127,7 @@ class RetrievalEnvironment(TaskEnvironment):
                 asked.messages.append(tool_message("", call))
         return asked._replace(malformed=malformed)
 
-    def _shown(self, asked: Asked, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
+    def _shown(self, asked: SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
         """The documents that were found. The rollout goes on."""
         texts = map(self._text, hits)
         searched = iter([{**frame, "content": text} for frame, text in zip(asked.messages, texts, strict=True)])

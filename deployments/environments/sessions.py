@@ -20,7 +20,7 @@ logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
-class HeldSession:
+class SessionSlot:
     """A session of one rollout, or the room for it."""
 
     session: Session | None = None
@@ -41,7 +41,7 @@ class Sessions:
         self._environment = environment
         self._task_name = task_name
         self._room = StepSlots(environment.max_sessions)
-        self._held: dict[str, HeldSession] = {}
+        self._held: dict[str, SessionSlot] = {}
         self._expires_at: dict[str, float] = {}
         """Of the sessions in which no step runs, the first to expire first: all have the same limit."""
         self._timer: asyncio.TimerHandle | None = None
@@ -71,7 +71,7 @@ class Sessions:
             finally:
                 self._room.release()
             return
-        held = self._held[request.session_id] = HeldSession()
+        held = self._held[request.session_id] = SessionSlot()
         try:
             yield
         finally:
@@ -144,7 +144,7 @@ class Sessions:
         if not opening.cancelled() and opening.exception() is None:
             self._start_closing(opening.result(), has_room=False)
 
-    def _end(self, session_id: str, held: HeldSession) -> None:
+    def _end(self, session_id: str, held: SessionSlot) -> None:
         """Closes the session, if that has not begun."""
         if self._held.get(session_id) is not held:
             return
@@ -155,7 +155,7 @@ class Sessions:
         self._expires_at.pop(session_id, None)
         self._start_closing(held.session, has_room=True)
 
-    def _forget(self, session_id: str, held: HeldSession) -> None:
+    def _forget(self, session_id: str, held: SessionSlot) -> None:
         """Gives up the room for a session that was not opened."""
         if self._held.get(session_id) is held:
             del self._held[session_id]

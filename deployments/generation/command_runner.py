@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from deployments.failures import PolicyStoreLost
 from deployments.generation.adapter_folders import adapter_folder
 from deployments.generation.canary_timeout import with_timeout
-from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -25,11 +24,13 @@ from deployments.policy.replicas.commands import (
     Command,
     CommandCosts,
     CommandReport,
+    CommandSource,
     ComputeChecksum,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
     NumberedCommand,
+    ReplicaNotRegistered,
     ReplicaRegistration,
     SavedWeights,
     SaveTransfer,

@@ -1,6 +1,10 @@
-"""What the policy store needs of the Ray cluster; tests use another implementation."""
+"""What the policy store needs of the Ray cluster; tests use another implementation.
+
+When the store of a cluster of several nodes starts, it logs what would be lost with its node.
+"""
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,3 +78,18 @@ def cluster_weights_folder() -> Path:
 def node_weights_folder() -> Path:
     """A folder of this node alone: one machine can be several nodes of a cluster."""
     return cluster_weights_folder() / "nodes" / str(ray.get_runtime_context().get_node_id())
+
+
+logger = logging.getLogger("rollout_service.policy")
+
+
+async def warn_unless_shared(folder: Path, cluster: Cluster) -> None:
+    """Looks from each other node for the store's folder, which exists."""
+    if lacking := await cluster.nodes_that_lack(folder / "run.json"):
+        logger.warning(
+            "Not all nodes share the folder of the policy store, %s; these do not see it: %s. If the store's node is "
+            "lost, so are the older versions and the unfinished uploads, and the current version has to be read back "
+            "from a replica on another node. Set policy.folder to a folder that all nodes share.",
+            folder,
+            ", ".join(lacking),
+        )

@@ -1,4 +1,4 @@
-"""The named policies: adapters over the current full weights, several current at a time.
+"""The named policies of a store: adapters over the current full weights, several current at a time.
 
 Guarantees: a policy is served only over the full weights that it was pushed for: when others become current, it is
 dropped; the numbers of its versions only go up; everyone who waits learns of each change.
@@ -9,24 +9,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from deployments.policy.failures import PolicyUnknown
-from deployments.policy.named.replica_adapters import ReplicaAdapters
-from deployments.policy.named_versions import NamedVersions
-from deployments.policy.policy import NamedPolicy
-from deployments.policy.replicas.fleet import Fleet
+from deployments.policy.policy import NamedPolicy, NamedUpdater, ReplicaAdapters
+from deployments.policy.replicas.replica_registry import Fleet
+from deployments.policy.settings import PolicySettings
 from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.versions.current_version import LONG_POLL_S
-from deployments.policy.versions.housekeeping import ExpiringFiles
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.uploads.preparation import VersionPreparation
+from deployments.policy.uploads.pushes import Pushes
+from deployments.policy.uploads.upload_store import UploadStore
+from deployments.policy.uploads.uploads import ActivePushes, Uploads
+from deployments.policy.versions.current_version import LONG_POLL_S, CurrentVersion, NamedVersions
+from deployments.policy.versions.full_weights import InitialVersion
+from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
+from deployments.policy.versions.version_history import VersionHistory
+from deployments.policy.versions.version_store import VersionStore
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import NamedPolicyState
 from rollout_client.policy_names import label_of
 from rollout_client.problem_contract import FieldProblem
 
 
-class NamedPolicies(ExpiringFiles):
+class NamedPolicyRegistry(ExpiringFiles):
     """
     Args:
         folder: with one folder for each policy that was ever pushed.
@@ -38,11 +45,11 @@ class NamedPolicies(ExpiringFiles):
     def __init__(
         self,
         folder: Path,
-        make: Callable[[str, "NamedPolicies"], NamedPolicy],
+        make: Callable[[str, "NamedPolicyRegistry"], NamedPolicy],
         policies: dict[str, NamedPolicy],
         adapters: ReplicaAdapters,
         fleet: Fleet,
-        base: PolicyVersions,
+        base: VersionHistory,
         update_lock: UpdateLock,
     ) -> None:
         self._make = make
@@ -202,3 +209,74 @@ class NamedPolicies(ExpiringFiles):
     def next_expiry_s(self) -> float | None:
         expiries = (policy.uploads.next_expiry_s() for policy in self)
         return min((expiry for expiry in expiries if expiry is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """What all policies of a store share."""
+
+    folder: Path
+    settings: PolicySettings
+    run: str
+    node_id: str
+    fleet: Fleet
+    base: VersionHistory
+    """The versions of the full weights."""
+    initial: InitialVersion
+    update_lock: UpdateLock
+    tasks: BackgroundTasks
+    housekeeping: Housekeeping
+    upload_bytes: Callable[[], int]
+    """Of the unfinished uploads of the policy without a name."""
+
+
+def named_policies_of(parts: StoreParts) -> tuple[NamedPolicyRegistry, ReplicaAdapters]:
+    """Those that are in the store's folder, and what replicas serve of them."""
+    policies: dict[str, NamedPolicy] = {}
+    adapters = ReplicaAdapters(parts.fleet, policies, parts.node_id, parts.settings.copy_to_nodes)
+
+    def make(name: str, all_policies: NamedPolicyRegistry) -> NamedPolicy:
+        return named_policy_of(name, parts, all_policies, adapters)
+
+    folder = parts.folder / "names"
+    named = NamedPolicyRegistry(folder, make, policies, adapters, parts.fleet, parts.base, parts.update_lock)
+    return named, adapters
+
+
+def named_policy_of(
+    name: str, parts: StoreParts, all_policies: NamedPolicyRegistry, adapters: ReplicaAdapters
+) -> NamedPolicy:
+    """The policy as it is on disk, where a store that died may have left half-made files."""
+    settings, folder = parts.settings, parts.folder / "names" / name
+    version_store = VersionStore(folder, parts.folder)
+    upload_store = UploadStore(folder, settings.upload_expiry_s, parts.folder)
+    if folder.is_dir():
+        version_store.remove_unfinished()
+        upload_store.remove_unfinished(version_store.current())
+    current = CurrentVersion(version_store.current(), settings.wait_s)
+    versions = VersionHistory(version_store, parts.initial, current, settings.max_version_step, parts.run)
+    active = ActivePushes(parts.tasks)
+
+    def bytes_of_others() -> int:
+        own = sum(upload_store.bytes_on_disk().values())
+        return parts.upload_bytes() + all_policies.upload_bytes - own
+
+    uploads = Uploads(
+        upload_store,
+        versions,
+        parts.initial,
+        active,
+        parts.tasks,
+        parts.housekeeping,
+        settings.upload_quota_bytes,
+        bytes_of_others,
+    )
+
+    async def publish() -> None:
+        await all_policies.publish(policy)
+
+    updater = NamedUpdater(name, parts.fleet, versions, parts.base, adapters, parts.update_lock, publish)
+    preparation = VersionPreparation(versions, parts.initial, version_store, settings.checkpoint_roots)
+    pushes = Pushes(active, uploads, preparation, versions, updater, parts.housekeeping, name)
+    policy = NamedPolicy(name, version_store, upload_store, current, versions, uploads, pushes)
+    return policy

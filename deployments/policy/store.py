@@ -11,39 +11,35 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deployments import logs
-from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
-from deployments.policy.named.building import StoreParts, named_policies_of
-from deployments.policy.named_versions import NamedVersions
-from deployments.policy.nodes.weights_source import WeightsSource, read_range
-from deployments.policy.recovery.reseeding import Reseeding
-from deployments.policy.replicas.command_source import CommandSource
-from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
-from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.replicas.replica_registry import ReplicaRegistry
+from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder, warn_unless_shared
+from deployments.policy.named_policies import NamedPolicyRegistry, StoreParts, named_policies_of
+from deployments.policy.replicas.commands import (
+    CommandReport,
+    CommandSource,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+)
+from deployments.policy.replicas.file_fetch import WeightsSource, read_range
+from deployments.policy.replicas.replica_registry import Fleet, ReplicaRegistry
 from deployments.policy.settings import PolicySettings
-from deployments.policy.shared_folder import warn_unless_shared
-from deployments.policy.state import policy_state
-from deployments.policy.transfer.completion import TransferSaving
-from deployments.policy.transfer.going_back import GoingBack
+from deployments.policy.transfer.completion import TransferReload, TransferSaving
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
-from deployments.policy.transfer.weight_transfer import WeightTransfer
-from deployments.policy.update.activation import ReplicaInitializer
-from deployments.policy.update.recovery import SETTLE_S, Recovery
+from deployments.policy.transfer.weight_transfer import WeightTransfer, world_size
+from deployments.policy.update.activation import ChainCompaction, ReplicaInitializer, VersionActivation
+from deployments.policy.update.recovery import SETTLE_S, Recovery, Reseeding
+from deployments.policy.update.two_phase_update import Updater
 from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.updates.chain_compaction import ChainCompaction
-from deployments.policy.updates.updater import Updater
-from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.preparation import VersionPreparation
 from deployments.policy.uploads.pushes import Pushes
 from deployments.policy.uploads.upload_store import UploadStore
-from deployments.policy.uploads.uploads import Uploads
-from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.uploads.uploads import ActivePushes, Uploads
+from deployments.policy.versions.current_version import CurrentVersion, NamedVersions
+from deployments.policy.versions.full_weights import InitialVersion
 from deployments.policy.versions.housekeeping import Housekeeping
-from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.run_identity import RunIdentity
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import VersionStore
 from deployments.policy.weight_sources import generator_source
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -52,9 +48,47 @@ from rollout_client.policy_contract import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    ReplicaPolicy,
     SwitchOptions,
     UploadState,
 )
+
+
+async def policy_state(
+    current: CurrentVersion,
+    versions: VersionHistory,
+    uploads: Uploads,
+    registry: ReplicaRegistry,
+    named: NamedPolicyRegistry,
+    next_number: Callable[[], int],
+    checksums_within_s: float,
+) -> PolicyState:
+    """Has replicas compute their checksums and waits at most `checksums_within_s` for them; with 0 none is asked.
+
+    Args:
+        next_number: says which number the next version may have.
+    """
+    await registry.forget_the_dead()
+    await registry.ask_for_checksums(checksums_within_s)
+    replicas = registry.replicas
+    return PolicyState(
+        current=current.number,
+        updating_to=versions.updating_to,
+        versions=versions.list(),
+        replicas=[
+            ReplicaPolicy(
+                replica_id=replica.replica_id,
+                version=replica.loaded.version,
+                checksum=replica.checksum,
+                accepts_requests=replica.accepts_requests,
+            )
+            for replica in replicas
+        ],
+        transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),
+        next_version=next_number(),
+        uploads=uploads.states(),
+        named=named.states(),
+    )
 
 
 class PushedPolicy(NamedTuple):
@@ -107,7 +141,7 @@ class PolicyStore(CommandSource):
 
         self._initial = InitialVersion(model, version_store.weights(0), max_lora_rank)
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
-        self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step, run)
+        self._versions = VersionHistory(version_store, self._initial, self._current, settings.max_version_step, run)
         self._payloads = Payloads(self._versions, self._registry, cluster.node_id(), settings.copy_to_nodes)
         self._active_pushes = ActivePushes(self._tasks)
         housekeeping = Housekeeping(version_store.trash)
@@ -164,7 +198,7 @@ class PolicyStore(CommandSource):
             activation,
             self._update_lock,
             trainers,
-            GoingBack(fleet, self._versions, self._payloads, settings.transfer_idle_s, adapters),
+            TransferReload(fleet, self._versions, self._payloads, settings.transfer_idle_s, adapters),
             saving,
             self._tasks,
             settings.transfer.rendezvous_timeout_s,

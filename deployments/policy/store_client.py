@@ -5,9 +5,14 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.named_versions import NamedVersions
-from deployments.policy.replicas.command_source import CommandSource
-from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.policy.replicas.commands import (
+    CommandReport,
+    CommandSource,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+)
+from deployments.policy.versions.current_version import NamedVersions
 from deployments.rpc.handle_calls import call_result
 from rollout_client.policy_contract import (
     PolicyLayout,

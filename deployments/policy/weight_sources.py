@@ -13,8 +13,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import GenerationLost, RolloutFailure
 from deployments.policy.cluster import node_weights_folder
 from deployments.policy.failures import PolicyFailure
-from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas.commands import VersionPayload
+from deployments.policy.replicas.file_fetch import SourceFailed, WeightsSource
 from deployments.policy.replicas.node_weights import NodeWeights
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.rpc.handle_calls import call_result

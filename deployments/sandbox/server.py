@@ -28,7 +28,7 @@ class BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
 
 
-class Disconnected(Exception):
+class CallerDisconnected(Exception):
     """Nobody waits for the answer any longer."""
 
 
@@ -46,7 +46,7 @@ def build_app(sandbox: Sandbox, token: str) -> Starlette:
             return PlainTextResponse(f"The body has more than {LARGEST_BODY_BYTES} bytes.", 422)
         except ProgramRefused as error:
             return PlainTextResponse(str(error), 422)
-        except (SandboxLost, Disconnected) as error:
+        except (SandboxLost, CallerDisconnected) as error:
             return PlainTextResponse(str(error), 503)
         return JSONResponse(asdict(outcome))
 
@@ -70,7 +70,7 @@ async def while_connected(request: Request, run: Coroutine[Any, Any, Outcome]) -
     try:
         await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise Disconnected
+            raise CallerDisconnected
         return running.result()
     finally:
         running.cancel()

@@ -1,6 +1,11 @@
-"""The generator deployment without a model: one simulated engine per Serve replica."""
+"""The generator deployment without a model: one simulated engine per Serve replica.
+
+A version of the weights is a number here, and its bytes are not read: `SimulatedWeights` is the counterpart of
+`deployments/generation/command_runner.py`.
+"""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -8,16 +13,97 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
-from deployments.policy.replicas.commands import ReplicaRegistration
+from deployments.failures import PolicyStoreLost
+from deployments.policy.replicas.commands import (
+    AcceptRequests,
+    Canary,
+    Command,
+    CommandReport,
+    CommandSource,
+    ComputeChecksum,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaNotRegistered,
+    ReplicaRegistration,
+    SetAdapters,
+    Stage,
+    Swap,
+    VersionPayload,
+)
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import GenerationRequest
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
-from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.simulated_weights import SimulatedWeights
+from deployments.simulation.timing import SimulatedEngineSettings
+
+NO_WEIGHTS = "This generator is simulated and has no weights that a trainer could transfer into its memory: push them."
+REGISTER_AGAIN_AFTER_S = 0.5
+
+
+class SimulatedWeights:
+    """Registers the replica with the store, and changes the engine's version as the store commands."""
+
+    def __init__(self, engine: SimulatedEngine, store: CommandSource, registration: ReplicaRegistration) -> None:
+        self.loaded = LoadedWeights()
+        self._engine = engine
+        self._store = store
+        self._registration = registration
+        self._staged: VersionPayload | None = None
+        self._records: dict[int, str] = {}
+
+    def version_of(self, policy: str | None) -> int | None:
+        """The version that new generations of this policy use; `None` if there is none."""
+        return self.loaded.version if policy is None else self._engine.named.get(policy)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._run_for_one_store()
+            except (PolicyStoreLost, ReplicaNotRegistered):
+                await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
+
+    async def _run_for_one_store(self) -> None:
+        held = (self.loaded.full, self.loaded.adapter)
+        records = {version: record for version, record in self._records.items() if version in held}
+        named = self._engine.named
+        await self._store.register(replace(self._registration, loaded=self.loaded, records=records, named=named))
+        report: CommandReport | None = None
+        while True:
+            numbered = await self._store.next_command(self._registration.replica_id, report)
+            report = None if numbered is None else await self._run(numbered)
+
+    async def _run(self, numbered: NumberedCommand) -> CommandReport:
+        error = await self._carry_out(numbered.command)
+        return CommandReport(numbered.number, self.loaded, error)
+
+    async def _carry_out(self, command: Command) -> str | None:
+        """Returns why the command fails, if it does."""
+        match command:
+            case Stage(payload):
+                self._staged = payload
+                if payload.record is not None:
+                    self._records[payload.version] = payload.record
+            case Swap(options):
+                assert self._staged is not None
+                version = self._staged.version
+                is_adapter = self._staged.kind == "adapter"
+                self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
+                # Generations keep the adapter with which they began.
+                await self._engine.change_version(version, "wait" if is_adapter else options.mode)
+                if not is_adapter:
+                    self._engine.named = {}
+            case SetAdapters(payloads, _, is_trial):
+                if not is_trial:
+                    self._engine.named = {str(payload.name): payload.version for payload in payloads}
+            case Canary() | AcceptRequests() | ComputeChecksum():
+                # There are no weights to compute a checksum of: it stays unknown.
+                pass
+            case _:
+                return NO_WEIGHTS
+        return None
 
 
 class SimulatedGeneratorReplica(GeneratorReplicaBase):

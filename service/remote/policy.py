@@ -5,8 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.named_versions import NamedVersions
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.policy.versions.current_version import NamedVersions
 from rollout_client.contract import PolicyDemand
 from service.rollouts.staleness import OnVersion, VersionFeed
 

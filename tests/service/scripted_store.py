@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from deployments.policy.named_versions import NamedVersions
+from deployments.policy.versions.current_version import NamedVersions
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,

@@ -7,8 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.generation.settings import EngineSettings
-from deployments.simulation.settings import SimulatedEngineSettings
-from deployments.simulation.timing import Timing
+from deployments.simulation.timing import SimulatedEngineSettings, Timing
 from rollout_env.loading import load_environment
 from service.settings import ServiceSettings
 from tests.paths import REPOSITORY

@@ -90,7 +90,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 
     def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = Episode(self, extra_env_info)
+        episode = GymnasiumEpisode(self, extra_env_info)
         episode.close()
         text = "\n\n".join(filter(None, (self.instruction, episode.text)))
         state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
@@ -98,7 +98,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
-        episode = Episode(self, extra_env_info)
+        episode = GymnasiumEpisode(self, extra_env_info)
         for message in message_log[extra_env_info.prompt_messages :]:
             if message["role"] == "assistant":
                 episode.play(reply_text(message))
@@ -124,7 +124,7 @@ class GymnasiumEnvironment(TaskEnvironment):
         return {}
 
 
-class Episode(Session):
+class GymnasiumEpisode(Session):
     """One environment of Gymnasium, from its reset on."""
 
     def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:

@@ -125,7 +125,7 @@ class McpEnvironment(TaskEnvironment):
         self.names = frozenset(names)
 
     async def _known_tools(self) -> list[Any]:
-        connection = await Connection.open(self.server, self.call_timeout_s)
+        connection = await McpConnection.open(self.server, self.call_timeout_s)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 return await connection.tools()
@@ -139,7 +139,7 @@ class McpEnvironment(TaskEnvironment):
             await connection.close()
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> Session:  # noqa: ARG002
-        opening = Connection.open(self.server, self.call_timeout_s)
+        opening = McpConnection.open(self.server, self.call_timeout_s)
         return McpSession(self, await self.connections.run(opening))
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class McpEnvironment(TaskEnvironment):
 class McpSession(Session):
     """The connection of one rollout."""
 
-    def __init__(self, task: McpEnvironment, connection: "Connection") -> None:
+    def __init__(self, task: McpEnvironment, connection: "McpConnection") -> None:
         self._task = task
         self._connection = connection
 
@@ -270,7 +270,7 @@ async def cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-class Connection:
+class McpConnection:
     """A connection to a server. It lives in a task of its own, because the client must be left where it was entered."""
 
     def __init__(self, server: McpServer, call_timeout_s: float) -> None:
@@ -282,7 +282,7 @@ class Connection:
         self._task = loop.create_task(self._live(server))
 
     @classmethod
-    async def open(cls, server: McpServer, call_timeout_s: float) -> "Connection":
+    async def open(cls, server: McpServer, call_timeout_s: float) -> "McpConnection":
         """Raises `TemporaryFailure` if the server cannot be reached."""
         connection = cls(server, call_timeout_s)
         try:

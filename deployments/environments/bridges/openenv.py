@@ -112,7 +112,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         extra_env_info: OpenEnvInfo,
     ) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = await Episode.begun(self, extra_env_info)
+        episode = await OpenEnvEpisode.begun(self, extra_env_info)
         await episode.close()
         text = "\n\n".join(filter(None, (self.instruction, episode.first)))
         state = {**extra_env_info.model_dump(), "digest": digest_of(episode.first)}
@@ -129,7 +129,7 @@ class OpenEnvEnvironment(TaskEnvironment):
             TemporaryFailure: the server cannot be reached, or has no room for another socket.
             SampleRejected: the first observation is not the one that the prompt shows.
         """
-        episode = await Episode.begun(self, extra_env_info)
+        episode = await OpenEnvEpisode.begun(self, extra_env_info)
         if self.is_seeded and extra_env_info.digest not in (None, digest_of(episode.first)):
             await episode.close()
             raise SampleRejected(
@@ -161,7 +161,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         return [{"extra_env_info": {"seed": first + number}} for number in range(count)]
 
 
-class Episode(Session):
+class OpenEnvEpisode(Session):
     """One socket and the environment behind it."""
 
     def __init__(self, task: OpenEnvEnvironment, socket: ClientConnection) -> None:
@@ -171,7 +171,7 @@ class Episode(Session):
         """The observation of the reset."""
 
     @classmethod
-    async def begun(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "Episode":
+    async def begun(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
         address = urlsplit(task.url)
         url = urlunsplit(

@@ -1,8 +1,12 @@
-"""The commands that the policy store gives to generator replicas, and what the replicas tell it."""
+"""The protocol between the policy store and generator replicas: commands, reports, and the port that replicas poll.
+
+A replica registers, and then polls for commands. `PolicyStore` and, over its Serve handle, `PolicyStoreClient`
+implement `CommandSource`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rollout_client.policy_contract import PauseMode
 
@@ -289,3 +293,31 @@ class ReplicaRegistration:
     such a version over."""
     named: Mapping[str, int] = field(default_factory=dict)
     """By name, the version of each named policy that it serves."""
+
+
+class ReplicaNotRegistered(Exception):
+    """The store does not know the replica, or does not know it any more: it has to register (again)."""
+
+
+class CommandSource(Protocol):
+    """Every call raises `PolicyStoreLost` if the store cannot be reached."""
+
+    async def register(self, registration: ReplicaRegistration) -> None:
+        """Adds the replica; a replica of the same id that was registered before is forgotten with its commands."""
+        ...
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        """Reports on the previous command and waits for the next one; `None` if none was given for a while.
+
+        Raises:
+            ReplicaNotRegistered: the replica has to register first.
+        """
+        ...
+
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        """Tells the checksum that `ComputeChecksum` asked for; ignored if the replica has changed its weights since.
+
+        Raises:
+            ReplicaNotRegistered: the replica has to register first.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Fetches the file of a version in ranges, several at a time, from all of its sources.
+"""Fetches the file of a version in ranges, several at a time, from the policy store and the replicas that have it.
 
 Guarantees: each range is read once, unless its source failed; a source that failed is not asked again; memory holds at
 most `READS_IN_FLIGHT` ranges.
@@ -9,9 +9,40 @@ import logging
 import os
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
+from typing import Protocol
 
-from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas.commands import VersionPayload
+
+
+class SourceFailed(Exception):
+    """The source does not answer, or does not have the version."""
+
+
+class WeightsSource(Protocol):
+    """`StoreSource` and `ReplicaSource` (`serve_sources.py`) implement it over Serve handles."""
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """`count` bytes of the version's file from `offset` on; fewer at the end of the file.
+
+        Args:
+            checksum: of the version's tensors; a source that has other weights under this number fails. With that of a
+                delta's own tensors the policy store gives the file of the delta.
+
+        Raises:
+            SourceFailed: the source cannot give them.
+        """
+        ...
+
+
+def read_range(path: Path, offset: int, count: int) -> bytes:
+    """Like `WeightsSource.read`, of a file on this node; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, count, offset)
+    finally:
+        os.close(descriptor)
+
 
 READ_BYTES = 8 * 2**20
 """Holds the event loops of both ends for some milliseconds while it is packed and unpacked."""

@@ -25,10 +25,15 @@ from pathlib import Path
 import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
-from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource, read_range
 from deployments.policy.replicas.commands import DeltaPayload, StoredFile, VersionPayload
 from deployments.policy.replicas.delta_application import write_applied
-from deployments.policy.replicas.file_fetch import WeightsNotFetched, fetch_file
+from deployments.policy.replicas.file_fetch import (
+    SourceFailed,
+    WeightsNotFetched,
+    WeightsSource,
+    fetch_file,
+    read_range,
+)
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors

@@ -1,24 +1,80 @@
-"""The weights that a trainer sent to the engines, for the policy store too: one replica writes them while they arrive.
+"""How a transfer ends: the policy store gets its weights from one replica, or all replicas load the current ones again.
 
-Guarantees: a transfer neither fails nor waits because its weights cannot be saved, the log says then who lacks them; no
-transfer begins before those of the last one were saved, or could not be.
+One replica writes the weights while they arrive. Guarantees: a transfer neither fails nor waits because its weights
+cannot be saved, the log says then who lacks them; no transfer begins before those of the last one were saved, or could
+not be. Where a transfer broke off, a replica generates nothing before it has the current weights, since a part of the
+new ones may be in its engine; one that cannot go back is replaced; so are all, if only the engines had the current
+weights.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from deployments.policy.recovery.reseeding import Reseeding
-from deployments.policy.replicas.commands import CommandReport, SaveTransfer
-from deployments.policy.replicas.fleet import Fleet, error_of
-from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.update.recovery import Recovery
-from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.versions.initial_version import InitialVersion
+from deployments.policy.failures import PolicyFailure
+from deployments.policy.replicas.commands import AbandonTransfer, CommandReport, SaveTransfer, VersionPayload
+from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, error_of
+from deployments.policy.update.activation import AdaptersOfReplicas, VersionActivation
+from deployments.policy.update.recovery import Recovery, Reseeding
+from deployments.policy.versions.full_weights import InitialVersion
+from deployments.policy.versions.payloads import Payloads
+from deployments.policy.versions.version_history import VersionHistory
 from deployments.rpc.background_tasks import BackgroundTasks
 
-Layout = Mapping[str, tuple[str, Sequence[int]]]
+ENDS_WITHIN_S = 15.0
+"""After the trainer was given up, a worker takes at most so long to end what it does for it: vLLM takes up to 5 s."""
 logger = logging.getLogger("rollout_service.policy")
+
+
+class TransferReload:
+    """
+    Args:
+        idle_s: a replica that waits for the trainer gives it up after so many seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: VersionHistory,
+        payloads: Payloads,
+        idle_s: float,
+        adapters: AdaptersOfReplicas,
+    ) -> None:
+        self._fleet = fleet
+        self._versions = versions
+        self._payloads = payloads
+        self._timeout_s = idle_s + ENDS_WITHIN_S
+        self._adapters = adapters
+
+    async def go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
+        """Returns when each of them has the current weights, or is replaced. The caller holds the update lease."""
+        version = self._versions.desired.version
+        try:
+            payloads = await self._payloads.complete()
+        except (PolicyFailure, OSError) as failure:
+            logger.error("The weights of version %d cannot be read.", version, exc_info=failure)
+            payloads = []
+        went_back = await asyncio.gather(*(self._take_back(replica, payloads, version) for replica in replicas))
+        extra = {"version": version}
+        logger.info("%d of %d replicas are at version %d again.", sum(went_back), len(replicas), version, extra=extra)
+
+    async def _take_back(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload], version: int) -> bool:
+        if not payloads:
+            reason = f"its transfer broke off, and only engines had the weights of version {version}"
+            self._fleet.replace_if_registered(replica, reason, version)
+            return False
+        abandoned = await self._fleet.send(replica, AbandonTransfer(), timeout_s=self._timeout_s)
+        if (error := error_of(abandoned)) is not None:
+            self._fleet.replace_if_registered(replica, error, version)
+            return False
+        if not await self._fleet.load(replica, payloads):
+            return False
+        if self._adapters.are_needed_by(replica):
+            await self._adapters.give([replica])
+        return True
+
+
+Layout = Mapping[str, tuple[str, Sequence[int]]]
 
 
 class TransferSaving:

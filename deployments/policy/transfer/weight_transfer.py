@@ -1,20 +1,23 @@
 """Weights that a trainer on the same fabric sends straight into the engines, by vLLM's weight-transfer engines.
 
-The trainer's side expects one engine; here it is connected to all replicas, each of which has ranks of its own.
+The trainer's side expects one engine; here it is connected to all replicas. The trainer is rank 0, and each worker of
+each replica has a rank of its own. In functions of ranks, `workers` are the numbers of workers of the replicas, in the
+order in which they registered.
 
 Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them go back to the current
-ones (`going_back.py`); the update lease is held from `start` until the transfer is finished, or until they have gone
+ones (`completion.py`); the update lease is held from `start` until the transfer is finished, or until they have gone
 back; replicas connect only to trainers that the config lists.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from deployments.policy.failures import TransferRefused
 from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Command,
@@ -24,25 +27,58 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
-from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.transfer.completion import TransferSaving
-from deployments.policy.transfer.going_back import GoingBack
-from deployments.policy.transfer.transfer_ranks import (
-    UpdateInfo,
-    rank_offsets,
-    refuse_wrong_world_size,
-    refused,
-    shares,
-    world_size,
-)
+from deployments.policy.replicas.replica_registry import CommandResult, Fleet, RegisteredReplica, error_of
+from deployments.policy.transfer.completion import TransferReload, TransferSaving
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
+from deployments.policy.update.activation import VersionActivation
 from deployments.policy.update.update_lock import UpdateLease, UpdateLock
-from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
+from rollout_client.problem_contract import FieldProblem
+
+TRAINER_RANKS = 1
+UpdateInfo = dict[str, Any] | list[dict[str, Any]]
+
+
+def world_size(workers: Sequence[int]) -> int:
+    """How many processes take part."""
+    return TRAINER_RANKS + sum(workers)
+
+
+def rank_offsets(workers: Sequence[int]) -> list[int]:
+    """The first rank of each replica."""
+    return [TRAINER_RANKS + sum(workers[:position]) for position in range(len(workers))]
+
+
+def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
+    """What each replica is told: all the same, or, of a list with one entry for each worker, the entries of its own.
+
+    Raises:
+        TransferRefused: the list does not have one entry for each worker.
+    """
+    if not isinstance(update_info, list):
+        return [update_info] * len(workers)
+    if len(update_info) != sum(workers):
+        raise refused("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
+    ends = [sum(workers[: position + 1]) for position in range(len(workers))]
+    return [update_info[end - count : end] for end, count in zip(ends, workers, strict=True)]
+
+
+def refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int]) -> None:
+    """Raises `TransferRefused` if there is no replica, or the trainer expects another number of processes."""
+    if not workers:
+        raise refused("transfer", "no replica is there yet; wait until the service is ready")
+    expected = world_size(workers)
+    if init_info.get("world_size") != expected:
+        message = f"{expected} processes take part: the trainer's one and {expected - 1} of the replicas"
+        raise refused("init_info.world_size", message, init_info.get("world_size"))
+
+
+def refused(field: str, message: str, value: Any = None) -> TransferRefused:
+    return TransferRefused(FieldProblem(field=field, message=message, value=value))
+
 
 logger = logging.getLogger("rollout_service.policy")
 REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
@@ -58,11 +94,11 @@ class WeightTransfer:
     def __init__(
         self,
         fleet: Fleet,
-        versions: PolicyVersions,
+        versions: VersionHistory,
         activation: VersionActivation,
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
-        going_back: GoingBack,
+        going_back: TransferReload,
         saving: TransferSaving,
         tasks: BackgroundTasks,
         rendezvous_timeout_s: float,

@@ -1,30 +1,89 @@
-"""Loads the current version into a replica that has registered, and only then lets it accept requests.
+"""Replicas get the current version before they accept requests, and what follows once another one is current.
 
 Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
-included; replicas that start load at
-the same time, and updates do not wait for them. One exception: a replica that updates have overtaken
-`LOADS_BESIDE_UPDATES` times makes them wait for one load, so that it is not overtaken for ever.
+included; replicas that start load at the same time, and updates do not wait for them. One exception: a replica that
+updates have overtaken `LOADS_BESIDE_UPDATES` times makes them wait for one load, so that it is not overtaken for ever.
+Once a version is current, older ones are removed, and the store makes its full weights in the background where the
+chain of deltas has become too long.
 """
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
+from deployments.policy.failures import PolicyFailure
 from deployments.policy.replicas.commands import AcceptRequests
-from deployments.policy.replicas.fleet import Fleet, error_of
-from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, error_of
 from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
+from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.payloads import Payloads
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
+from deployments.rpc.background_tasks import BackgroundTasks
+
+LARGEST_SHARE = 0.5
+"""Of the size of the full weights: more bytes of deltas behind them would save little disk."""
+logger = logging.getLogger("rollout_service.policy")
+
+
+class ChainCompaction:
+    """
+    Args:
+        longest_chain: how many deltas may follow a file with full weights.
+    """
+
+    def __init__(self, versions: VersionHistory, tasks: BackgroundTasks, longest_chain: int) -> None:
+        self._versions = versions
+        self._tasks = tasks
+        self._longest_chain = longest_chain
+        self._is_running = False
+
+    def start_if_due(self, then: Callable[[], None]) -> None:
+        """Returns at once; `then` is called when older versions are of no use any more."""
+        full = self._versions.desired.full
+        if not self._is_running and self._is_due(full):
+            self._is_running = True
+            self._tasks.start(self._compact(full, then))
+
+    def _is_due(self, version: int) -> bool:
+        chains = self._versions.chains
+        deltas = len(chains.links(version)) - 1
+        if deltas < 1:
+            return False
+        full_bytes = self._versions.info(version).size_bytes
+        return deltas > self._longest_chain or chains.bytes_behind(version) > LARGEST_SHARE * full_bytes
+
+    async def _compact(self, version: int, then: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(self._versions.file, version)
+        except (PolicyFailure, OSError) as error:
+            extra = {"version": version}
+            logger.error("The full weights of version %d could not be made.", version, exc_info=error, extra=extra)
+        else:
+            then()
+        finally:
+            self._is_running = False
+
+
+class AdaptersOfReplicas(Protocol):
+    def are_needed_by(self, replica: RegisteredReplica) -> bool:
+        """Whether a replica that starts has to be told what it serves."""
+        ...
+
+    async def give(self, replicas: Sequence[RegisteredReplica]) -> None:
+        """Lets them serve exactly what is current; one that cannot is replaced. The caller holds the update lease."""
+        ...
+
 
 LOADS_BESIDE_UPDATES = 3
-logger = logging.getLogger("rollout_service.policy")
 
 
 class ReplicaInitializer:
     def __init__(
         self,
         fleet: Fleet,
-        versions: PolicyVersions,
+        versions: VersionHistory,
         payloads: Payloads,
         update_lock: UpdateLock,
         adapters: AdaptersOfReplicas,
@@ -98,3 +157,49 @@ class ReplicaInitializer:
         for replica, result in zip(ready, results, strict=True):
             if (error := error_of(result)) is not None:
                 self._fleet.replace_if_registered(replica, error, desired.version)
+
+
+class VersionActivation:
+    """
+    Args:
+        keep_versions: how many full versions stay on disk.
+        on_base: is told, after each change, that other full weights may be current.
+    """
+
+    def __init__(
+        self,
+        versions: VersionHistory,
+        uploads: Uploads,
+        initializer: ReplicaInitializer,
+        payloads: Payloads,
+        housekeeping: Housekeeping,
+        compaction: ChainCompaction,
+        keep_versions: int,
+        on_base: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._versions = versions
+        self._uploads = uploads
+        self._initializer = initializer
+        self._payloads = payloads
+        self._housekeeping = housekeeping
+        self._compaction = compaction
+        self._keep_versions = keep_versions
+        self._on_base = on_base
+
+    async def activate(self) -> None:
+        """Publishes the version, removes what it makes useless, and lets replicas that waited for it accept requests.
+
+        The caller holds the update lease.
+        """
+        current = await self._versions.publish()
+        logger.info("Version %d is current.", current, extra={"version": current})
+        await self._on_base()
+        self._uploads.drop_up_to(current)
+        self.remove_old_versions()
+        await self._initializer.start_accepting()
+        self._compaction.start_if_due(then=self.remove_old_versions)
+
+    def remove_old_versions(self) -> None:
+        """All but the newest with weights, and those that are needed."""
+        self._versions.keep_newest(self._keep_versions, self._payloads.needed)
+        self._housekeeping.wake()

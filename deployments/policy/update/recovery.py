@@ -1,28 +1,229 @@
 """What becomes of a replica that registers: it loads what it lacks, or the store takes over what the replica has.
 
-A store whose folder was lost, or is older than what replicas serve, does not take them back. `standing.py` has the
-states. Guarantees: numbers only go up; a number never means two things; a version that a replica serves is current, on
-disk, before any other replica loads it; while a store with an empty folder waits for replicas of its predecessor
-(`settle_s`), no replica that lacks their version accepts requests, and no version is pushed.
+A store whose folder was lost, or is older than what replicas serve, does not take them back, and reads the weights that
+it lacks from the replicas that have their file.
+
+| the replica holds | its standing | what follows |
+| --- | --- | --- |
+| no version, or those that the store knows | `KNOWN` | it loads what it lacks |
+| a version above the current one, on trial | `KNOWN` | it goes back: no rollout has tokens of the version |
+| a version that was refused, or under way when the store died | `TRIED` | it goes back; the number is not given again |
+| a version above the current one | `AHEAD` | the store takes the version over |
+| other weights under a number that the store knows, or those of another run | `DIFFERENT` | it is replaced |
+
+Two contents of a version are the same if they have the same checksum, or, where one is not known, as after a transfer,
+were made at the same time. Of what is not known nothing is said: it counts as the same.
+
+Guarantees: numbers only go up; a number never means two things; a version that a replica serves is current, on disk,
+before any other replica loads it; while a store with an empty folder waits for replicas of its predecessor
+(`settle_s`), no replica that lacks their version accepts requests, and no version is pushed; a file becomes a version's
+weights only if it has the checksum that the version is known by.
 """
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
 
-from deployments.policy.recovery.reseeding import Reseeding
-from deployments.policy.recovery.standing import Standing, Verdict, held_versions, standing_of
-from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.update.activation import ReplicaInitializer
+from deployments.policy.replicas.commands import (
+    ReplicaRegistration,
+    SavedWeights,
+    StoredFile,
+    StoredKind,
+    VersionPayload,
+)
+from deployments.policy.replicas.file_fetch import WeightsNotFetched, WeightsSource, fetch_file
+from deployments.policy.replicas.node_weights import can_be_mapped
+from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, ReplicaRegistry
+from deployments.policy.update.activation import ReplicaInitializer, VersionActivation
 from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
+from deployments.policy.versions.version_store import KnownVersions, StoredVersion, VersionStore
 from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import NotSafetensors
+
+logger = logging.getLogger("rollout_service.policy")
+NOWHERE = StoredFile(path="", node_id="", inode=0, modified_ns=0)
+
+
+class Reseeding:
+    """
+    Args:
+        source_of: where a replica's files are read, by the replica's id.
+        node_id: of the policy store's node.
+    """
+
+    def __init__(
+        self,
+        registry: ReplicaRegistry,
+        versions: VersionHistory,
+        store: VersionStore,
+        source_of: Callable[[str], WeightsSource],
+        node_id: str,
+    ) -> None:
+        self._registry = registry
+        self._versions = versions
+        self._store = store
+        self._source_of = source_of
+        self._node_id = node_id
+        self._one_at_a_time = asyncio.Lock()
+
+    async def reseed(self) -> bool:
+        """Reads what the store lacks of the weights that replicas should hold; returns whether it has all of them."""
+        async with self._one_at_a_time:
+            desired = self._versions.desired
+            for version in sorted({desired.full, desired.version}):
+                if self._versions.has_weights(version):
+                    continue
+                info = self._versions.stored(version)
+                if info is None or not await self._reseeded(info, self._holders(version)):
+                    return False
+            return True
+
+    async def take(self, version: int, saved: SavedWeights, holder: str) -> bool:
+        """Gets the weights of a version that only engines had, and that a replica has saved; returns whether it could.
+
+        Args:
+            holder: id of the replica.
+        """
+        async with self._one_at_a_time:
+            info = self._versions.stored(version)
+            if info is None:
+                return False
+            described = info.model_copy(update={"checksum": saved.checksum, "size_bytes": saved.size_bytes})
+            return await self._reseeded(described, [holder], saved.file)
+
+    async def _reseeded(self, info: StoredVersion, holders: Sequence[str], file: StoredFile = NOWHERE) -> bool:
+        """Whether the weights that `info` describes could be stored; `file` is where one of the holders has them."""
+        version = info.version
+        extra = {"version": version}
+        if info.checksum is None:
+            return False
+        try:
+            with self._store.workspace(version) as folder:
+                await self._read(info, holders, file, folder / "read.safetensors")
+                await asyncio.to_thread(self._store.add_weights, version, folder / "read.safetensors", info)
+        except (WeightsNotFetched, OSError) as failure:
+            logger.warning("The policy store lacks the weights of version %d: %s", version, failure, extra=extra)
+            return False
+        logger.info("The policy store has the weights of version %d from replicas.", version, extra=extra)
+        return True
+
+    async def _read(self, info: StoredVersion, holders: Sequence[str], file: StoredFile, path: Path) -> None:
+        checksum = str(info.checksum)
+        kind: StoredKind = "adapter" if info.kind == "adapter" else "full"
+        payload = VersionPayload(info.version, kind, info.size_bytes, checksum, file)
+        if not await asyncio.to_thread(is_linked, payload, self._node_id, path):
+            descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                await fetch_file(payload, list(map(self._source_of, holders)), descriptor)
+            finally:
+                os.close(descriptor)
+        if await asyncio.to_thread(checksum_of, path) != checksum:
+            raise WeightsNotFetched("what was read from replicas has another checksum")
+
+    def _holders(self, version: int) -> list[str]:
+        return [
+            replica.replica_id
+            for replica in self._registry.replicas
+            if version in (replica.loaded.full, replica.loaded.adapter)
+        ]
+
+
+def is_linked(payload: VersionPayload, node_id: str, path: Path) -> bool:
+    """Makes `path` a hard link of the payload's file, if it is on a file system of this node."""
+    if not can_be_mapped(payload.file, payload.size_bytes, node_id):
+        return False
+    try:
+        os.link(payload.file.path, path)
+    except OSError:
+        return False
+    return True
+
+
+def checksum_of(path: Path) -> str | None:
+    try:
+        return file_checksum(path)
+    except NotSafetensors:
+        return None
+
+
+class Standing(Enum):
+    KNOWN = "known"
+    TRIED = "tried"
+    AHEAD = "ahead"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationVerdict:
+    standing: Standing
+    reason: str = ""
+    """Of `DIFFERENT`."""
+
+
+def held_versions(registration: ReplicaRegistration) -> list[StoredVersion]:
+    """The versions that the replica has loaded, as it knows them: full weights, then the adapter. Without version 0.
+
+    Of a version without a record only the number is known, as after a transfer.
+    """
+    loaded = registration.loaded
+    held = []
+    for version in (loaded.full, loaded.adapter):
+        if version:
+            record = registration.records.get(version)
+            held.append(unrecorded(registration, version) if record is None else read_record(record))
+    return held
+
+
+def read_record(record: str) -> StoredVersion:
+    return StoredVersion.model_validate_json(record)
+
+
+def unrecorded(registration: ReplicaRegistration, version: int) -> StoredVersion:
+    loaded = registration.loaded
+    now = datetime.now(UTC)
+    if version == loaded.adapter:
+        return StoredVersion(version=version, kind="adapter", base=loaded.full, created_at=now)
+    return StoredVersion(version=version, kind="transfer", created_at=now)
+
+
+def standing_of(registration: ReplicaRegistration, known: KnownVersions) -> RegistrationVerdict:
+    held = [version for version in held_versions(registration) if version.version in registration.records]
+    for version in held:
+        if reason := difference(version, known):
+            return RegistrationVerdict(Standing.DIFFERENT, reason)
+    newest = registration.loaded.version
+    if newest <= known.current or registration.is_on_trial:
+        return RegistrationVerdict(Standing.KNOWN)
+    return RegistrationVerdict(Standing.TRIED if newest in known.tried else Standing.AHEAD)
+
+
+def difference(held: StoredVersion, known: KnownVersions) -> str | None:
+    """Why the version cannot be what the store knows under its number."""
+    if held.run not in (None, known.run):
+        return f"it holds version {held.version} of the run {held.run}, and this is the run {known.run}"
+    for versions in (known.stored, known.tried):
+        other = versions.get(held.version)
+        if other is not None and not are_same(held, other):
+            return f"it holds other weights as version {held.version} than the policy store knows under this number"
+    return None
+
+
+def are_same(one: StoredVersion, other: StoredVersion) -> bool:
+    if one.checksum is None or other.checksum is None:
+        return one.created_at == other.created_at
+    return one.checksum == other.checksum
+
 
 SETTLE_S = 5.0
 """Replicas register again half a second after they have lost the store. Engines take longer than this to start, so a
 service that starts for the first time loses no time."""
-logger = logging.getLogger("rollout_service.policy")
 
 
 class Recovery:
@@ -34,7 +235,7 @@ class Recovery:
     def __init__(
         self,
         fleet: Fleet,
-        versions: PolicyVersions,
+        versions: VersionHistory,
         activation: VersionActivation,
         initializer: ReplicaInitializer,
         update_lock: UpdateLock,
@@ -94,7 +295,7 @@ class Recovery:
             self._tasks.start(self._reseed())
         return True
 
-    def _verdict_on(self, replica: RegisteredReplica) -> Verdict:
+    def _verdict_on(self, replica: RegisteredReplica) -> RegistrationVerdict:
         return standing_of(replica.registration, self._versions.known())
 
     async def _take_over(self, replica: RegisteredReplica) -> None:

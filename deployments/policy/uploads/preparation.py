@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
 from deployments.policy.uploads.checkpoint_fetch import fetch_checkpoint
-from deployments.policy.validation.delta_checks import validate_delta
 from deployments.policy.versions.adapter_checks import config_for_engines, names_for_engines
 from deployments.policy.versions.assembly import (
     NotZstd,
@@ -24,12 +23,13 @@ from deployments.policy.versions.assembly import (
     write_completed,
     write_renamed,
 )
-from deployments.policy.versions.initial_version import InitialVersion
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.full_weights import InitialVersion
+from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from deployments.policy.versions.weight_checks import (
     largest_upload_bytes,
     validate_adapter,
+    validate_delta,
     validate_full,
     validate_partial,
 )
@@ -66,7 +66,7 @@ class VersionPreparation:
 
     def __init__(
         self,
-        versions: PolicyVersions,
+        versions: VersionHistory,
         initial: InitialVersion,
         version_store: VersionStore,
         checkpoint_roots: list[str],

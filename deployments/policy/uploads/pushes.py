@@ -8,17 +8,28 @@ that is refused stays for another try, except one that was damaged on its way an
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from deployments.policy.failures import ChunkDamaged, PolicyFailure
-from deployments.policy.updates.updates import Updates
-from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.preparation import VersionPreparation
-from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.uploads.uploads import ActivePushes, Uploads
 from deployments.policy.versions.housekeeping import Housekeeping
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
+from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.policy_names import label_of
+
+
+class Updates(Protocol):
+    def refuse(self, version: int, options: PushOptions) -> None:
+        """Raises what `update` would raise at once, for callers that have to prepare the version first."""
+        ...
+
+    async def update(self, info: StoredVersion, file: Path, options: PushOptions) -> PolicyUpdate:
+        """Makes the version current and returns once every replica serves it; raises `PolicyFailure`."""
+        ...
+
 
 logger = logging.getLogger("rollout_service.policy")
 
@@ -29,7 +40,7 @@ class Pushes:
         active: ActivePushes,
         uploads: Uploads,
         preparation: VersionPreparation,
-        versions: PolicyVersions,
+        versions: VersionHistory,
         updater: Updates,
         housekeeping: Housekeeping,
         name: str | None = None,

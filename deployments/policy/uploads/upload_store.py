@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
-from deployments.policy.versions.durable_files import make_folder_durably, write_durably
-from deployments.policy.versions.trash import Trash
+from deployments.policy.versions.housekeeping import Trash
+from deployments.policy.versions.version_store import make_folder_durably, write_durably
 from rollout_client.policy_contract import UploadState
 from rollout_client.problem_contract import FieldProblem
 

@@ -1,14 +1,30 @@
-"""Which version is current, and waiting for it.
+"""Which version is current, of the policy without a name and of the named ones, and waiting for it.
 
 Guarantee: the number is the one on disk, and it is published only once the version is loaded by the replicas that
 took part in its update.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from deployments.policy.failures import PolicyNotCurrent
 from rollout_client.problem_contract import FieldProblem
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVersions:
+    """What one store said at one moment: answers can overtake one another, and a later one has a higher `revision`."""
+
+    store: str
+    """Differs between any two stores, one that restarted included."""
+    revision: int
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """By name, of the policies that are served."""
+
+    def is_older_than(self, other: "NamedVersions") -> bool:
+        return self.store == other.store and self.revision < other.revision
+
 
 LONG_POLL_S = 5.0
 

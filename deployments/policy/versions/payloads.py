@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.policy.failures import VersionUnknown
-from deployments.policy.nodes.weights_source import read_range
 from deployments.policy.replicas.commands import DeltaPayload, LoadedWeights, StoredFile, VersionPayload
+from deployments.policy.replicas.file_fetch import read_range
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.problem_contract import FieldProblem
 
@@ -21,7 +21,7 @@ class Payloads:
     """
 
     def __init__(
-        self, versions: PolicyVersions, registry: ReplicaRegistry, node_id: str, copy_to_nodes: bool = False
+        self, versions: VersionHistory, registry: ReplicaRegistry, node_id: str, copy_to_nodes: bool = False
     ) -> None:
         self._versions = versions
         self._registry = registry

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from deployments.policy.versions.durable_files import write_durably
-from deployments.policy.versions.version_store import VersionStore
+from deployments.policy.versions.version_store import VersionStore, write_durably
 from deployments.policy.versions.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import NotSafetensors
 

@@ -17,10 +17,8 @@ from deployments.policy.failures import PolicyNotCurrent, VersionRefused, Versio
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
-from deployments.policy.versions.full_weights import DeltaChains
-from deployments.policy.versions.initial_version import INITIAL, InitialVersion
-from deployments.policy.versions.known_versions import KnownVersions
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions.full_weights import INITIAL, DeltaChains, InitialVersion
+from deployments.policy.versions.version_store import KnownVersions, StoredVersion, VersionStore
 from rollout_client.policy_contract import PushOptions, VersionInfo
 from rollout_client.problem_contract import FieldProblem
 
@@ -37,7 +35,7 @@ class FullWeights(NamedTuple):
     checksum: str | None = None
 
 
-class PolicyVersions:
+class VersionHistory:
     """
     Args:
         max_step: how far the number of a new version may be above the newest one.

@@ -13,14 +13,15 @@
     names/run-b/               the versions of a named policy, in a `VersionStore` of their own
 
 Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; a delta is complete with
-its base, which `PolicyVersions` keeps as long as the delta needs it; the current version is on disk when
+its base, which `VersionHistory` keeps as long as the delta needs it; the current version is on disk when
 `make_current` returns. Each of adding, making current and removing takes effect by one rename. Nothing here deletes
-large files: they are discarded, and deleted by `trash.empty` in a thread.
+large files: they are discarded, and deleted by `trash.empty` in a thread. `write_durably`, `make_folder_durably` and
+`flush` return once the change would survive a crash of the machine.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,39 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from deployments.policy.failures import VersionUnknown
-from deployments.policy.versions.durable_files import flush, make_folder_durably, write_durably
-from deployments.policy.versions.trash import Trash
+from deployments.policy.versions.housekeeping import Trash
 from rollout_client.policy_contract import VersionInfo
 from rollout_client.problem_contract import FieldProblem
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replaces the file at once: after a crash it holds either the old text or the new one, whole."""
+    make_folder_durably(path.parent)
+    beside = path.with_suffix(".new")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    flush(path.parent)
+
+
+def make_folder_durably(folder: Path) -> None:
+    """Makes the folder and its missing parents."""
+    if not folder.is_dir():
+        make_folder_durably(folder.parent)
+        folder.mkdir(exist_ok=True)
+        flush(folder.parent)
+
+
+def flush(path: Path) -> None:
+    """Waits until the content of a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 WEIGHTS_FILE = "weights.safetensors"
 DELTA_FILE = "delta.safetensors"
@@ -221,3 +251,18 @@ class VersionStore:
 
     def _version_folder(self, version: int) -> Path:
         return self.folder / "versions" / str(version)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownVersions:
+    """
+    Args:
+        current: the version that is current on disk.
+        stored: by their numbers.
+        tried: versions above the current one that were refused, or under way when a store died.
+    """
+
+    run: str
+    current: int
+    stored: Mapping[int, StoredVersion]
+    tried: Mapping[int, StoredVersion]

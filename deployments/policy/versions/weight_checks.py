@@ -1,6 +1,8 @@
 """Validation of weights: everything that makes them unfit to be served is found here, before a replica gets them.
 
-No pickle is ever read. Memory holds one block of one tensor at a time.
+No pickle is ever read. Memory holds one block of one tensor at a time, or of a delta the changes of one tensor. A delta
+is validated without the weights that it changes: names, dtypes, places and values are checked against the layout, which
+all full weights of the model have.
 """
 
 import json
@@ -19,6 +21,14 @@ from deployments.policy.versions.adapter_checks import adapter_problems
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.delta import (
+    BadDelta,
+    DeltaEntry,
+    TensorChanges,
+    changed_places,
+    delta_entries,
+    read_changes,
+)
 from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.peft_adapter import rank_problem
 from rollout_client.weights.safetensors_file import (
@@ -28,6 +38,7 @@ from rollout_client.weights.safetensors_file import (
     Header,
     NotSafetensors,
     TensorEntry,
+    header_of,
     read_header,
     tensor_blocks,
 )
@@ -220,3 +231,39 @@ def not_finite(name: str) -> WeightsRefused:
 
 def weights_refused(message: str, field: str = "weights") -> WeightsRefused:
     return WeightsRefused(FieldProblem(field=field, message=message))
+
+
+def validate_delta(path: Path, layout: PolicyLayout) -> str:
+    """Returns the `Checksum` of the delta's own tensors, places and new values.
+
+    Raises:
+        WeightsRefused: the file is not readable, its changes do not fit weights of `layout`, or one is not finite.
+    """
+    model = header_of((name, tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()).by_name
+    checksum = Checksum()
+    try:
+        header = read_header(path)
+        for name, entry in delta_entries(header, model).items():
+            changes = read_changes(path, header, entry)
+            changed_places(name, math.prod(model[name].shape), changes)
+            if holds_non_finite(entry.values.dtype, changes.values.view(np.uint8).data):
+                raise not_finite(name)
+            add_changes(checksum, entry, changes)
+    except BadDelta as error:
+        raise bad_delta(error) from error
+    except NotSafetensors as error:
+        raise weights_refused(f"{error}".replace(str(path), "the delta").removesuffix(".")) from error
+    return checksum.hexdigest()
+
+
+def add_changes(checksum: Checksum, entry: DeltaEntry, changes: TensorChanges) -> None:
+    parts: tuple[tuple[TensorEntry, memoryview], ...] = (
+        (entry.gaps, changes.gaps.view(np.uint8).data),
+        (entry.values, changes.values.view(np.uint8).data),
+    )
+    for part, data in parts:
+        checksum.add(part.name, part.dtype, part.shape, [data])
+
+
+def bad_delta(error: BadDelta) -> WeightsRefused:
+    return weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor)

@@ -13,7 +13,6 @@ import pytest
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
 from deployments.logs import JsonLinesFormatter
-from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -22,12 +21,14 @@ from deployments.policy.replicas.commands import (
     Command,
     CommandCosts,
     CommandReport,
+    CommandSource,
     ComputeChecksum,
     DeltaPayload,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
     NumberedCommand,
+    ReplicaNotRegistered,
     ReplicaRegistration,
     SavedWeights,
     SaveTransfer,

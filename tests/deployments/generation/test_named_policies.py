@@ -10,8 +10,8 @@ import pytest
 from deployments.failures import GenerationLost
 from deployments.generation.adapters import AdapterDoesNotFit, Adapters, LoadedAdapter
 from deployments.generation.named_policies import BaseReplaced, NamedPolicies
-from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.replicas.commands import SetAdapters, StoredFile, VersionPayload
+from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.replicas.node_weights import NodeWeights
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM

@@ -19,8 +19,8 @@ from deployments.policy.failures import (
     PolicyFailure,
     VersionRefused,
 )
-from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
+from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore

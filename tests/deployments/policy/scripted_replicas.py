@@ -9,17 +9,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from deployments.policy.cluster import Cluster
-from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas import node_weights
-from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Canary,
     CommandCosts,
     CommandReport,
+    CommandSource,
     FinishTransfer,
     LoadedWeights,
     NumberedCommand,
+    ReplicaNotRegistered,
     ReplicaRegistration,
     SavedWeights,
     SaveTransfer,
@@ -29,7 +29,7 @@ from deployments.policy.replicas.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.replicas.file_fetch import WeightsNotFetched
+from deployments.policy.replicas.file_fetch import SourceFailed, WeightsNotFetched, WeightsSource
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]

@@ -11,7 +11,7 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
 from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.simulated_weights import NO_WEIGHTS, SimulatedWeights
+from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from deployments.simulation.timing import Timing
 from rollout_client.policy_contract import PushOptions
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica

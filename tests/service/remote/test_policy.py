@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.named_versions import NamedVersions
+from deployments.policy.versions.current_version import NamedVersions
 from rollout_client.contract import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time

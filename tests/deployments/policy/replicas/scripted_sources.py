@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
+from deployments.policy.replicas.file_fetch import SourceFailed, WeightsSource
 
 
 @dataclass

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
-from deployments.policy.replicas.fleet import Fleet, error_of
-from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry
+from deployments.policy.replicas.replica_registry import Fleet, ReplicaLost, ReplicaRegistry, error_of
 from rollout_client.policy_contract import ReplicaUpdate
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica

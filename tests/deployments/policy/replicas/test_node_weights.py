@@ -14,9 +14,8 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from deployments.policy.nodes.weights_source import SourceFailed
 from deployments.policy.replicas.commands import DeltaPayload, StoredFile, VersionPayload
-from deployments.policy.replicas.file_fetch import WeightsNotFetched
+from deployments.policy.replicas.file_fetch import SourceFailed, WeightsNotFetched
 from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.delta_files import delta_of

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.policy.replicas.command_source import ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Command,
@@ -16,6 +15,7 @@ from deployments.policy.replicas.commands import (
     ComputeChecksum,
     LoadedWeights,
     NumberedCommand,
+    ReplicaNotRegistered,
     ReplicaRegistration,
     StartTransfer,
     Swap,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.nodes.weights_source import read_range
+from deployments.policy.replicas.file_fetch import read_range
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ from deployments.policy.replicas.commands import (
     Swap,
     UpdateTransfer,
 )
-from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.transfer.going_back import ENDS_WITHIN_S
+from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica
+from deployments.policy.transfer.completion import ENDS_WITHIN_S
 from rollout_client.policy_contract import SwitchOptions
 from tests.deployments.policy.transfer.transfers import (
     BACK,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deployments.policy.failures import TransferRefused
-from deployments.policy.transfer.transfer_ranks import rank_offsets, shares, world_size
+from deployments.policy.transfer.weight_transfer import rank_offsets, shares, world_size
 from rollout_client.problem_contract import FieldProblem
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.policy.failures import TrainerNotTrusted, TransferNotConfigured
-from deployments.policy.transfer.settings import TransferSettings
+from deployments.policy.settings import TransferSettings
 from deployments.policy.transfer.trusted_trainers import FORM, TrustedTrainer, TrustedTrainers, resolve_host
 from rollout_client.problem_contract import FieldProblem
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.update.activation import LOADS_BESIDE_UPDATES
-from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_history import VersionHistory
 from rollout_client.policy_contract import PolicyUpdate
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
 from tests.deployments.policy.scripted_replicas import Step
@@ -76,12 +76,12 @@ def test_a_replica_with_older_weights_than_the_current_ones_gets_those(tmp_path:
 def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(_versions: PolicyVersions, _version: int) -> Path:
+    def unreadable(_versions: VersionHistory, _version: int) -> Path:
         raise OSError("weights: the disk is gone")
 
     async def story(world: World) -> None:
         await world.push(9, weights(2.0))
-        monkeypatch.setattr(PolicyVersions, "file", unreadable)
+        monkeypatch.setattr(VersionHistory, "file", unreadable)
         await world.replica("r0")
         await until(lambda: world.cluster.killed == ["r0"])
         assert (await world.store.state(0)).replicas == []

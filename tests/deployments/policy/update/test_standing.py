@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from deployments.policy.recovery.standing import Standing, Verdict, held_versions, standing_of
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
-from deployments.policy.versions.known_versions import KnownVersions
-from deployments.policy.versions.version_store import StoredVersion
+from deployments.policy.update.recovery import RegistrationVerdict, Standing, held_versions, standing_of
+from deployments.policy.versions.version_store import KnownVersions, StoredVersion
 
 BEFORE, AFTER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -39,47 +38,51 @@ OTHER_WEIGHTS = "it holds other weights as version 7 than the policy store knows
 @pytest.mark.parametrize(
     ("registration", "knowledge", "verdict"),
     [
-        (holding(loaded=LoadedWeights()), known(), Verdict(Standing.KNOWN)),
-        (holding(info(7)), known(info(7)), Verdict(Standing.KNOWN)),
-        (holding(info(5)), known(info(7)), Verdict(Standing.KNOWN)),
-        (holding(info(8)), known(info(7)), Verdict(Standing.AHEAD)),
-        (holding(info(1)), known(current=0), Verdict(Standing.AHEAD)),
-        (holding(loaded=LoadedWeights(8)), known(info(7)), Verdict(Standing.AHEAD)),
-        (holding(info(8)), known(info(7), tried=(info(8),)), Verdict(Standing.TRIED)),
-        (holding(info(9)), known(info(7), tried=(info(8),)), Verdict(Standing.AHEAD)),
-        (holding(info(7, "d")), known(info(7)), Verdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
-        (holding(info(7, None)), known(info(7)), Verdict(Standing.KNOWN)),
-        (holding(info(7, None, at=AFTER)), known(info(7)), Verdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
-        (holding(info(7, None)), known(info(7, None)), Verdict(Standing.KNOWN)),
-        (holding(info(7, None, at=AFTER)), known(info(7, None)), Verdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
-        (holding(info(7, at=AFTER)), known(info(7)), Verdict(Standing.KNOWN)),
+        (holding(loaded=LoadedWeights()), known(), RegistrationVerdict(Standing.KNOWN)),
+        (holding(info(7)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
+        (holding(info(5)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
+        (holding(info(8)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
+        (holding(info(1)), known(current=0), RegistrationVerdict(Standing.AHEAD)),
+        (holding(loaded=LoadedWeights(8)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
+        (holding(info(8)), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.TRIED)),
+        (holding(info(9)), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.AHEAD)),
+        (holding(info(7, "d")), known(info(7)), RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
+        (holding(info(7, None)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
+        (holding(info(7, None, at=AFTER)), known(info(7)), RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
+        (holding(info(7, None)), known(info(7, None)), RegistrationVerdict(Standing.KNOWN)),
+        (
+            holding(info(7, None, at=AFTER)),
+            known(info(7, None)),
+            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
+        ),
+        (holding(info(7, at=AFTER)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
         (
             holding(info(8, "d")),
             known(info(7), tried=(info(8),)),
-            Verdict(Standing.DIFFERENT, OTHER_WEIGHTS.replace("7", "8")),
+            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS.replace("7", "8")),
         ),
         (
             holding(info(9, run="run-b")),
             known(info(7)),
-            Verdict(Standing.DIFFERENT, "it holds version 9 of the run run-b, and this is the run run-a"),
+            RegistrationVerdict(Standing.DIFFERENT, "it holds version 9 of the run run-b, and this is the run run-a"),
         ),
-        (holding(info(9, run=None)), known(info(7)), Verdict(Standing.AHEAD)),
-        (holding(info(8), is_on_trial=True), known(info(7)), Verdict(Standing.KNOWN)),
-        (holding(info(8), is_on_trial=True), known(info(7), tried=(info(8),)), Verdict(Standing.KNOWN)),
+        (holding(info(9, run=None)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
+        (holding(info(8), is_on_trial=True), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
+        (holding(info(8), is_on_trial=True), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.KNOWN)),
         (
             holding(info(7, "d"), is_on_trial=True),
             known(info(7)),
-            Verdict(Standing.DIFFERENT, OTHER_WEIGHTS),
+            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
         ),
         (
             holding(info(7, "d"), info(9), loaded=LoadedWeights(7, adapter=9)),
             known(info(7)),
-            Verdict(Standing.DIFFERENT, OTHER_WEIGHTS),
+            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
         ),
     ],
 )
 def test_the_standing_of_a_replica(
-    registration: ReplicaRegistration, knowledge: KnownVersions, verdict: Verdict
+    registration: ReplicaRegistration, knowledge: KnownVersions, verdict: RegistrationVerdict
 ) -> None:
     assert standing_of(registration, knowledge) == verdict
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions
-from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
+from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, ReplicaRegistry
 from deployments.policy.update.two_phase_update import VersionUpdate, refuse_if_all_refused, update_replicas
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem

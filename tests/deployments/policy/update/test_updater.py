@@ -13,8 +13,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.updates.trial_results import UNSEEN_ADAPTER
-from deployments.policy.updates.updater import SEEN_SHARE
+from deployments.policy.update.two_phase_update import SEEN_SHARE, UNSEEN_ADAPTER
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.policy.validation.delta_checks import validate_delta
+from deployments.policy.versions.weight_checks import validate_delta
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Tensors, refusal, written

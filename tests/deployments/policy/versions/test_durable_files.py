@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.uploads.upload_store import UploadStore
-from deployments.policy.versions.durable_files import make_folder_durably, write_durably
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions.version_store import StoredVersion, VersionStore, make_folder_durably, write_durably
 from tests.deployments.policy.crashing_disk import CrashingDisk
 
 

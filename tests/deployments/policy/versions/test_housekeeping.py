@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
-from deployments.policy.versions.trash import Trash
+from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping, Trash
 from tests.virtual_time import now, run, settled, until
 
 
