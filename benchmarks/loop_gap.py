@@ -25,7 +25,7 @@ from benchmarks.loop_gap_server import TASK, serve
 from benchmarks.process_group import no_process_left
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
-from service.responses.ndjson import NDJSON
+from service.rollout_requests.result_encoding import NDJSON
 
 MIB = 2**20
 BOUND_MS = 50.0

@@ -11,8 +11,8 @@ import yaml
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 
 from service.settings import SERVICE_DEPLOYMENTS
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config
-from service.startup.failures import ServiceNotStarted
 from service.startup.ports import free_port
 
 CORES_OF_A_TASK = 0.01

@@ -28,9 +28,7 @@ from service.canary.background_canary import BackgroundCanary
 from service.http.proxy_handles import keep_proxy_handles
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.jobs.runner import JobRunner
-from service.metrics.gauges import Look
-from service.metrics.http_metrics import HttpMetricsMiddleware
-from service.metrics.service_metrics import ServiceMetrics
+from service.metrics.ingress_metrics import HttpMetricsMiddleware, Look, ServiceMetrics
 from service.model_server.calls import ModelCalls
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
@@ -38,12 +36,11 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.service_status import version_of
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
-from service.service_info import version_of
 from service.settings import ServiceSettings
-from service.tracing.spans import TracedRollouts
-from service.tracing.traced_requests import TracingMiddleware
+from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
 
 
@@ -118,7 +115,7 @@ class Ingress:
     async def drain(self, bound_s: float) -> int:
         """Called before the whole service is shut down, while all other deployments still serve; see `Admission.drain`.
 
-        Caller: `service/startup/draining.py`.
+        Caller: `service/startup/local_service.py`.
         """
         return await self._rollouts.admission.drain(bound_s)
 

@@ -30,10 +30,10 @@ from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import request_ids, upload_chunk
 from service.jobs import preferences
+from service.model_server import answers as error_events
+from service.model_server import call_bodies as choices
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
-from service.requests import choices
-from service.responses import error_events
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
 
@@ -306,12 +306,12 @@ READERS = {
     "choices of a call": Reader(
         lambda text: choices.choices_of("chat/completions", text.encode(), 8),
         ['"n', '"\\u006', '"n"', '{"n":', "["],
-        ("service/requests/choices.py::FIELD_IN_JSON",),
+        ("service/model_server/call_bodies.py::FIELD_IN_JSON",),
     ),
     "number of an event": Reader(
         lambda text: error_events.SEQUENCE_NUMBER.findall(text.encode()),
         ['"sequence_number":', '"sequence_number":1', '"', "1"],
-        ("service/responses/error_events.py::SEQUENCE_NUMBER",),
+        ("service/model_server/answers.py::SEQUENCE_NUMBER",),
     ),
     "row of a problem": Reader(
         player.INDEX.match,

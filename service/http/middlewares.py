@@ -1,17 +1,35 @@
-"""Refuses requests for another host than the service's, and those that a web page of another site makes.
+"""The middlewares around all routes: the check of `Host` and `Origin`, and the version of the contract in every response.
 
 A browser sends requests of any page to services of its machine. A page whose name resolves to loopback could read the
-answers; `Host` gives it away. Another page cannot read them, but could change the weights; `Origin` gives it away.
+answers; `Host` gives it away. Another page cannot read them, but could change the weights; `Origin` gives it away. Both
+are refused before any route does anything. The reader of the contract's version is `rollout_client/contract_check.py`.
 """
 
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout_client.problem_contract import FieldProblem
+from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
 from service.access.access_control import AccessControl
 from service.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, problem_response, shown
+
+HEADER = (CONTRACT_HEADER.encode(), CONTRACT_VERSION.encode())
+
+
+class ContractVersionMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_with_version)
+
 
 ANY_BELOW = "*."
 

@@ -22,8 +22,8 @@ from rollout_client.score_contract import ScoreRequest
 from rollout_client.session_contract import SessionRequest, SessionReward
 from service.http.authorization import SESSION_KEY
 from service.http.examples import PROBLEM, REQUEST_ID
+from service.http.request_body import JSON
 from service.problems import PROBLEM_JSON, REQUEST_ID_HEADER
-from service.requests.media_types import JSON
 
 Document = dict[str, Any]
 UNDERIVED_MODELS = (

@@ -1,16 +1,101 @@
-"""Reads the body of a request. Its decompressed size is bounded."""
+"""Reads the body of a request: its type, its encoding, and its bytes, whose decompressed size is bounded.
+
+What the headers say of the body is checked first. The JSON bodies of `/policy`, `/jobs` and `/sessions` are refused for the
+same reasons and in the same words as that of `/rollout`.
+"""
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import zstandard
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
-from service.problems import RequestProblem, body_stalled, body_too_large, unreadable_body
-from service.requests.media_types import IDENTITY, content_coding, stated_length
+from rollout_client.arrow.schema import ARROW
+from rollout_client.policy_contract import SAFETENSORS
+from service.problems import (
+    RequestProblem,
+    body_stalled,
+    body_too_large,
+    unreadable_body,
+    unsupported_media_type,
+    validation_problem,
+)
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+"""The type that `curl -d` sends when it is not told another one."""
+OCTETS = "application/octet-stream"
+IDENTITY = "identity"
+MOST_DIGITS = 18
+
+
+def rollout_media_type(headers: Mapping[str, str]) -> str:
+    """`JSON` or `ARROW`. A body without a type is JSON, and so is `FORM`: the service reads no forms.
+
+    Raises:
+        RequestProblem: 415, the body has another type.
+    """
+    given = media_type_of(headers)
+    if given in ("", JSON, FORM):
+        return JSON
+    if given == ARROW:
+        return ARROW
+    raise unsupported_media_type("content-type", given, [JSON, ARROW])
+
+
+def refuse_other_than_json(headers: Mapping[str, str]) -> None:
+    """Raises `RequestProblem` (415) unless the body is JSON or has no type."""
+    given = media_type_of(headers)
+    if given not in ("", JSON, FORM):
+        raise unsupported_media_type("content-type", given, [JSON])
+
+
+def weights_media_type(headers: Mapping[str, str]) -> str:
+    """`JSON` for a `CheckpointSource` or `SAFETENSORS` for weights, which is also the default.
+
+    Raises:
+        RequestProblem: 415, the body has another type.
+    """
+    given = media_type_of(headers)
+    if given == JSON:
+        return JSON
+    if given in ("", SAFETENSORS, OCTETS):
+        return SAFETENSORS
+    raise unsupported_media_type("content-type", given, [SAFETENSORS, JSON])
+
+
+def content_coding(headers: Mapping[str, str], supported: Collection[str]) -> str:
+    """The `Content-Encoding`, by default `IDENTITY`; `x-gzip` is `gzip` (RFC 9110).
+
+    Raises:
+        RequestProblem: 415, the encoding is not among `supported`.
+    """
+    given = headers.get("content-encoding", "").strip().lower().removeprefix("x-") or IDENTITY
+    if given not in (IDENTITY, *supported):
+        raise unsupported_media_type("content-encoding", given, [*supported, "the body without an encoding"])
+    return given
+
+
+def stated_length(headers: Mapping[str, str]) -> int:
+    """The `Content-Length` in bytes; 0 if there is none.
+
+    Raises:
+        RequestProblem: 400, it is not a number of bytes.
+    """
+    given = headers.get("content-length", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS):
+        raise unreadable_body(f"Content-Length {given[:MOST_DIGITS]!r} is not a number of bytes")
+    return int(given)
+
+
+def media_type_of(headers: Mapping[str, str]) -> str:
+    """The `Content-Type` without its parameters, in lower case; empty if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
 
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
 """The largest window that RFC 9659 allows a content encoding to ask for."""
@@ -169,3 +254,21 @@ async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[
 
 def over_limit(most_bytes: int, advice: str) -> RequestProblem:
     return body_too_large(f"it is larger than the limit of {most_bytes} bytes; {advice}")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_json_body(request: Request, model: type[Model], most_bytes: int, advice: str) -> Model:
+    """The body as `model`. `advice` says what to do with one of more than `most_bytes`.
+
+    Raises:
+        RequestProblem: 400 for a body that is not JSON or not in its encoding, 413 for one that is too large, 415 for
+            an unsupported type or encoding, 422 for fields that are wrong.
+    """
+    refuse_other_than_json(request.headers)
+    content = await read_body(request, most_bytes, advice)
+    try:
+        return model.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        raise validation_problem(error) from error

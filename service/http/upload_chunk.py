@@ -10,8 +10,8 @@ from typing import Any
 from deployments.policy.failures import ChunkDamaged
 from rollout_client.policy_contract import WEIGHTS_DIGEST
 from rollout_client.problem_contract import FieldProblem
+from service.http.request_body import content_coding, stated_length
 from service.problems import body_too_large, unreadable_body
-from service.requests.media_types import content_coding, stated_length
 
 ZSTD = "zstd"
 FORWARDED_BYTES = 4 * 2**20

@@ -13,13 +13,12 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary
 from rollout_client.ndjson import StreamLine
 from rollout_client.problem_contract import Problem
-from service.http.streaming import with_heartbeats
+from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import is_last, lines_of, sample_in
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
-from service.responses.ndjson import NDJSON
-from service.responses.parts import response_in_parts
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
+from service.rollout_requests.result_encoding import NDJSON
 
 Pages = AsyncGenerator[EventsPage, None]
 

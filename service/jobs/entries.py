@@ -2,7 +2,7 @@
 
 A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), or samples that were started
 (`started`). An outline is an array of turns whose messages have versions alone. An event is the lines of the rollouts
-of a group as `service.responses.ndjson` writes them, or the line of the summary or problem.
+of a group as `service.rollout_requests.result_encoding` writes them, or the line of the summary or problem.
 """
 
 from array import array

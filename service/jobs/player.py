@@ -21,8 +21,15 @@ from service.jobs.journal import JobJournal
 from service.jobs.ledger import RANGES, ranges_in
 from service.jobs.writer import JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
-from service.responses.ndjson import problem_line, sample_line, summary_line
-from service.rollout_requests.result_encoding import encode_beside_others, sample_failed, size_of, summary_of
+from service.rollout_requests.result_encoding import (
+    encode_beside_others,
+    problem_line,
+    sample_failed,
+    sample_line,
+    size_of,
+    summary_line,
+    summary_of,
+)
 from service.rollout_requests.rollout_service import RolloutService, RunningRollout, SampleFailed
 
 BODY = EntryName("body", 0)

@@ -10,10 +10,9 @@ from deployments.jobs.failures import JobsNotConfigured, refused
 from deployments.jobs.records import JobRequest, Opened
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.request_body import read_body
+from service.http.request_body import read_body, rollout_media_type
 from service.jobs.player import compressed_body
 from service.jobs.runner import JobRunner
-from service.requests.media_types import rollout_media_type
 
 MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"

@@ -1,28 +1,71 @@
 """The responses to calls of a model server's API: whole, or a stream of events that never falls silent.
 
 Guarantees: a stream has a heartbeat after `PERIOD_S` seconds without an event, also while its call waits for its turn,
-for its prompt to be computed, or for weights; one that fails ends with an error event of its API; only a call that asks
-for a stream gets one.
+for its prompt to be computed, or for weights; one that fails ends with an error event of its API, in the form that the
+API's official clients read, as vLLM's own servers end it; only a call that asks for a stream gets one.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+import re
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
+from pydantic_core import from_json, to_json
 from starlette.types import Receive, Scope, Send
 
 from deployments.serving_records import GENERATED, Endpoint
+from rollout_client.problem_contract import Problem
 from service.http.error_handlers import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
+from service.model_server.call_bodies import asks_for_stream
 from service.model_server.calls import ModelAnswer
 from service.problems import problem_of
-from service.requests.streams import asks_for_stream
-from service.responses.error_events import is_closed_by, problem_event, refusal_event
-from service.tracing.traced_requests import note_error
+from service.tracing.spans import note_error
+
+LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
+    "chat/completions": (b"data: [DONE]",),
+    "messages": (b"event: message_stop",),
+    "responses": (b"event: response.completed", b"event: response.incomplete"),
+}
+SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
+
+
+def is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
+    """Whether a part of a stream has its last event. Within data a line never begins: JSON has no line ends."""
+    return any(b"\n" + last in b"\n" + part for last in LAST_EVENTS[endpoint])
+
+
+def problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:
+    """Args: `after` is the part of the stream before it; empty if it is the first."""
+    numbers = SEQUENCE_NUMBER.findall(after)
+    number = int(numbers[-1]) + 1 if numbers else 0
+    return error_event(endpoint, problem.detail or problem.title, problem.type, problem.status, number)
+
+
+def refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
+    """Args: `body` is what vLLM's server has answered, with a status of its own."""
+    try:
+        fields = from_json(body)
+        error: dict[str, Any] = fields["error"]
+        return error_event(endpoint, str(error["message"]), str(error["type"]), status)
+    except (ValueError, KeyError, TypeError):
+        return error_event(endpoint, body.decode(errors="replace"), "error", status)
+
+
+def error_event(endpoint: Endpoint, message: str, type_: str, status: int, number: int = 0) -> bytes:
+    """Args: `number` of the event in a stream of the Responses API."""
+    error = {"type": type_, "message": message, "code": status}
+    if endpoint == "messages":
+        return b"event: error\ndata: %s\n\n" % to_json({"type": "error", "error": error})
+    if endpoint == "responses":
+        fields = {"type": "error", "code": str(status), "message": message, "param": None, "sequence_number": number}
+        return b"event: error\ndata: %s\n\n" % to_json({**fields, "error": error})
+    return b"data: %s\n\ndata: [DONE]\n\n" % to_json({"error": error})
+
 
 Answering = asyncio.Task[ModelAnswer]
 logger = logging.getLogger("rollout_service.routes")

@@ -1,13 +1,47 @@
-"""Refuses JSON with half a surrogate pair, which is no character: no text that holds one can be sent on in UTF-8.
+"""Reads what the ingress must know of the body of a model server's call: the replica parses the rest.
 
-Python's `json` takes it, and so do vLLM's servers, where it breaks a call only in the engine.
+That is whether it asks for a stream, how many answers it asks for, each of which the engine generates, and whether a
+text has half a surrogate pair, which is not a character and cannot be sent on in UTF-8. Python's `json` accepts one, and
+so do vLLM's servers, where it breaks a call only in the engine.
 """
 
+import asyncio
 import json
 import re
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from deployments.serving_records import Endpoint
 from rollout_client.problem_contract import FieldProblem
 from service.problems import invalid_request
+
+STREAM_FIELD = "stream"
+STREAM_FIELD_IN_JSON = b'"stream"'
+MOST_BYTES_INLINE = 2**16
+stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
+
+
+async def asks_for_stream(body: bytes) -> bool:
+    """What `stream` of the body says; false for a body that vLLM refuses, and for a name that is written in escapes."""
+    if STREAM_FIELD_IN_JSON not in body:
+        return False
+    if len(body) <= MOST_BYTES_INLINE:
+        return says_stream(body)
+    return await asyncio.to_thread(says_stream, body)
+
+
+def says_stream(body: bytes) -> bool:
+    try:
+        fields = from_json(body)
+        return (
+            bool(stream_as_vllm_reads_it.validate_python(fields.get(STREAM_FIELD)))
+            if isinstance(fields, dict)
+            else False
+        )
+    except (ValueError, ValidationError):
+        return False
+
 
 ENCODING_BYTES = 4
 """JSON in UTF-16 or UTF-32 has a zero among so many."""
@@ -51,3 +85,37 @@ def in_utf8(body: bytes) -> bytes:
         return body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return body
+
+
+CHOICES_FIELD = "n"
+WITH_CHOICES: tuple[Endpoint, ...] = ("chat/completions",)
+"""The endpoints whose calls may ask for several."""
+CHOICES_FIELD_IN_JSON = re.compile(rb'"(?:n|\\u006[eE])"')
+choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
+
+
+def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
+    """What `n` of the body says; 1 for a body that vLLM refuses.
+
+    Args:
+        most: rollouts of a request.
+
+    Raises:
+        RequestProblem: 422, it asks for more.
+    """
+    if endpoint not in WITH_CHOICES or not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:ENCODING_BYTES]):
+        # Most bodies: they are parsed by the replica alone.
+        return 1
+    try:
+        # As Starlette parses it for vLLM: another parser could read another number.
+        fields = json.loads(body)
+        asked = choices_as_vllm_reads_them.validate_python(
+            fields.get(CHOICES_FIELD) if isinstance(fields, dict) else None
+        )
+    except (ValueError, RecursionError, ValidationError):
+        return 1
+    choices = max(asked or 1, 1)
+    if choices > most:
+        message = f"{choices} choices are more than limits.max_rollouts_per_request allows, which is {most}"
+        raise invalid_request(FieldProblem(field=CHOICES_FIELD, message=f"{message}; ask for fewer", value=choices))
+    return choices

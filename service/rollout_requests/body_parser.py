@@ -1,4 +1,4 @@
-"""Parses the bodies of large requests beside the event loop. The child is `rollout_requests/parser_process.py`.
+"""Reads the bodies of `POST /rollout` and parses large ones beside the event loop. Child's half: `parser_process.py`.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
 interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.
@@ -12,12 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from fastapi import Request
+
 from rollout_client.contract import RolloutRequest
+from service.admission.admission import AdmittedRequest
+from service.http.request_body import JSON, read_body, rollout_media_type
 from service.problems import RequestProblem, not_ready
-from service.requests.media_types import JSON
 from service.rollout_requests.parser_process import HEADER, LENGTH
 from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
 from service.scoring.parsing import (
@@ -169,3 +173,30 @@ class ParserProcess:
             parts.append(part)
             length -= len(part)
         return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """A request and the size of its decompressed body."""
+
+    request: RolloutRequest
+    body_bytes: int
+
+
+async def read_rollout_request(
+    request: Request, most_bytes: int, parser: BodyParser, admitted: AdmittedRequest
+) -> ReceivedRequest:
+    """Reads a body of at most `most_bytes`, and parses it.
+
+    The body is held by `admitted` before it is read, and its rollouts before anything is done for them.
+
+    Raises:
+        RequestProblem: 400, 408, 413, 415 or 422, whatever is wrong with the body; 429 if it cannot be admitted now;
+            503, the process that parses it died.
+    """
+    media_type = rollout_media_type(request.headers)
+    body = await read_body(request, most_bytes, hold=admitted.hold_body)
+    body_bytes = len(body)
+    parsed = await parser.parse(body, media_type)
+    admitted.hold_rollouts(parsed)
+    return ReceivedRequest(parsed, body_bytes)

@@ -18,7 +18,7 @@ from rollout_client.session_contract import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.priority import share_of
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
+from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.agents import AgentTask

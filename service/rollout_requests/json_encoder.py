@@ -1,9 +1,12 @@
-"""The response of `POST /rollout` as JSON. Serializes only fields that were set; explicit nulls survive."""
+"""The protocol of response encoders, and the response of `POST /rollout` as JSON.
+
+Serializes only fields that were set; explicit nulls survive.
+"""
 
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from pydantic import BaseModel
@@ -11,8 +14,32 @@ from pydantic_core import to_json
 
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
-from service.responses.encoder import ResponseEncoder
 from service.rollouts.episode_records import Echo
+
+
+class ResponseEncoder(Protocol):
+    """Encodes each rollout as soon as it has ended, so that little work is left after the last one.
+
+    What the rollouts of a group repeat of their sample is held once until `body` writes it.
+
+    `add` is called once per position, in any order; then `body` is called once.
+    """
+
+    media_type: str
+
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
+        """Encodes one rollout.
+
+        Args:
+            position: its index in the response.
+            echo: what it repeats of its sample; the same object for all rollouts of a group.
+        """
+        ...
+
+    def body(self, summary: RolloutSummary) -> Iterator[bytes | memoryview]:
+        """Yields the bytes of the response, the rollouts in order of their positions."""
+        ...
+
 
 JSON = "application/json"
 PART_BYTES = 2**20

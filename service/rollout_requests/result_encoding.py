@@ -1,4 +1,9 @@
-"""Encodes the results of a request beside other requests: what is large, in threads."""
+"""Encodes the results of a request beside other requests, large ones in threads; writes the lines of a streamed response.
+
+A stream (`application/x-ndjson`), which `rollout_client/ndjson.py` reads, has one line per rollout, in the order in which
+they end, then exactly one line with the summary or with the problem that ended the request. Each line is one JSON
+object.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -6,10 +11,27 @@ from time import monotonic
 from typing import TypeVar
 
 from rollout_client.contract import RolloutSummary, SampleResult
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.problem_contract import FieldProblem, Problem
 from service.problems import SAMPLE_FAILED, RequestProblem
+from service.rollout_requests.json_encoder import json_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.rollouts.observer import UNOBSERVED, RolloutObserver
+
+NDJSON = "application/x-ndjson"
+
+
+def sample_line(position: int, result: SampleResult) -> bytes:
+    """One rollout with its index in the response."""
+    return b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
+
+
+def summary_line(summary: RolloutSummary) -> bytes:
+    return b'{"summary":%s}\n' % json_of(summary)
+
+
+def problem_line(problem: Problem) -> bytes:
+    return b'{"problem":%s}\n' % json_of(problem)
+
 
 MOST_TOKENS_INLINE = 8192
 """Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""

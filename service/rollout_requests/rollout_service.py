@@ -22,14 +22,18 @@ from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
-from service.requests.extra_env_info import refuse_bad_extra_env_info
-from service.requests.task_descriptions import TaskDescriptions, task_descriptions, tasks_with_start
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
-from service.rollout_requests.sample_preparation import start_samples
-from service.rollout_requests.service_status import Readiness
+from service.rollout_requests.sample_preparation import (
+    TaskDescriptions,
+    refuse_bad_extra_env_info,
+    start_samples,
+    task_descriptions,
+    tasks_with_start,
+)
+from service.rollout_requests.service_status import Readiness, service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
@@ -42,7 +46,6 @@ from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.scoring.scoring import Scoring
-from service.service_info import service_info
 from service.settings import Limits, ServiceSettings
 
 MOST_BYTES_PREPARED_INLINE = 2**12

@@ -1,6 +1,12 @@
-"""Starts the samples of tasks whose environments make a first observation or state, before prompts are rendered."""
+"""Asks the environments of a request about its samples, before prompts are rendered and anything is generated.
+
+Each task describes itself; its environment refuses samples that it cannot take; where it makes a first observation or
+state, it starts them.
+"""
 
 import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
@@ -8,12 +14,94 @@ from typing import Any
 from uuid import uuid4
 
 from deployments.chat.messages import chat_message
-from deployments.failures import RolloutFailure
-from deployments.protocols import Environment, StepRequest
+from deployments.failures import EnvironmentLost, RolloutFailure, TurnTimedOut
+from deployments.protocols import Environment, RefusedField, StepRequest, TaskDescription
 from rollout_client.contract import PromptMessage, RolloutRequest, SampleInput
+from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
+from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 from service.rollouts.episode_state import ProgressLog
-from service.rollouts.retries import with_retries
+from service.rollouts.retries import with_retries, with_timeout
+
+CHECKED_WITHIN_S = 10.0
+logger = logging.getLogger("rollout_service.requests")
+
+
+async def refuse_bad_extra_env_info(
+    request: RolloutRequest, request_id: str, environments: Mapping[str, Environment]
+) -> None:
+    """Asks each task's environment about its samples. All tasks of the request are known.
+
+    An environment that does not answer refuses nothing: it validates each sample again when it steps it.
+
+    Raises:
+        RequestProblem: 422 with the first `MOST_PROBLEMS` fields that an environment refuses.
+    """
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    for position, sample in enumerate(request.samples):
+        positions[sample.task_name].append(position)
+    problems: list[FieldProblem] = []
+    for task_name, of_task in positions.items():
+        extra_env_infos = [request.samples[position].extra_env_info for position in of_task]
+        try:
+            checked = environments[task_name].refused_fields(extra_env_infos)
+            refused = await with_timeout(CHECKED_WITHIN_S, checked, f"The check of the samples by task {task_name!r}")
+        except (EnvironmentLost, TurnTimedOut) as error:
+            context = {"request_id": request_id, "task_name": task_name}
+            logger.warning("The samples of a request were not checked: %s", error, exc_info=error, extra=context)
+            continue
+        problems += (
+            problem_of(task_name, of_task[field.place], extra_env_infos[field.place], field) for field in refused
+        )
+    if problems:
+        raise invalid_request(*problems[:MOST_PROBLEMS])
+
+
+def problem_of(task_name: str, position: int, extra_env_info: dict[str, Any], refused: RefusedField) -> FieldProblem:
+    return FieldProblem(
+        field=dotted(("samples", position, "extra_env_info", *refused.location)),
+        message=f"{refused.message}; GET /tasks shows the fields of task {task_name!r} and an example",
+        value=shown(value_at(extra_env_info, refused.location)),
+    )
+
+
+def value_at(extra_env_info: dict[str, Any], location: tuple[str | int, ...]) -> Any:
+    """The value of the field; that of the object around it if the field is missing."""
+    value: Any = extra_env_info
+    for part in location:
+        if isinstance(value, dict) and part not in value:
+            return value
+        value = value[part]
+    return value
+
+
+DESCRIBED_WITHIN_S = 10.0
+TaskDescriptions = Mapping[str, TaskDescription | RolloutFailure]
+"""By task name."""
+
+
+async def task_descriptions(
+    request: RolloutRequest, request_id: str, environments: Mapping[str, Environment]
+) -> TaskDescriptions:
+    """Those of the request's tasks that exist. A failure is that of an environment that does not answer."""
+    descriptions: dict[str, TaskDescription | RolloutFailure] = {}
+    for task_name in {sample.task_name for sample in request.samples} & environments.keys():
+        described = environments[task_name].known_description()
+        try:
+            who = f"The description of task {task_name!r}"
+            descriptions[task_name] = await with_timeout(DESCRIBED_WITHIN_S, described, who)
+        except (EnvironmentLost, TurnTimedOut) as error:
+            context = {"request_id": request_id, "task_name": task_name}
+            logger.warning("Task %s has not described itself: %s", task_name, error, exc_info=error, extra=context)
+            descriptions[task_name] = error
+    return descriptions
+
+
+def tasks_with_start(descriptions: TaskDescriptions) -> frozenset[str]:
+    """The tasks whose environments start their samples."""
+    return frozenset(
+        name for name, task in descriptions.items() if isinstance(task, TaskDescription) and task.has_start
+    )
 
 
 @dataclass(slots=True)

@@ -1,16 +1,71 @@
-"""Whether a rollout would work, and what of the service does not answer: each deployment, replica by replica."""
+"""Whether a rollout would work (`GET /readyz`), and what the service is (`GET /info`).
+
+Readiness asks each deployment, replica by replica, and names what does not answer.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple, Protocol
 
 from deployments.agents.settings import agent_deployment
 from deployments.failures import RolloutFailure
-from deployments.protocols import Environment, Generator
+from deployments.protocols import Environment, Generator, GeneratorDescription
+from deployments.serving_records import public_model_name
 from rollout_client.health_contract import DegradedPart
+from rollout_client.info_contract import ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
+from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
+from service.settings import AdmissionSettings, Limits
+
+NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine"}
+"""Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere. The others say what one engine can do."""
+
+
+def service_info(
+    generator: GeneratorDescription,
+    tokenizer: TokenizerInfo,
+    limits: Limits,
+    admission: AdmissionSettings,
+    policy_version: int | None,
+    tasks: Iterable[str],
+) -> ServiceInfo:
+    return ServiceInfo(
+        model=ModelInfo(
+            name=public_model_name(generator.model),
+            revision=generator.revision,
+            vocab_size=generator.vocab_size,
+            max_model_len=generator.max_model_len,
+        ),
+        tokenizer=tokenizer,
+        limits={
+            "max_seq_len": generator.max_model_len,
+            **{name: value for name, value in asdict(generator).items() if name not in NOT_LIMITS},
+            **limits.model_dump(),
+            "admission": admission.model_dump(),
+        },
+        versions=ServiceVersions(
+            service=version_of("rollout-service"),
+            contract=CONTRACT_VERSION,
+            engine=generator.engine,
+            ray=version_of("ray"),
+            transformers=version_of("transformers"),
+        ),
+        policy_version=policy_version,
+        tasks=sorted(tasks),
+    )
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        # A source tree that was never installed has no metadata.
+        return "unknown"
+
 
 ANSWER_WITHIN_S = 5.0
 StorePart = Literal["data", "policy", "jobs", "sessions"]

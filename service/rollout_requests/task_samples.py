@@ -14,8 +14,8 @@ from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.sample_range_contract import SampleRange
+from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
-from service.requests.media_types import JSON
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import Limits

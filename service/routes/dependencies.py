@@ -14,12 +14,12 @@ from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
 from service.http.authorization import AuthorizedCaller
+from service.http.request_body import stated_length
 from service.http.request_ids import request_id_of
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.problems import no_model_server
-from service.requests.media_types import stated_length
 from service.rollout_requests.rollout_service import RolloutService
 
 

@@ -80,9 +80,9 @@ from service.http.openapi import (
     refusals,
     schema_of,
 )
+from service.http.request_body import JSON
 from service.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
-from service.requests.media_types import JSON
-from service.responses.ndjson import NDJSON
+from service.rollout_requests.result_encoding import NDJSON
 
 Description = dict[str, Any]
 

@@ -6,15 +6,16 @@ from fastapi.routing import APIRoute
 from service.access.access_control import AccessControl
 from service.agents.sessions import AgentSessions
 from service.http.error_handlers import install_error_handlers
-from service.http.middlewares import HostCheckMiddleware
+from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware
 from service.http.openapi import complete_document
 from service.http.request_ids import RequestIdMiddleware
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes import info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks
+from service.routes import jobs, model_server, policy, rollout, score, sessions, tasks
 from service.routes import status as health
-from service.routes.contract_version import ContractVersionMiddleware
+from service.routes import status as info
+from service.routes import status as metrics
 from service.routes.dependencies import provide
 from service.ui import routes as ui
 

@@ -9,14 +9,14 @@ from fastapi.responses import Response, StreamingResponse
 from deployments.jobs.records import JobRecord
 from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobList, JobStatus
 from service.http.authorization import AuthorizedCaller, needs
+from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
 from service.jobs.events import job_event_lines, pages_of
 from service.jobs.ledger import cursor_of
 from service.jobs.preferences import heartbeat_s, idempotency_key, last_event_id, required_key
 from service.jobs.submission import Submission, namespace_of, submitted
-from service.requests.json_body import read_json_body
-from service.responses.ndjson import NDJSON
 from service.rollout_requests.json_encoder import JSON, json_of
+from service.rollout_requests.result_encoding import NDJSON
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
 

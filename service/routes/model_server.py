@@ -10,12 +10,10 @@ from deployments.serving_records import Endpoint
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs_of_client
-from service.http.request_body import read_body
+from service.http.request_body import read_body, refuse_other_than_json
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import refuse_lone_surrogates
+from service.model_server.call_bodies import choices_of, refuse_lone_surrogates
 from service.model_server.calls import ModelCalls
-from service.requests.choices import choices_of
-from service.requests.media_types import refuse_other_than_json
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts

@@ -21,9 +21,8 @@ from rollout_client.policy_contract import (
 )
 from rollout_client.policy_names import PolicyName
 from service.http.authorization import needs
+from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of
-from service.requests.json_body import read_json_body
-from service.requests.media_types import JSON, weights_media_type
 from service.routes import descriptions
 from service.routes.dependencies import Store
 

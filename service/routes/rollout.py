@@ -12,19 +12,26 @@ from rollout_client.contract import RolloutResponse
 from rollout_client.jobs_contract import RESPOND_ASYNC
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.error_handlers import log_unexpected_error
-from service.http.streaming import with_heartbeats
+from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.answers import answer_of
 from service.jobs.events import pages_of
 from service.jobs.preferences import heartbeat_s, idempotency_key, responds_async
 from service.jobs.submission import Submission, namespace_of, required, submitted
 from service.problems import RequestProblem, internal_error
-from service.requests.rollout_request import read_rollout_request
-from service.responses.encoder import ResponseEncoder
-from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
-from service.responses.parts import response_in_parts
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JsonResponseEncoder, pieces
-from service.rollout_requests.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
+from service.rollout_requests.body_parser import read_rollout_request
+from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder, pieces
+from service.rollout_requests.result_encoding import (
+    NDJSON,
+    encode_beside_others,
+    is_small,
+    problem_line,
+    sample_failed,
+    sample_line,
+    size_of,
+    summary_line,
+    summary_of,
+)
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
@@ -96,7 +103,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
 
 
 async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yields the lines of `service.responses.ndjson`, each rollout when it ends, in parts if it is large."""
+    """Yields the lines of `service.rollout_requests.result_encoding`, each rollout when it ends, in parts if it is large."""
     count = 0
     try:
         async with aclosing(running) as ended:

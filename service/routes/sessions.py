@@ -25,13 +25,13 @@ from rollout_client.session_contract import (
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
+from service.http.request_body import read_json_body
 from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.requests.json_body import read_json_body
-from service.responses.ndjson import NDJSON, sample_line, summary_line
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JSON, json_of
+from service.rollout_requests.result_encoding import NDJSON, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions

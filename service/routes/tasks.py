@@ -8,8 +8,8 @@ from fastapi.responses import Response
 from rollout_client.sample_range_contract import SampleRange
 from rollout_client.task_contract import TaskList, TaskSamples
 from service.http.authorization import needs
+from service.http.streaming import response_in_parts
 from service.problems import task_not_found
-from service.responses.parts import response_in_parts
 from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
 from service.routes import descriptions
 from service.routes.dependencies import Rollouts

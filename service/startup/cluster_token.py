@@ -14,7 +14,7 @@ from typing import Any
 
 from ray import _raylet
 
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 
 MODE = "RAY_AUTH_MODE"
 TOKEN = "RAY_AUTH_TOKEN"

@@ -1,9 +1,14 @@
-"""Options of the commands that run a service on this machine."""
+"""What the commands that run a service on this machine share: their options, and why a service did not start."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class ServiceNotStarted(Exception):
+    """The service did not start; the message is for the user and says what to change."""
+
 
 ROOM_TIMEOUT_S = 120.0
 """How long a deployment may wait for cores or GPUs before the start is given up."""

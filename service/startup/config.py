@@ -18,7 +18,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LOOPBACK = "127.0.0.1"

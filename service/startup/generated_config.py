@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, LOOPBACK, REPOSITORY
-from service.startup.failures import ServiceNotStarted
 
 EMBEDDED_MODEL = REPOSITORY / "models" / "tiny"
 """There in a checkout of the repository."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 
 GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FIRST_GIVEN_BY_DEFAULT = 32768

@@ -24,12 +24,11 @@ from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.access.access_control import AccessControl
+from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.access.key_file import KeysNotReadable
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
-from service.startup.failures import ServiceNotStarted
 from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
 
 NO_OPTIONS: Mapping[str, float] = {}

@@ -12,8 +12,7 @@ from ray.serve._private.common import DeploymentStatus
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
-from service.startup.commands import ROOM_TIMEOUT_S
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 
 POLL_S = 0.5
 REPLICA_FAILED = "A replica failed to start with exception."

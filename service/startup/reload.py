@@ -21,7 +21,7 @@ from rich.console import Console
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.cluster_token import require_cluster_token
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from service.startup.local_service import sentences_for_the_user
 from service.startup.readiness import REPLICA_FAILED, reason_in
 

@@ -42,8 +42,8 @@ def serve(
     import yaml
     from rich.console import Console
 
+    from service.startup.commands import ServiceNotStarted
     from service.startup.config import read_config
-    from service.startup.failures import ServiceNotStarted
     from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
     from service.startup.resources import resources_of_this_machine

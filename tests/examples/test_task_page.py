@@ -11,7 +11,7 @@ from rollout_client.contract import SampleInput, SampleResult
 from rollout_client.task_contract import TaskInfo
 from rollout_env.loading import checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from tests.clients.message_logs import generated, given_message, rollout
 from tests.paths import REPOSITORY
 

@@ -20,8 +20,8 @@ import service.startup.local_service
 from rollout_client import RequestRejected, RolloutClient
 from service.access.keys import new_key
 from service.access.new_key import add, entry_of
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config
-from service.startup.failures import ServiceNotStarted
 from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from tests.paths import REPOSITORY

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.key_file import CHECK_PERIOD_S, KeyFile, KeysNotReadable
+from service.access.access_control import CHECK_PERIOD_S, KeyFile, KeysNotReadable
 from service.access.keys import hash_of, new_key
 
 OLD, NEW = new_key(), new_key()

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.access.key_file import CHECK_PERIOD_S
+from service.access.access_control import CHECK_PERIOD_S
 from service.access.keys import hash_of, parsed_keys
 from tests.service.keyed_http import SAMPLE, KeyedHttp
 

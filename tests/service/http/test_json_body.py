@@ -9,8 +9,8 @@ import pytest
 from fastapi import Request
 
 from rollout_client.policy_contract import CheckpointSource
+from service.http.request_body import read_json_body
 from service.problems import RequestProblem
-from service.requests.json_body import read_json_body
 
 BODY = b'{"checkpoint": "/a"}'
 ADVICE = "send less"

@@ -8,7 +8,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from service.responses.parts import response_in_parts
+from service.http.streaming import response_in_parts
 
 HELD = memoryview(b"def")
 

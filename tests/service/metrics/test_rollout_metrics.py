@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from deployments.failures import GenerationLost
-from service.metrics.gauges import Gauges, Look
+from service.metrics.ingress_metrics import Gauges, Look, ServiceMetrics
 from service.metrics.rollout_metrics import RolloutMetrics
-from service.metrics.service_metrics import ServiceMetrics
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
@@ -44,7 +43,7 @@ def given(made: list[str], monkeypatch: pytest.MonkeyPatch) -> Given:
 
     monkeypatch.setattr("ray.serve.metrics.Counter", Instrument)
     monkeypatch.setattr("ray.serve.metrics.Gauge", Instrument)
-    monkeypatch.setattr("service.metrics.gauges.Gauge", Instrument)
+    monkeypatch.setattr("service.metrics.ingress_metrics.Gauge", Instrument)
     return values
 
 
@@ -131,7 +130,7 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
         return Look(0, 0, 0, 0, {}, {})
 
     async def follow() -> None:
-        monkeypatch.setattr("service.metrics.gauges.monotonic", asyncio.get_running_loop().time)
+        monkeypatch.setattr("service.metrics.ingress_metrics.monotonic", asyncio.get_running_loop().time)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(Gauges(look).follow(), 60.0)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from service.model_server.call_bodies import choices_of
 from service.problems import RequestProblem
-from service.requests.choices import choices_of
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 from rollout_client.arrow.response import read_response
 from rollout_client.contract import PolicyVersions, RolloutResponse, RolloutSummary
-from service.responses.encoder import ResponseEncoder
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JsonResponseEncoder
+from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder
 from service.rollouts.agents import AgentRun
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
 from tests.service.scripted import ids_of

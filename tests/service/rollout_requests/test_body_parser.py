@@ -20,8 +20,8 @@ from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import Problem
+from service.http.request_body import JSON
 from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
-from service.requests.media_types import JSON
 from service.rollout_requests import body_parser
 from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
 from service.rollout_requests.parsing import (

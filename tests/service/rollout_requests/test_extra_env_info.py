@@ -11,7 +11,7 @@ from deployments.protocols import RefusedField
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from service.problems import RequestProblem
-from service.requests.extra_env_info import CHECKED_WITHIN_S, refuse_bad_extra_env_info
+from service.rollout_requests.sample_preparation import CHECKED_WITHIN_S, refuse_bad_extra_env_info
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment
 

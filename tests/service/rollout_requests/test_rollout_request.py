@@ -10,8 +10,7 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest
 from service.admission.admission import Admission
 from service.problems import RequestProblem
-from service.requests.rollout_request import ReceivedRequest, read_rollout_request
-from service.rollout_requests.body_parser import BodyParser
+from service.rollout_requests.body_parser import BodyParser, ReceivedRequest, read_rollout_request
 from service.rollout_requests.parsing import BodyBounds
 from service.settings import AdmissionSettings
 from tests.service.http.http_requests import http_request

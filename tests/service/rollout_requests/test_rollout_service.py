@@ -32,7 +32,6 @@ from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.requests.task_descriptions import TaskDescriptions
 from service.rollout_requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
@@ -40,6 +39,7 @@ from service.rollout_requests.rollout_service import (
     RolloutService,
     SampleFailed,
 )
+from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollouts.episode import Episode
 from service.settings import AdmissionSettings, Limits, ServiceSettings
 from tests import virtual_time

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from service.routes import gathered_bodies
-from service.routes.gathered_bodies import GATHERED_BYTES, GatheredBodies
+from service.routes import proxy_middlewares as gathered_bodies
+from service.routes.proxy_middlewares import GATHERED_BYTES, GatheredBodies
 
 DISCONNECT = {"type": "http.disconnect"}
 SIZES = st.lists(st.sampled_from([0, 1, 1000, GATHERED_BYTES // 2, GATHERED_BYTES - 1, GATHERED_BYTES]), max_size=8)

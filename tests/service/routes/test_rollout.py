@@ -12,11 +12,11 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutResponse, SampleResult
-from service.responses.ndjson import sample_line
 from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.json_encoder import JsonResponseEncoder
+from service.rollout_requests.result_encoding import sample_line
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.settings import Limits
 from tests.service.scripted_http import ScriptedHttp

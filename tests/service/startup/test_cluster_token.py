@@ -11,7 +11,7 @@ import pytest
 from ray import _raylet
 
 from service.startup.cluster_token import make_token, require_cluster_token, token_path
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 
 RAYLET: Any = _raylet
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from service.startup import config as config_module
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config, set_access, set_environment
-from service.startup.failures import ServiceNotStarted
 from tests.paths import REPOSITORY
 
 

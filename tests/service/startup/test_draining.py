@@ -5,8 +5,8 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
-from service.startup import draining
-from service.startup.draining import drain_replicas, shutdown_bound_s
+from service.startup import local_service as draining
+from service.startup.local_service import drain_replicas, shutdown_bound_s
 
 
 class HandleThatLearnsItsReplicas:

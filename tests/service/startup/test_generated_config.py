@@ -11,8 +11,8 @@ from ray.serve.schema import ServeDeploySchema
 from examples.task_configs import known_tasks
 from rollout_env.loading import load_environment_class
 from service.settings import ServiceSettings
+from service.startup.commands import ServiceNotStarted
 from service.startup.config import unknown_keys
-from service.startup.failures import ServiceNotStarted
 from service.startup.generated_config import (
     BUILT_IN,
     EMBEDDED_MODEL,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.startup import ports
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from service.startup.ports import (
     AFTER_RAYS_WORKERS,
     FIRST_GIVEN_BY_DEFAULT,

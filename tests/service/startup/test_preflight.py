@@ -11,7 +11,7 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from service.startup import preflight
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 

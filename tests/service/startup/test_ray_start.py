@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from service.startup import local_service as local
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 
 
 @pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), OSError("no memory")])

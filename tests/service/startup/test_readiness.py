@@ -6,7 +6,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 
 from deployments.chat.tokenizer_protocol import UnsupportedTokenizer
 from deployments.generation.response_parser import ParserUnusable
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from service.startup.readiness import Startup
 
 RAISED = """\

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from service.startup import reload
-from service.startup.failures import ServiceNotStarted
+from service.startup.commands import ServiceNotStarted
 from service.startup.reload import ServiceHere, only_service, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"

@@ -20,8 +20,7 @@ from deployments.serving_records import ServedPart
 from rollout_env import StepOutcome
 from service.rollouts.observer import UNOBSERVED
 from service.tracing.settings import TracingSettings
-from service.tracing.spans import TracedRollouts
-from service.tracing.traced_requests import TracingMiddleware
+from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome

@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--key", action="store_true")
     key = new_key() if parser.parse_args().key else None
-    with TemporaryDirectory() as folder, patch("service.routes.metrics.all_metrics", scripted_metrics):
+    with TemporaryDirectory() as folder, patch("service.routes.status.all_metrics", scripted_metrics):
         asyncio.run(serve(access_of(Path(folder), key), key))
 
 

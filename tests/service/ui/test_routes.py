@@ -10,7 +10,7 @@ import pytest
 
 from service.access.access_control import AccessControl
 from service.access.settings import AccessSettings
-from service.ui.files import PAGE, page_files
+from service.ui.routes import PAGE, page_files
 from tests.service.keyed_http import KeyedHttp
 from tests.service.scripted_http import ScriptedHttp
 

@@ -1,4 +1,4 @@
-// Plays samples, and reads the lines of the answer as they arrive. Counterpart: service/responses/ndjson.py.
+// Plays samples, and reads the lines of the answer as they arrive. Counterpart: service/rollout_requests/result_encoding.py.
 
 import { call, Problem } from "./api.js";
 

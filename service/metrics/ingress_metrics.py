@@ -1,4 +1,8 @@
-"""What one ingress replica has under way, looked at again and again; and how long its event loop is held up."""
+"""All metrics of one ingress replica: its rollouts, its requests, and gauges of what it has under way.
+
+Of requests: how many each route gets, how they are answered, and how long that takes. The gauges are read periodically,
+and say too how long the event loop is held up.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +10,58 @@ from dataclasses import dataclass
 from time import monotonic
 
 from ray.serve.metrics import Gauge
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.instruments import SummedHistogram
+from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_again_and_again
+from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
+
+NO_ROUTE = "none"
+"""Of a path that no route has: paths of strangers are no tags."""
+
+
+class HttpMetrics:
+    """Of one ingress replica. Refused requests are those with a status of 400 and more."""
+
+    def __init__(self) -> None:
+        self._requests = SummedCounter(
+            "rollout_http_requests_total", "Requests that were answered.", ("route", "method", "status")
+        )
+        self._seconds = SummedHistogram(
+            "rollout_http_request_seconds", "Time until the end of the response.", SECONDS, ("route", "method")
+        )
+        self.instruments: tuple[Instrument, ...] = self._requests, self._seconds
+        """What must be flushed."""
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        self._requests.add(1, route, method, str(status))
+        self._seconds.observe(seconds, route, method)
+
+
+class HttpMetricsMiddleware:
+    """Tells `HttpMetrics` of each request, under the path of its route without `/v1`."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = monotonic(), 500
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            route = getattr(scope.get("route"), "path", NO_ROUTE).removeprefix("/v1")
+            self._metrics.answered(route, scope["method"], status, monotonic() - began)
+
 
 LOOK_EVERY_S = 1.0
 """Ray's shortest interval of exports. Its exporter forgets a gauge that was not set for two of its intervals."""
@@ -83,3 +137,19 @@ class Gauges:
             tags = {"policy": policy}
             self._version.set(version, tags)
             self._age.set(now_s - self._seen[policy][1], tags)
+
+
+class ServiceMetrics:
+    def __init__(self) -> None:
+        self.rollouts = RolloutMetrics()
+        self.http = HttpMetrics()
+        self._following: list[asyncio.Task[None]] = []
+
+    def follow(self, look: Callable[[], Look]) -> None:
+        """From now on, for the life of the replica, Ray is given what was counted, and what `look` finds."""
+        gauges = Gauges(look)
+        instruments = (*self.rollouts.instruments, *self.http.instruments, gauges.gap)
+        self._following = [
+            asyncio.create_task(flush_again_and_again(instruments)),
+            asyncio.create_task(gauges.follow()),
+        ]
