@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,

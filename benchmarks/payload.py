@@ -27,8 +27,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.process_group import no_process_left
-from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
-from deployments.protocols import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import (

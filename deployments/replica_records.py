@@ -1,4 +1,4 @@
-"""What a generator replica says of itself. Imported through `deployments/protocols.py`."""
+"""What a generator replica says of itself. Imported through `deployments/protocols/generation.py`."""
 
 from dataclasses import dataclass
 

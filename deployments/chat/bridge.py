@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
-from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
+from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 
 PROBE_TEXT = "Answer7f3a"
 PROBE_QUESTION = {"role": "user", "content": "Question"}

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat, marked_template, message_cuts
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
 """The parameters of `apply_chat_template`; all other keyword arguments reach the template."""

@@ -31,14 +31,14 @@ from deployments.chat.tokenizer_loading import (
     refuse_slow,
     resolved,
 )
-from deployments.chat.tokenizer_protocol import (
+from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols.chat import (
     ChatOptions,
     ChatTokenizer,
     SplitSpecialTokens,
     TokenizedObservation,
     UnsupportedTokenizer,
 )
-from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
 from rollout_client.info_contract import TokenizerInfo
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id

@@ -27,7 +27,7 @@ from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
 from deployments.chat.message_cuts import Chat
-from deployments.chat.tokenizer_protocol import SplitSpecialTokens
+from deployments.protocols.chat import SplitSpecialTokens
 
 PRIVATE_CHARACTERS = range(0x100000, 0x10FFFE)
 """No text has these characters in the order in which a process draws them."""

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.tokenizer_protocol import UnsupportedTokenizer
+from deployments.protocols.chat import UnsupportedTokenizer
 
 TOKENIZER_FILE, TEKKEN_FILE = "tokenizer.json", "tekken.json"
 PLAIN_TEXTS = (

@@ -20,7 +20,7 @@ from deployments.failures import EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings
-from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.generation import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch

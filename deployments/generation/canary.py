@@ -25,7 +25,7 @@ from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.canary_timeout import with_timeout
 from deployments.generation.engine_requests import generation_of
 from deployments.generation.finite_logprobs import refuse_not_finite
-from deployments.protocols import packed_ids, packed_logprobs
+from deployments.protocols.generation import packed_ids, packed_logprobs
 
 logger = logging.getLogger("rollout_service.generation")
 GenerateCanary: TypeAlias = "Callable[[Sequence[int], LoadedAdapter | None, str], Awaitable[RequestOutput]]"

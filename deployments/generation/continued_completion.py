@@ -17,8 +17,8 @@ from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.generation.followed_text import FollowedText
+from deployments.protocols.weight_versions import joined_spans
 from deployments.seeds import derived_seed
-from deployments.version_spans import joined_spans
 
 CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 TOKENS_OF_CHARACTER = 8

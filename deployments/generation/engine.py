@@ -49,7 +49,7 @@ from deployments.generation.engine_requests import (
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
 from deployments.generation.unseen_texts import make_no_unseen_texts
 from deployments.generation.weight_updater import WeightUpdater
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,

@@ -6,7 +6,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost
 from deployments.generation.finite_logprobs import refuse_not_finite
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     SamplingOptions,

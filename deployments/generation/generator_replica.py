@@ -19,12 +19,12 @@ from deployments.instruments import flush_again_and_again
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
-from deployments.protocols import GenerationRequest, PrefixCacheTokens
+from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
+from deployments.protocols.model_server import ServedPart, ServedRequest
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
-from deployments.serving_records import ServedPart, ServedRequest
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.shared_memory import claim_folder, claim_shared_memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import GenerationRequest
+from deployments.protocols.generation import GenerationRequest
 
 
 @dataclass(slots=True, eq=False)

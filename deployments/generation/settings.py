@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.chat.tokenizer_protocol import SplitSpecialTokens
+from deployments.protocols.chat import SplitSpecialTokens
 
 RESERVED_ENGINE_ARGS = {
     "reasoning_parser": "set responses.reasoning_parser, which the engine gets too",

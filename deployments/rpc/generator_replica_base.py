@@ -21,7 +21,7 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
@@ -29,13 +29,13 @@ from deployments.protocols import (
     GeneratorDescription,
     ReplicaLoad,
 )
+from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 from deployments.rpc.output_health import OutputHealth
-from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
 
 HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")

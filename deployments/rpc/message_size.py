@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import orjson
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import Generation, GenerationRequest, ScoredPrompt, StepRequest
-from deployments.serving_records import ServedPart, ServedRequest
+from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt, StepRequest
+from deployments.protocols.model_server import ServedPart, ServedRequest
 from rollout_env import ChatMessage, StepOutcome
 
 Item = TypeVar("Item")

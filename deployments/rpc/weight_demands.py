@@ -1,7 +1,7 @@
 """What a generation demands of the version of the weights, and whether a replica can meet it. No I/O."""
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
-from deployments.protocols import GenerationRequest
+from deployments.protocols.generation import GenerationRequest
 
 
 def refuse_other_version(request: GenerationRequest, loaded: int | None) -> None:

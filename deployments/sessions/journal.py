@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import (
     ChatContext,
     EngineCall,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-from deployments.protocols import packed_ids
+from deployments.protocols.generation import packed_ids
 from deployments.sessions.records import ChatContext, ChatMessage, Plan, RenderedMessage
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deployments.protocols import WeightSpan
+from deployments.protocols.generation import WeightSpan
 from rollout_client.session_contract import MessageDrift, SessionRequest
 
 ChatMessage = Mapping[str, Any]

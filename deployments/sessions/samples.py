@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.protocols import packed_ids
+from deployments.protocols.generation import packed_ids
 from deployments.sessions.message_forms import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
 from deployments.sessions.session_record import Node, SessionRecord

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from deployments.protocols import packed_ids
+from deployments.protocols.generation import packed_ids
 from deployments.sessions.drift import generated_ids_drift, new_messages_drift
 from deployments.sessions.message_forms import (
     call_ids,

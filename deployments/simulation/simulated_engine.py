@@ -11,7 +11,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,

@@ -31,7 +31,7 @@ from deployments.policy.replicas.commands import (
     VersionPayload,
 )
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.protocols import GenerationRequest
+from deployments.protocols.generation import GenerationRequest
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.grpc_wakeups import read_all_wakeups

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from deployments.chat.tokenizer_protocol import SplitSpecialTokens
+from deployments.protocols.chat import SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
 
 ROUNDING = 1e-6

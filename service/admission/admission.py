@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
-from deployments.protocols import Generator
+from deployments.protocols.generation import Generator
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from service.access.keys import ANYBODY, Caller

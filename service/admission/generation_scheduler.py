@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
+from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
 from service.admission.replica_affinity import Assignment, ReplicaAffinity
 from service.admission.replica_queues import ReplicaQueues
 from service.admission.replica_window import EngineCapacity, ReplicaWindow

@@ -9,7 +9,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription, ScoringRequest
+from deployments.protocols.generation import (
+    Generation,
+    GenerationRequest,
+    Generator,
+    GeneratorDescription,
+    ScoringRequest,
+)
 from service.access.keys import Caller, KeyQuotas
 from service.admission.capacity import Bound, Capacity, Resource
 from service.admission.token_budget import TokenBudget

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from deployments.protocols import RequestShare
+from deployments.protocols.generation import RequestShare
 from rollout_client.priority_contract import Priority
 from service.access.keys import Caller
 

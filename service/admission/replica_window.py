@@ -6,7 +6,7 @@ A call of a model server's API that asks for several choices counts as so many g
 import math
 from dataclasses import dataclass
 
-from deployments.protocols import GeneratorDescription, ReplicaLoad
+from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
 from service.admission.adapter_turns import AdapterTurns
 
 LARGEST_PART = 1 / 2

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from deployments.protocols import GenerationRequest
-from deployments.serving_records import ServedRequest
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.model_server import ServedRequest
 from service.admission.fair_queue import Flow
 from service.admission.replica_affinity import Assignment
 from service.admission.replica_window import ReplicaWindow

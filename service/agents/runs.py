@@ -11,7 +11,7 @@ from typing import Any
 from deployments.agents.programs import AgentCall
 from deployments.failures import Overloaded, RolloutFailure, SessionStoreLost, VersionReplaced
 from deployments.policy.failures import PolicyFailure
-from deployments.protocols import Environment, StepRequest
+from deployments.protocols.generation import Environment, StepRequest
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
 from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionLimits

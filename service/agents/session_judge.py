@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from deployments.chat.messages import chat_message
 from deployments.failures import RolloutFailure
-from deployments.protocols import Environment, StepRequest
+from deployments.protocols.generation import Environment, StepRequest
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
 from rollout_client.contract import Message
 from rollout_client.problem_contract import FieldProblem

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure
-from deployments.serving_records import Endpoint
+from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.store_failure import StoreFailure

@@ -14,7 +14,13 @@ from random import Random
 from ray.serve import metrics
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import Generation, GenerationRequest, SamplingOptions, ScoredPrompt, ScoringRequest
+from deployments.protocols.generation import (
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+    ScoredPrompt,
+    ScoringRequest,
+)
 from service.canary.mismatch import Comparison, MismatchHistory, comparison_of
 from service.settings import CanarySettings
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from deployments.protocols import packed_ids, packed_logprobs
+from deployments.protocols.generation import packed_ids, packed_logprobs
 from rollout_client.contract import Message, SampleError, SampleInput, WeightVersionSpan
 from rollout_client.set_fields import set_fields
 from service.rollout_requests.json_encoder import json_of

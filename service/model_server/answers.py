@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json, to_json
 from starlette.types import Receive, Scope, Send
 
-from deployments.serving_records import GENERATED, Endpoint
+from deployments.protocols.model_server import GENERATED, Endpoint
 from rollout_client.problem_contract import Problem
 from service.http.error_handlers import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream

@@ -12,7 +12,7 @@ import re
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from deployments.serving_records import Endpoint
+from deployments.protocols.model_server import Endpoint
 from rollout_client.problem_contract import FieldProblem
 from service.problems import invalid_request
 

@@ -9,9 +9,16 @@ from uuid import uuid4
 from zlib import crc32
 
 from deployments.failures import GenerationLost
-from deployments.protocols import SamplingOptions
+from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.model_server import (
+    BYTES_PER_TOKEN,
+    GENERATED,
+    Endpoint,
+    ModelServer,
+    ServedPart,
+    ServedRequest,
+)
 from deployments.seeds import derived_seed
-from deployments.serving_records import BYTES_PER_TOKEN, GENERATED, Endpoint, ModelServer, ServedPart, ServedRequest
 from deployments.sessions.records import OpenSession
 from rollout_client.priority_contract import Priority
 from service.access.keys import Caller

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import Environment, RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.generation import Environment, RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.caller_watch import own_name
 from deployments.rpc.handle_calls import call_result

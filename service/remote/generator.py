@@ -12,7 +12,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded, RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GenerationResults,
@@ -20,11 +20,11 @@ from deployments.protocols import (
     GeneratorDescription,
     ScoringRequest,
 )
+from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.caller_watch import own_name
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
-from deployments.serving_records import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration

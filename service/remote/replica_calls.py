@@ -7,10 +7,10 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost
-from deployments.protocols import Generation, GenerationRequest, GenerationResults
+from deployments.protocols.generation import Generation, GenerationRequest, GenerationResults
+from deployments.protocols.model_server import ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
-from deployments.serving_records import ServedParts, ServedRequest, ServedTokens
 from service.remote.batching import ControlCalls, RequestBatcher
 from service.remote.silence import SilenceWatch
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from deployments.agents.settings import AgentSettings
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
-from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
-from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.generation import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
 from deployments.seeds import derived_seed
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from rollout_client.session_contract import SessionRequest

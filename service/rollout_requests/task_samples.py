@@ -9,7 +9,7 @@ from itertools import chain
 from pydantic_core import to_json
 
 from deployments.data.reader import DataReader, DataRefused, within_bytes
-from deployments.protocols import Environment
+from deployments.protocols.generation import Environment
 from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
-from deployments.protocols import GeneratorDescription
+from deployments.protocols.generation import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.problems import NON_FINITE, invalid_request, unknown_task

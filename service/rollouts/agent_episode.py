@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from deployments.chat.tokenizer_protocol import ChatTokenizer, TokenizedObservation
 from deployments.failures import AgentFailed
-from deployments.protocols import WeightSpan, packed_ids
+from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
+from deployments.protocols.generation import WeightSpan, packed_ids
 from rollout_client.contract import Message, SampleResult, SampleStatus
 from rollout_client.session_contract import SessionSample
 from rollout_client.set_fields import set_fields

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from deployments.chat.messages import chat_message
-from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
-from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
+from deployments.protocols.generation import Generation, GenerationRequest, StepRequest, packed_ids
 from deployments.response_parsing import ParsedResponse, ResponseToParse
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome

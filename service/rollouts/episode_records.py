@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from deployments.chat.tokenizer_protocol import ChatOptions
-from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.generation import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from rollout_client.contract import Message
 from service.rollouts.staleness import VersionBounds, oldest_version
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
-from deployments.protocols import Environment, GenerationRequest, Generator, StepRequest
+from deployments.protocols.generation import Environment, GenerationRequest, Generator, StepRequest
 from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
 from rollout_env import StepOutcome

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer
-from deployments.protocols import Generation, packed_ids, packed_logprobs
-from deployments.version_spans import joined_spans
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer
+from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from deployments.protocols.weight_versions import joined_spans
 from rollout_client.contract import Message, WeightVersionSpan
 from service.rollouts.stop_strings import tokens_to_keep
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from deployments.protocols import SamplingOptions
+from deployments.protocols.generation import SamplingOptions
 from deployments.seeds import derived_seed
 
 

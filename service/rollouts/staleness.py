@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
-from deployments.protocols import Generation, WeightSpan
+from deployments.protocols.generation import Generation, WeightSpan
 from rollout_client.contract import Message, WeightVersionSpan
 from rollout_client.policy_names import label_of, read_label
 from service.rollouts.responses import first_tokens

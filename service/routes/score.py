@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from deployments.protocols import ScoredPrompt
+from deployments.protocols.generation import ScoredPrompt
 from rollout_client.contract import PolicyVersions, SampleError
 from rollout_client.score_contract import ScoreResponse
 from service.http.authorization import AuthorizedCaller, needs

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
-from deployments.serving_records import Endpoint
+from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary

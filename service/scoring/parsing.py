@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from deployments.protocols import packed_ids
+from deployments.protocols.generation import packed_ids
 from rollout_client.contract import PolicyDemand
 from rollout_client.priority_contract import Priority
 from rollout_client.problem_contract import FieldProblem

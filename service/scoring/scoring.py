@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from deployments.failures import RolloutFailure, failure_of
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generator,
     GeneratorDescription,
     RequestShare,

@@ -21,13 +21,19 @@ from vllm.envs import disable_envs_cache
 
 from benchmarks.bare_engine import engine_in
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import GenerationLost, TurnTimedOut
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.generation.weight_updater import WeightsNotLoaded
 from deployments.policy.replicas.commands import SwapOptions
-from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription, SamplingOptions
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.generation import (
+    Generation,
+    GenerationRequest,
+    Generator,
+    GeneratorDescription,
+    SamplingOptions,
+)
 from rollout_client.contract import PromptMessage, SampleResult
 from service.rollouts.loop import play_sample
 from tests.paths import REPOSITORY, TINY_MODEL

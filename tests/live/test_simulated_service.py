@@ -6,7 +6,7 @@ from benchmarks.scale import growth
 from benchmarks.scale_service import with_scheduling, with_timing
 from benchmarks.three_tokens import THREE_TOKENS, Nothing, ThreeTokens
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 from service.startup.config import read_config
 from tests.paths import REPOSITORY, TINY_MODEL
 

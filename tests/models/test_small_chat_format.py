@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 from models.small.recipe.chat_format import (
     MARKERS,
     NO_LOSS,

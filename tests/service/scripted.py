@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.failures import RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,

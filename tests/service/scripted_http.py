@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.protocols import GeneratorDescription
-from deployments.serving_records import ModelServer
+from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.model_server import ModelServer
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission

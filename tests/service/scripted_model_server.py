@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from deployments.serving_records import ModelServer, ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.model_server import ModelServer, ServedPart, ServedRequest, ServedTokens
 
 JSON_PARTS = [
     ServedPart(b'{"id":', 200, "application/json"),

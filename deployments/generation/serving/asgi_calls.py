@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.serving_records import Endpoint, ServedPart
+from deployments.protocols.model_server import Endpoint, ServedPart
 from deployments.sessions.failures import SessionFailure
 
 GATHER_S = 0.02

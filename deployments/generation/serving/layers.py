@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import SplitSpecialTokens
 from deployments.failures import GenerationRejected
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.response_settings import ResponseSettings
@@ -15,7 +14,8 @@ from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_answers import session_answer_parts
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.serving_records import ServedPart, ServedRequest
+from deployments.protocols.chat import SplitSpecialTokens
+from deployments.protocols.model_server import ServedPart, ServedRequest
 from deployments.sessions.store_client import SessionStoreClient
 
 

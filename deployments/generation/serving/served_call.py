@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
 from deployments.generation.finite_logprobs import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
-from deployments.protocols import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
-from deployments.serving_records import GENERATED, ServedRequest, ServedTokens
+from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

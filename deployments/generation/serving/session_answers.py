@@ -10,7 +10,7 @@ from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
-from deployments.serving_records import ServedPart, ServedRequest
+from deployments.protocols.model_server import ServedPart, ServedRequest
 
 
 async def session_answer_parts(

@@ -9,7 +9,7 @@ from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.shown import ShownChoices
-from deployments.protocols import packed_ids, packed_logprobs
+from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.failures import SessionFailure, call_not_recorded
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan

@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.protocols import packed_ids
+from deployments.protocols.generation import packed_ids
 from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
 from deployments.sessions.store_client import SessionStoreClient

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_forms import text_of
 from deployments.sessions.prompting import SessionRenderer
 from deployments.sessions.records import ChatContext, ChatMessage

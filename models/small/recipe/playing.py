@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 from models.small.recipe.chat_format import rendered_ids
 from models.small.recipe.exercises import Exercise
 from rollout_env import ChatMessage

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
 from rollout_env import ChatMessage
 
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from transformers import AddedToken, AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
 from tests.deployments.chat.observed import observed

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.message_cuts import RENDERING_ERRORS
-from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
 from tests.deployments.chat.observed import observed

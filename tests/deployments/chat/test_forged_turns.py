@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
 from rollout_client.contract import PromptMessage
 from tests.deployments.chat.observed import observed

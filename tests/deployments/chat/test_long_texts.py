@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from deployments.chat import text_encoder
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.text_encoder import MARGIN_CHARACTERS
-from deployments.chat.tokenizer_protocol import ChatOptions, SplitSpecialTokens, TokenizedObservation
 from deployments.failures import PromptRejected
+from deployments.protocols.chat import ChatOptions, SplitSpecialTokens, TokenizedObservation
 from rollout_client.contract import PromptMessage
 from tests.paths import TINY_MODEL
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import MOST_PREFIXES
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.protocols.chat import ChatOptions
 from tests.paths import TINY_MODEL
 
 PLAIN = ChatOptions()

@@ -18,7 +18,7 @@ from deployments.chat.tokenizer_loading import (
     refuse_lossy,
     refuse_slow,
 )
-from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
+from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
 QUESTION: Any = [{"role": "user", "content": "Say  two\nthings: 中文."}]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols.chat import ChatOptions
 from rollout_client.contract import PromptMessage
 from tests.deployments.chat.vendors import FAMILIES, Family, Vendor, vendor
 

@@ -8,7 +8,7 @@ from vllm.outputs import CompletionOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.engine_requests import generation_of
-from deployments.protocols import Generation, packed_ids, packed_logprobs
+from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

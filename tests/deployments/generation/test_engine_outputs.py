@@ -24,7 +24,7 @@ from deployments.failures import (
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_progress import StepCounter
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.protocols import GenerationRequest, SamplingOptions
+from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from tests.paths import SMALL_MODEL
 
 # Importing vLLM takes seconds.

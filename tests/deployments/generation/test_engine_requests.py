@@ -11,7 +11,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.engine_requests import scored_prompt_of, scoring_params
-from deployments.protocols import SamplingOptions, ScoredPrompt, ScoringRequest, packed_ids, packed_logprobs
+from deployments.protocols.generation import SamplingOptions, ScoredPrompt, ScoringRequest, packed_ids, packed_logprobs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

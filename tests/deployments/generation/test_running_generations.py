@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from deployments.generation.running_generations import RunningGenerations, StallWatch
-from deployments.protocols import GenerationRequest, SamplingOptions
+from deployments.protocols.generation import GenerationRequest, SamplingOptions
 
 
 def request(name: str) -> GenerationRequest:

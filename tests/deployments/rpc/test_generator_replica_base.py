@@ -16,7 +16,7 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
@@ -25,11 +25,11 @@ from deployments.protocols import (
     ReplicaLoad,
     SamplingOptions,
 )
+from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc import caller_watch
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
-from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     SamplingOptions,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 from deployments.sessions.session_record import SessionRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.failures import (
     GenerationUnknown,
     SessionClosed,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GeneratorDescription,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
+from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
 from deployments.simulation.timing import TimedGenerations, Timing
 from service.admission.adapter_turns import UNNAMED
 from service.admission.generation_scheduler import GenerationScheduler

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols import GeneratorDescription
+from deployments.protocols.generation import GeneratorDescription
 from deployments.simulation.timing import Timing
 from service.admission.adapter_turns import AdapterTurns
 from service.admission.replica_window import EngineCapacity

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions, ScoringRequest
-from deployments.serving_records import ServedRequest
+from deployments.protocols.generation import (
+    GenerationRequest,
+    ReplicaLoad,
+    RequestShare,
+    SamplingOptions,
+    ScoringRequest,
+)
+from deployments.protocols.model_server import ServedRequest
 from service.admission.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     LEARNING_RATE,

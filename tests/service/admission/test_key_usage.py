@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationLost
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GeneratorDescription,

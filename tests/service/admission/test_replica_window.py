@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.protocols import GeneratorDescription, ReplicaLoad
+from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
 from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.protocols import packed_ids, packed_logprobs
+from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.samples import metrics_of
 from rollout_client.contract import Message, Role, SampleInput, WeightVersionSpan
 from rollout_client.session_contract import SessionRequest, SessionSample

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from deployments.failures import GenerationLost
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     SamplingOptions,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.protocols import GenerationRequest, StepRequest
+from deployments.protocols.generation import GenerationRequest, StepRequest
 from deployments.rpc import draining
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from service.settings import AdmissionBounds, AdmissionSettings

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from deployments.failures import GenerationLost
-from deployments.serving_records import ServedPart, ServedTokens
+from deployments.protocols.model_server import ServedPart, ServedTokens
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from tests import virtual_time

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from deployments.failures import GenerationLost
-from deployments.serving_records import ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from deployments.sessions.records import OpenSession
 from rollout_client.contract import Sampling
 from rollout_client.session_contract import SessionRequest

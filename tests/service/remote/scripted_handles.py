@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.protocols import (
+from deployments.protocols.generation import (
     GenerationRequest,
     GenerationResults,
     RefusedField,

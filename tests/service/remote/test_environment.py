@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.generation import RefusedField, StepRequest, TaskDescription
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import StepRequest, TaskDescription
+from deployments.protocols.generation import StepRequest, TaskDescription
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
 from service.remote.environment import RemoteEnvironment

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, Overloaded, TurnTimedOut
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GenerationResults,

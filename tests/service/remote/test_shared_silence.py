@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from deployments.environments.host import EnvironmentHost
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
@@ -19,9 +19,9 @@ from deployments.protocols import (
     SamplingOptions,
     StepRequest,
 )
+from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from deployments.rpc import live_replicas
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
-from deployments.serving_records import ServedPart, ServedRequest, ServedTokens
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator

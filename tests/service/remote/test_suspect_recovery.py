@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from deployments.failures import GenerationLost, RolloutFailure
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import EnvironmentLost
-from deployments.protocols import Generation, SamplingOptions, TaskDescription
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.generation import Generation, SamplingOptions, TaskDescription
 from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome

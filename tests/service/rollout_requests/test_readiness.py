@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
-from deployments.protocols import GeneratorDescription, TaskDescription
+from deployments.protocols.generation import GeneratorDescription, TaskDescription
 from rollout_client.health_contract import DegradedPart
 from service.rollout_requests.service_status import Readiness, StorePart
 from tests import virtual_time

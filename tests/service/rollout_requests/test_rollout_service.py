@@ -16,7 +16,7 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GeneratorDescription,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.protocols import GeneratorDescription
+from deployments.protocols.generation import GeneratorDescription
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from service.rollout_requests.validation import Capabilities, holds_non_finite, request_problems

@@ -9,7 +9,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from deployments.failures import TurnTimedOut
-from deployments.protocols import (
+from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
 from deployments.failures import EnvironmentRejected, failure_of
-from deployments.protocols import Generation, WeightSpan
+from deployments.protocols.chat import ChatOptions, TokenizedObservation
+from deployments.protocols.generation import Generation, WeightSpan
 from deployments.seeds import derived_seed
 from rollout_client.contract import Message, SampleMetrics, SampleResult, WeightVersionSpan
 from rollout_env import ChatMessage, StepOutcome

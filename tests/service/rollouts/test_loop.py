@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
-from deployments.protocols import Generation, GenerationRequest, StepRequest
+from deployments.protocols.chat import ChatOptions, TokenizedObservation
+from deployments.protocols.generation import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import Generation, GenerationRequest
+from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols import SamplingOptions
+from deployments.protocols.generation import SamplingOptions
 from deployments.seeds import derived_seed
 from service.rollouts.seeds import sampling_of_turn
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from deployments.failures import EnvironmentLost, RestartableSessionLost, SessionLost
-from deployments.protocols import Generation, GenerationRequest
+from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping

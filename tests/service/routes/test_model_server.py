@@ -11,7 +11,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from deployments.failures import GenerationLost
-from deployments.serving_records import ServedPart, ServedTokens
+from deployments.protocols.model_server import ServedPart, ServedTokens
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings

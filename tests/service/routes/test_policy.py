@@ -24,7 +24,7 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.protocols import Generation, GenerationRequest, WeightSpan
+from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.policy_contract import (
     PushOptions,
     SwitchOptions,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected
-from deployments.protocols import RequestShare, ScoringRequest
+from deployments.protocols.generation import RequestShare, ScoringRequest
 from rollout_client import SequenceScore
 from service.problems import JSON_WORDS
 from service.rollouts import retries

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
-from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore

@@ -4,8 +4,8 @@ import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from deployments.chat.tokenizer_protocol import UnsupportedTokenizer
 from deployments.generation.response_parser import ParserUnusable
+from deployments.protocols.chat import UnsupportedTokenizer
 from service.startup.commands import ServiceNotStarted
 from service.startup.readiness import Startup
 

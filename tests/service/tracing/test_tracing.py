@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Tracer
 
 from deployments.failures import GenerationLost
-from deployments.protocols import Generation, GenerationRequest, StepRequest
-from deployments.serving_records import ServedPart
+from deployments.protocols.generation import Generation, GenerationRequest, StepRequest
+from deployments.protocols.model_server import ServedPart
 from rollout_env import StepOutcome
 from service.rollouts.observer import UNOBSERVED
 from service.tracing.settings import TracingSettings

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.environment_records import StepRequest, TaskDescription
 from deployments.failures import EnvironmentLost
-from deployments.protocols import Environment, Generation, GenerationRequest, RefusedField, WeightSpan
+from deployments.protocols.environments import StepRequest, TaskDescription
+from deployments.protocols.generation import Environment, Generation, GenerationRequest, RefusedField, WeightSpan
 from rollout_env import StepOutcome
 from tests.service.scripted import ScriptedGenerator, ids_of
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import uvicorn
 from fastapi import FastAPI
 
-from deployments.protocols import GeneratorDescription
+from deployments.protocols.generation import GeneratorDescription
 from rollout_client.policy_contract import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl
 from service.access.keys import hash_of, new_key

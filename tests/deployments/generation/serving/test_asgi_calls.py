@@ -15,8 +15,8 @@ from fastapi.responses import StreamingResponse
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.generation.serving.asgi_calls import PATHS, answer_parts
 from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
-from deployments.protocols import SamplingOptions, packed_ids
-from deployments.serving_records import ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.generation import SamplingOptions, packed_ids
+from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 
 REQUEST = ServedRequest("call-1", range(3), 100, (), SamplingOptions(), body=b'{"a": 1}')
 

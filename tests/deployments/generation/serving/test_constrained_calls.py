@@ -8,8 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 from vllm.sampling_params import SamplingParams
 
-from deployments.protocols import packed_ids, packed_logprobs
-from deployments.serving_records import Endpoint
+from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.model_server import Endpoint
 from deployments.sessions.journal import generated_fields, generated_of, written
 from deployments.sessions.records import GeneratedMessage
 from rollout_client.contract import GivenMessage, Message

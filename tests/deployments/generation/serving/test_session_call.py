@@ -12,8 +12,8 @@ from deployments.generation.serving import session_calls_in_flight
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
 from deployments.generation.serving.session_call import SessionCall, context_of
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
-from deployments.protocols import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
-from deployments.serving_records import ServedRequest, ServedTokens
+from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.model_server import ServedRequest, ServedTokens
 from deployments.sessions.records import ChatContext, EngineCall, OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore

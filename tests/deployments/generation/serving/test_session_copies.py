@@ -11,8 +11,8 @@ from deployments.generation.serving.asgi_calls import running_calls
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_answers import session_answer_parts
-from deployments.protocols import SamplingOptions
-from deployments.serving_records import ServedRequest
+from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.model_server import ServedRequest
 from deployments.sessions.failures import SessionClosed
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.settings import SessionsSettings

@@ -5,9 +5,9 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_request import prepare_chat
-from deployments.protocols import SamplingOptions
+from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.model_server import ServedRequest
 from deployments.seeds import derived_seed
-from deployments.serving_records import ServedRequest
 from rollout_client.contract import Sampling
 
 # Importing vLLM takes seconds.

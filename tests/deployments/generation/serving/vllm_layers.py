@@ -22,8 +22,8 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_progress import StepCounter
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.layers import ServingLayers
-from deployments.protocols import SamplingOptions
-from deployments.serving_records import Endpoint, ServedRequest
+from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore

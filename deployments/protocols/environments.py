@@ -1,4 +1,4 @@
-"""The records of environment steps and of tasks. Imported through `deployments/protocols.py`."""
+"""The records of environment steps and of tasks. Imported through `deployments/protocols/generation.py`."""
 
 from dataclasses import dataclass, field
 from typing import Any

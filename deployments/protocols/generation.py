@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from deployments.environment_records import RefusedField as RefusedField
-from deployments.environment_records import StepRequest as StepRequest
-from deployments.environment_records import StepResults as StepResults
-from deployments.environment_records import TaskDescription as TaskDescription
 from deployments.failures import RolloutFailure
+from deployments.protocols.environments import RefusedField as RefusedField
+from deployments.protocols.environments import StepRequest as StepRequest
+from deployments.protocols.environments import StepResults as StepResults
+from deployments.protocols.environments import TaskDescription as TaskDescription
 from deployments.replica_records import GeneratorDescription as GeneratorDescription
 from deployments.replica_records import PrefixCacheTokens as PrefixCacheTokens
 from deployments.replica_records import ReplicaLoad as ReplicaLoad

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
-from deployments.protocols import GenerationRequest, SamplingOptions
+from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.rpc.weight_demands import refuse_other_version
 
 

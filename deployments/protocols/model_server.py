@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import GenerationRequest, ReplicaLoad
+from deployments.protocols.generation import GenerationRequest, ReplicaLoad
 from rollout_client.contract import Sampling
 
 Endpoint = Literal[

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols import WeightSpan
-from deployments.version_spans import joined_spans
+from deployments.protocols.generation import WeightSpan
+from deployments.protocols.weight_versions import joined_spans
 
 VERSIONS = st.lists(st.sampled_from("123"))
 """Of each token of a part."""

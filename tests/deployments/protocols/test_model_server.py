@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.serving_records import public_model_name
+from deployments.protocols.model_server import public_model_name
 
 
 @pytest.mark.parametrize(
