@@ -24,11 +24,11 @@ from deployments.protocols.generation import RefusedField, StepRequest, StepResu
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
-from deployments.rpc.draining import call_at_shutdown, is_replica
-from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
 from deployments.shared_memory import claim_folder, claim_shared_memory
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, is_replica
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions

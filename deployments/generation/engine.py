@@ -47,7 +47,6 @@ from deployments.generation.engine_requests import (
     warm_up_requests,
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
-from deployments.generation.unseen_texts import make_no_unseen_texts
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols.generation import (
     Engine,
@@ -62,6 +61,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.rpc.weight_demands import refuse_other_version
+from deployments.upstream.vllm.logprob_texts import make_no_unseen_texts
 from rollout_client.policy_names import label_of
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"

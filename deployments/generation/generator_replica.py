@@ -21,13 +21,13 @@ from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest
-from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
-from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.shared_memory import claim_folder, claim_shared_memory
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 
 if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine
@@ -66,8 +66,8 @@ class GeneratorReplica(GeneratorReplicaBase):
             os.environ.setdefault(SOCKETS_VARIABLE, str(folder))
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
-        from deployments.generation.engine_metrics import INSTRUMENTS, EngineMetrics
         from deployments.generation.named_policies import NamedPolicies
+        from deployments.upstream.vllm.ray_metrics import INSTRUMENTS, EngineMetrics
 
         seed = replica_seed(settings.seed, replica_id())
         self._responses = responses or ResponseSettings()

@@ -24,12 +24,12 @@ from deployments.jobs.records import (
     loaded_job,
 )
 from deployments.jobs.settings import JobsSettings
-from deployments.rpc.draining import is_replica
-from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.storage.opening import storage_of
 from deployments.storage.records import EntryName, StoredRecord
 from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import Planned, StoredState
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import is_replica
 
 ORDERS_S = 1.0
 """How long a call for orders waits for some: an ingress replica calls again at once, and each call keeps its lease."""

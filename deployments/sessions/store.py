@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from deployments import logs
-from deployments.rpc.draining import is_replica
-from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.together import results_of
 from deployments.sessions.call_writer import CallWriter
 from deployments.sessions.drift import drift_report
@@ -45,6 +43,8 @@ from deployments.storage.opening import storage_of
 from deployments.storage.records import EntryName, StoredRecord
 from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import Planned, StoredState
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import is_replica
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
 

@@ -32,12 +32,12 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols.generation import GenerationRequest
-from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
-from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 
 NO_WEIGHTS = "This generator is simulated and has no weights that a trainer could transfer into its memory: push them."
 REGISTER_AGAIN_AFTER_S = 0.5

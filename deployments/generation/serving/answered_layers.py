@@ -22,9 +22,9 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_request import prepare_chat, prepare_responses
 from deployments.generation.serving.shown import DATA, shown_message, shown_output
-from deployments.generation.serving.vllm_patches import ending_as_they_end
 from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
+from deployments.upstream.vllm.servers import ending_as_they_end
 
 VERSIONS = "weight_versions"
 

@@ -27,8 +27,8 @@ from deployments.generation.serving.answered_layers import AnsweredChat, Answere
 from deployments.generation.serving.fail_fast import fail_at_first_wrong_item
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
-from deployments.generation.serving.vllm_patches import install, take_null_fields_of_messages
 from deployments.protocols.model_server import public_model_name
+from deployments.upstream.vllm.servers import install, take_null_fields_of_messages
 
 ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
 REQUESTS = (

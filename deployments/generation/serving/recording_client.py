@@ -15,8 +15,8 @@ from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
-from deployments.generation.unseen_texts import mark_texts_unseen
 from deployments.sessions.failures import SessionFailure
+from deployments.upstream.vllm.logprob_texts import mark_texts_unseen
 
 Output = RequestOutput | Exception | None
 """What the task that reads the engine hands on: an output, what broke, or the end."""

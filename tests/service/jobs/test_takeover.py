@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.protocols.generation import GenerationRequest, StepRequest
-from deployments.rpc import draining
 from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.upstream.ray_serve import own_replica as draining
 from service.settings import AdmissionBounds, AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from grpc import aio
 
-from deployments.rpc.grpc_wakeups import handle_all, read_all_wakeups
+from deployments.upstream.ray_serve.grpc_wakeups import handle_all, read_all_wakeups
 
 CALLS = 500
 """Each has several events; about 280 wake-ups fill a socket pair."""

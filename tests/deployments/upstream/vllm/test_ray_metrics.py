@@ -13,7 +13,7 @@ Given = list[tuple[str, dict[str, str], float]]
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Names, tags without the replica's, and values."""
-    from deployments.generation import engine_metrics
+    from deployments.upstream.vllm import ray_metrics as engine_metrics
 
     values: Given = []
 
@@ -33,14 +33,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
 
 
 def flush() -> None:
-    from deployments.generation import engine_metrics
+    from deployments.upstream.vllm import ray_metrics as engine_metrics
 
     for instrument in engine_metrics.INSTRUMENTS:
         instrument.flush(repeats=True)
 
 
 def test_a_histogram_is_given_to_ray_by_label_under_a_name_that_it_takes(given: Given) -> None:
-    from deployments.generation.engine_metrics import EngineHistogram
+    from deployments.upstream.vllm.ray_metrics import EngineHistogram
 
     histogram = EngineHistogram("vllm:step_seconds", "Time.", ["engine"], [0.5, 1])
     first, _second = histogram.labels("0"), histogram.labels(engine="1")
@@ -63,7 +63,7 @@ def test_a_histogram_is_given_to_ray_by_label_under_a_name_that_it_takes(given: 
 
 
 def test_a_counter_whose_labels_are_asked_for_with_every_step_is_one(given: Given) -> None:
-    from deployments.generation.engine_metrics import EngineCounter
+    from deployments.upstream.vllm.ray_metrics import EngineCounter
 
     counter = EngineCounter("vllm:cached_tokens", "Tokens.", ["engine", "source"])
     for value in (1, 2):
@@ -78,7 +78,7 @@ def test_a_counter_whose_labels_are_asked_for_with_every_step_is_one(given: Give
 
 
 def test_a_gauge_keeps_its_value_between_steps(given: Given) -> None:
-    from deployments.generation.engine_metrics import EngineGauge
+    from deployments.upstream.vllm.ray_metrics import EngineGauge
 
     gauge = EngineGauge("vllm:running", "Requests.", ["engine"], "mostrecent").labels("0")
     gauge.set(1)
@@ -89,7 +89,7 @@ def test_a_gauge_keeps_its_value_between_steps(given: Given) -> None:
 
 
 def test_a_gauge_whose_labels_say_what_is_so_now_is_not_kept(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.generation import engine_metrics
+    from deployments.upstream.vllm import ray_metrics as engine_metrics
 
     monkeypatch.setattr(engine_metrics, "time", lambda: 12.0)
     engine_metrics.EngineGauge("vllm:adapters", "Now.", ["running"]).labels(running="a,b").set_to_current_time()
@@ -99,7 +99,7 @@ def test_a_gauge_whose_labels_say_what_is_so_now_is_not_kept(given: Given, monke
 
 
 def test_a_metric_without_labels_has_the_tag_of_its_replica_alone(given: Given) -> None:
-    from deployments.generation.engine_metrics import EngineCounter, EngineGauge, EngineHistogram
+    from deployments.upstream.vllm.ray_metrics import EngineCounter, EngineGauge, EngineHistogram
 
     EngineCounter("vllm:counted", "Calls.").inc()
     EngineGauge("vllm:running", "Requests.").set(2)
@@ -117,7 +117,7 @@ def test_a_metric_without_labels_has_the_tag_of_its_replica_alone(given: Given) 
 def test_no_metric_of_vllms_goes_to_ray_with_every_step() -> None:
     from vllm.v1.metrics.ray_wrappers import RayCounterWrapper, RayGaugeWrapper, RayHistogramWrapper
 
-    from deployments.generation.engine_metrics import EngineMetrics
+    from deployments.upstream.vllm.ray_metrics import EngineMetrics
 
     raw: tuple[Any, ...] = (RayCounterWrapper, RayGaugeWrapper, RayHistogramWrapper)
     parts = ("_spec_decoding_cls", "_kv_connector_cls", "_perf_metrics_cls")

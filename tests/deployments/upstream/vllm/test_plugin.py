@@ -18,7 +18,7 @@ from vllm.v1.sample import sampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 
-from deployments.generation.vllm_plugin import (
+from deployments.upstream.vllm.plugin import (
     PromptLogits,
     keep_adapters_from_tokens_without,
     keep_top_logprobs_beside_scores,

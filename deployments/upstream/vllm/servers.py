@@ -1,6 +1,6 @@
 """What vLLM's servers do otherwise than OpenAI's API says, mended here.
 
-Needed with vLLM 0.32. `tests/deployments/generation/serving/test_vllm_patches.py` has a test for each patch that fails
+Needed with vLLM 0.32. `tests/deployments/upstream/vllm/test_servers.py` has a test for each patch that fails
 when it is no longer needed.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.serve._private.replica import Replica
 
-from deployments.rpc.draining import call_at_shutdown
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 from tests import virtual_time
 
 

@@ -14,7 +14,7 @@ from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParse
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
 from deployments.generation.serving import answered_layers
-from deployments.generation.serving.vllm_patches import install, take_null_fields_of_messages
+from deployments.upstream.vllm.servers import install, take_null_fields_of_messages
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 from tests.paths import SMALL_MODEL
 
