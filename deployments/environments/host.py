@@ -26,9 +26,9 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
-from deployments.shared_memory import claim_folder, claim_shared_memory
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, is_replica
+from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions

@@ -25,9 +25,9 @@ from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
-from deployments.shared_memory import claim_folder, claim_shared_memory
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.workers.cleanup import claim_folder, claim_shared_memory
 
 if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine

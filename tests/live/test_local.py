@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.process_group import command_of, is_engine
-from deployments.shared_memory import MARK
+from deployments.workers.cleanup import MARK
 from service.startup.ports import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deployments.shared_memory import (
+from deployments.workers.cleanup import (
     MARK,
     OWNER_VARIABLE,
     claim_folder,
@@ -60,7 +60,7 @@ def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) ->
 def test_the_folder_of_a_killed_replica_is_removed_and_all_else_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.shared_memory.LONGEST_ADDRESS", 1000)
+    monkeypatch.setattr("deployments.workers.cleanup.LONGEST_ADDRESS", 1000)
     gone, elsewhere = tmp_path / f"{MARK}-{owner_that_is_gone()}", tmp_path / f"{MARK}-1-2-3"
     for folder in (gone, elsewhere):
         folder.mkdir()
@@ -81,7 +81,7 @@ def test_a_folder_whose_sockets_would_have_too_long_paths_is_not_made(tmp_path: 
 
 KILLED = """
 import multiprocessing, os
-from deployments.shared_memory import claim_folder
+from deployments.workers.cleanup import claim_folder
 from deployments.environments.bridges.hosted import get_temp_dir
 claim_folder()
 context = multiprocessing.get_context("forkserver")
