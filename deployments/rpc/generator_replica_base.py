@@ -32,8 +32,8 @@ from deployments.protocols.generation import (
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
-from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.heartbeats import Heartbeats, Listener
+from deployments.rpc.liveness import CallerWatch
 from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 from deployments.rpc.output_health import OutputHealth
 

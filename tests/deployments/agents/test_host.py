@@ -9,7 +9,7 @@ from deployments.agents.host import AgentHost
 from deployments.agents.settings import AgentSettings
 from deployments.environments.host import CALLER_GONE
 from deployments.protocols.generation import StepRequest
-from deployments.rpc import caller_watch
+from deployments.rpc import liveness as caller_watch
 from tests import virtual_time
 from tests.deployments.agents.test_programs import CALL, FUNCTIONS
 

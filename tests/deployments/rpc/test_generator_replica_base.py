@@ -26,7 +26,7 @@ from deployments.protocols.generation import (
     SamplingOptions,
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.rpc import caller_watch
+from deployments.rpc import liveness as caller_watch
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
