@@ -44,9 +44,9 @@ from deployments.policy.replicas.commands import (
 from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
 
 if TYPE_CHECKING:
-    from deployments.generation.canary import WeightsCanary
     from deployments.generation.named_policies import NamedPolicies
     from deployments.generation.weight_updater import WeightUpdater
+    from deployments.generation.weights_canary import WeightsCanary
 
 REGISTER_AGAIN_AFTER_S = 0.5
 MOST_SHOWN = 400

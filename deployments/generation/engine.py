@@ -33,7 +33,6 @@ from deployments.failures import (
     VersionReplaced,
 )
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.canary import CANARY_TOKENS, WeightsCanary, canary_params, canary_prompts
 from deployments.generation.continued_completion import ContinuedCompletion
 from deployments.generation.engine_health import EngineHealth, kill_child_processes
 from deployments.generation.engine_progress import EngineProgress, StepCounter
@@ -48,6 +47,7 @@ from deployments.generation.engine_requests import (
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
 from deployments.generation.weight_updater import WeightUpdater
+from deployments.generation.weights_canary import CANARY_TOKENS, WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
     Engine,
     Generation,

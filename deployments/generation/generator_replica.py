@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import GenerationLost
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.replica_seed import replica_seed
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
@@ -21,7 +22,6 @@ from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest
-from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient

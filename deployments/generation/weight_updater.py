@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.arriving_weights import Layout, Written
+from deployments.generation.trainer_transfer import Layout, Written
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
 )
 
-from deployments.generation.arriving_weights import ArrivingWeights, Layout, Written
 from deployments.generation.silence_watch import SilenceWatch
 from deployments.generation.trainer_rendezvous import TrainerRendezvous
-from deployments.generation.weight_patches import apply_patches, read_patches
+from deployments.generation.trainer_transfer import ArrivingWeights, Layout, Written
+from deployments.generation.weight_deltas import apply_patches, read_patches
 
 logger = logging.getLogger("rollout_service.generation")
 NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"

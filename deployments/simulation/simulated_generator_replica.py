@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import PolicyStoreLost
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Canary,
@@ -32,7 +33,6 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols.generation import GenerationRequest
-from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings

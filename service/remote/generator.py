@@ -1,4 +1,4 @@
-"""The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
+"""The `Generator` port over Serve handles. Server half: `deployments/generation/generator_replica_base.py`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence

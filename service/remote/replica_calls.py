@@ -1,4 +1,4 @@
-"""The calls of one generator replica. Server half: `deployments/rpc/generator_replica_base.py`."""
+"""The calls of one generator replica. Server half: `deployments/generation/generator_replica_base.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from deployments.environments.host import EnvironmentHost
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -21,7 +22,6 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from deployments.rpc import live_replicas
-from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from deployments.failures import GenerationLost, RolloutFailure
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -20,7 +21,6 @@ from deployments.protocols.generation import (
     SamplingOptions,
 )
 from deployments.rpc import live_replicas
-from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.in_process_handles import InProcessHandle

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.rpc.output_health import (
+from deployments.generation.output_health import (
     LEAST_GROUPS,
     MOST_NOT_FINITE,
     RECENT_GENERATIONS,

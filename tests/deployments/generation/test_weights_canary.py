@@ -16,7 +16,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.adapter_folders import ADAPTER_FILE
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.canary import (
+from deployments.generation.weights_canary import (
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,
     REMEMBER_WITHIN_S,

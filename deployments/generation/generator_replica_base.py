@@ -21,6 +21,7 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
+from deployments.generation.output_health import OutputHealth
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -35,7 +36,6 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.liveness import CallerWatch
 from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
-from deployments.rpc.output_health import OutputHealth
 
 HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")

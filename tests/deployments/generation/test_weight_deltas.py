@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from deployments.generation.weight_patches import apply_patches, read_patches
+from deployments.generation.weight_deltas import apply_patches, read_patches
 from tests.deployments.policy.delta_files import delta_of
 
 # Importing vLLM takes seconds.

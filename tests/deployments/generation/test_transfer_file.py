@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deployments.generation.arriving_weights import ArrivingWeights, Written
+from deployments.generation.trainer_transfer import ArrivingWeights, Written
 from rollout_client.weights.checksum import file_checksum
 
 LAYOUT = {"a.weight": ("BF16", [2, 3]), "b.bias": ("F32", [3])}

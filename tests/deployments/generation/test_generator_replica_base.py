@@ -16,6 +16,8 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.generation.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -27,9 +29,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc import liveness as caller_watch
-from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
-from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
