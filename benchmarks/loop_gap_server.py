@@ -17,15 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,
     Generator,
     GeneratorDescription,
-    RefusedField,
-    StepRequest,
-    TaskDescription,
     WeightSpan,
     packed_ids,
     packed_logprobs,

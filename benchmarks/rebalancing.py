@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.rollout_load import NEW_TOKENS, play
 from benchmarks.scale_service import measured, with_timing
-from deployments.rpc.live_replicas import live_replicas_of
+from deployments.rpc.handle_calls import live_replicas_of
 from service.startup.readiness import deploy
 
 FLEET = 4

@@ -18,7 +18,7 @@ import typer
 
 from deployments.environments.retrieval import RetrievalEnvironment
 from deployments.environments.step_runner import StepRunner
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import StepOutcome
 
 WORDS, WORDS_OF_DOCUMENT, WORDS_OF_QUERY = 20_000, 100, 6

@@ -1,4 +1,4 @@
-"""Every way in which a sample can fail.
+"""Every way in which a sample can fail, and the base of every refusal of a store.
 
 - *Named* here: one class per way, with the `kind` of boundary that broke and whether a retry can help.
 - *Raised* where it happens: by the engines, the environment host, the calls between deployments, the loop.
@@ -9,12 +9,31 @@
 `retryable` divides the failures in two. Those of the fleet (a dead replica, a lost connection, a full queue) are
 retryable, because the same turn can succeed on another replica. Those of the sample itself (too long, rejected by its
 environment) are not.
+
+`StoreFailure` is the base of refusals by the policy, job and session stores. The ingress answers with problem
+documents.
 """
 
 from typing import ClassVar
 
 from rollout_client.contract import FailureKind, SampleError
+from rollout_client.problem_contract import FieldProblem
 from rollout_env.records import escaped_half_surrogates
+
+
+class StoreFailure(Exception):
+    """A call of a store was not carried out, with what is wrong, field by field."""
+
+    status: ClassVar[int] = 422
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    def __init__(self, *problems: FieldProblem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return " ".join(f"{problem.field}: {problem.message}." for problem in self.problems)
 
 
 class RolloutFailure(Exception):

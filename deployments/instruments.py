@@ -136,7 +136,7 @@ class BucketCounts:
         self.changed = True
 
 
-async def flush_again_and_again(instruments: Sequence[Instrument]) -> None:
+async def flush_periodically(instruments: Sequence[Instrument]) -> None:
     """Args: `instruments` may grow meanwhile. One whose values Ray refuses is logged once; the others go on."""
     refused: set[Instrument] = set()
     repeat_every_s = Config.metrics_report_interval_ms() / 2000

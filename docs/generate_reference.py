@@ -10,10 +10,10 @@ from mkdocs.structure.files import File, Files
 
 import rollout_client.errors
 from deployments import failures
+from deployments.failures import StoreFailure
 from deployments.jobs.failures import JobFailure
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure
-from deployments.store_failure import StoreFailure
 from rollout_client.cli.app import app as command_line
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import KeysFile

@@ -12,11 +12,10 @@ from deployments import logs
 from deployments.agents.settings import agent_deployment
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.rpc.own_config import most_replicas
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
 from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options, own_address

@@ -9,8 +9,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.failures import RolloutFailure
-from deployments.store_failure import StoreFailure
+from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.problem_contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"

@@ -6,8 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
-from deployments.generation.response_settings import ResponseSettings
-from deployments.generation.settings import EngineSettings
+from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings
 from deployments.policy.settings import PolicySettings

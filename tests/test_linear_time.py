@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
-from deployments.chat import bridge, message_cuts
+from deployments.chat import bridge
+from deployments.chat import chat_template as message_cuts
 from deployments.chat.control_tokens import ControlTokens
 from deployments.environments import math_latex as latex
 from deployments.environments import replies as answers
@@ -236,7 +237,7 @@ READERS = {
     "marks in a rendering": Reader(
         message_cuts.MARK.split,
         ["\ue000", "\ue0001", "\ue000\ue001", "\ue0001\ue001", "1"],
-        ("deployments/chat/message_cuts.py::MARK",),
+        ("deployments/chat/chat_template.py::MARK",),
     ),
     "numbers of calls in a rendering": Reader(
         lambda text: bridge.NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::NUMBER",)

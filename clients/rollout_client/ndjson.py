@@ -1,4 +1,4 @@
-"""Reads lines of JSON: of files, and of a streamed rollout, which `service/rollout_requests/result_encoding.py` writes. No I/O.
+"""Reads lines of JSON, of files and of streamed rollouts (`service/rollout_requests/result_encoding.py`). No I/O.
 
 Each sample is returned once, with its position. The end is an error unless every position and the summary have arrived:
 a response is complete, or it raises.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from deployments.chat.chat_template import ChatTemplate
-from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
+from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 
 PROBE_TEXT = "Answer7f3a"

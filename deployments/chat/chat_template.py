@@ -1,12 +1,215 @@
-"""The model's chat template: messages to text, and which part of the text is whose."""
+"""The model's chat template: messages to text, and where each message of the text ends.
+
+The ends are found by a number of renderings that does not grow with the text. A template writes the messages in a loop,
+so the message of an iteration owns what the iteration writes. Templates are compiled a second time with marks at the
+iterations of their loops; the marked rendering without its marks must be the rendering itself, or it is not used.
+Templates put some text between two messages on the wrong side of the loop: a closing marker that the next message
+writes, or one that only a message writes which is not the last. So the first messages are rendered alone, once for each
+pair of neighbouring roles, and show where messages of such roles end.
+"""
 
 import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.visitor import NodeTransformer
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.message_cuts import RENDERING_ERRORS, Chat, marked_template, message_cuts
+# The environment in which transformers renders templates is not public: filters, globals, extensions, the sandbox.
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
 from deployments.protocols.chat import ChatOptions
+
+Chat = Sequence[Mapping[str, Any]]
+RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""What a template can raise on messages that it was not written for."""
+MARK = re.compile("\ue000([0-9]*)\ue001")
+"""The number of the message that writes the text after the mark; none: no message does."""
+MOST_SAMPLES = 2
+"""Prefixes rendered for messages of the same roles, until the template renders one as the beginning of the whole."""
+FEW = 4
+"""As many prefixes cost no more than finding out how the template's loop goes."""
+MOST_PREFIXES = 64
+"""Prefixes rendered with a template whose loop does not show the messages: one that counts them, for example."""
+
+
+def message_cuts(
+    chat: Chat,
+    text: str,
+    first: int,
+    render_prefix: Callable[[Chat], str],
+    render_marked: Callable[[Chat, Callable[..., str], Callable[..., str]], str],
+) -> list[int]:
+    """The indexes in `text`, the rendering of `chat`, at which its messages but the last one end. They never decrease.
+
+    Where the first messages, rendered alone, are the beginning of the whole, they end with that rendering. A message
+    that the template refuses as a last one, or writes otherwise there, ends where the next one begins.
+
+    Args:
+        first: the number of the first message whose end is wanted.
+        render_prefix: renders messages without a generation prompt.
+        render_marked: renders messages with the marks of `marked_template`, given its two functions.
+    """
+    places = range(first + 1, len(chat))
+    ends: list[int | None] = [None]
+    if len(places) <= FEW:
+        ends = [prefix_end(chat[:place], text, render_prefix) for place in places]
+    if None in ends:
+        begins = beginnings(chat, text, render_marked)
+        if begins is None:
+            ends = [prefix_end(chat[:place], text, render_prefix) for place in places[:MOST_PREFIXES]]
+            ends += [None] * (len(places) - len(ends))
+        else:
+            ends = [*shifted(chat, text, places, begins, render_prefix)]
+    return list(accumulate((end or 0 for end in ends), max))
+
+
+def shifted(
+    chat: Chat, text: str, places: Iterable[int], begins: Sequence[int], render_prefix: Callable[[Chat], str]
+) -> Iterator[int]:
+    """Where the message before each place ends, by where the loop begins the one at it."""
+    samples: Counter[tuple[object, ...]] = Counter()
+    shifts: dict[tuple[object, ...], tuple[int, str]] = {}
+    for place in places:
+        begin = begins[place]
+        kind = (*kind_of(chat[place - 1]), *kind_of(chat[place]))
+        if kind not in shifts and samples[kind] < MOST_SAMPLES:
+            samples[kind] += 1
+            end = prefix_end(chat[:place], text, render_prefix)
+            if end is not None:
+                shifts[kind] = end - begin, text[min(begin, end) : max(begin, end)]
+        shift, between = shifts.get(kind, (0, ""))
+        yield begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin
+
+
+def kind_of(message: Mapping[str, Any]) -> tuple[object, ...]:
+    return message.get("role"), bool(message.get("tool_calls")), bool(message.get("content"))
+
+
+def prefix_end(prefix: Chat, text: str, render_prefix: Callable[[Chat], str]) -> int | None:
+    """The length of a prefix's rendering; `None` if the template refuses it or renders it otherwise in the whole."""
+    try:
+        rendered = render_prefix(prefix)
+    except RENDERING_ERRORS:
+        return None
+    return len(rendered) if text.startswith(rendered) else None
+
+
+def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list[int] | None:
+    """The index at which each message or a later one begins; `None` if the template's loops do not show it."""
+    marks = Marks(chat)
+    try:
+        marked = render_marked(marks.chat, marks.enter, marks.leave)
+    except RENDERING_ERRORS:
+        return None
+    pieces = MARK.split(marked)
+    if "".join(pieces[::2]) != text:
+        return None
+    first: dict[int, int] = {}
+    position, last = len(pieces[0]), 0
+    for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        if number and piece.strip():
+            first.setdefault(int(number), position)
+            last = max(last, position + len(piece))
+        position += len(piece)
+    if not first:
+        return None
+    begins = accumulate((first.get(place, last) for place in reversed(range(len(chat)))), min)
+    return [*begins][::-1]
+
+
+class Marks:
+    """Writes the marks of one rendering."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat: Chat = [{**message} for message in chat]
+        """Copies, which are told apart by what they are, not by what they say."""
+        self._numbers = {id(message): number for number, message in enumerate(self.chat)}
+        self._within: list[tuple[int, int, bool]] = []
+        """The loops that are running for messages: the loop, its message, and whether the loop is over messages."""
+
+    def enter(self, loop: int, item: object, is_own: bool) -> str:
+        """An iteration of a loop begins, or finds its message by an index. Marks it.
+
+        Args:
+            is_own: whether the loop is over the item, which then is its message, whichever others it looks at.
+        """
+        number = self._numbers.get(id(item))
+        if number is None:
+            return ""
+        if self._within and self._within[-1][0] == loop:
+            if self._within[-1][2] and not is_own:
+                return ""
+            self._within.pop()
+        self._within.append((loop, number, is_own))
+        return self._mark()
+
+    def leave(self, loop: int) -> str:
+        """A loop has ended: what follows is of the message that it ran for, if it was within another loop."""
+        if not self._within or self._within[-1][0] != loop:
+            return ""
+        self._within.pop()
+        return self._mark()
+
+    def _mark(self) -> str:
+        return f"\ue000{self._within[-1][1] if self._within else ''}\ue001"
+
+
+@lru_cache(maxsize=16)
+def marked_template(source: str) -> Template:
+    """The chat template as transformers compiles it, and besides with calls of `enter_iteration` and `leave_loop`."""
+    environment = _compile_jinja_template(source).environment
+    tree: nodes.Template = MarkLoops(environment).visit(environment.parse(source))
+    code: Any = environment.compile(tree)
+    template: Template = environment.template_class.from_code(environment, code, environment.globals)
+    return template
+
+
+class MarkLoops(NodeTransformer):
+    """Adds calls to the loops of a template: where they have an item, and after them."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._loops = 0
+        self._around: list[int] = []
+        """The loops around the node that is visited."""
+
+    def visit_For(self, loop: nodes.For) -> list[nodes.Node]:  # noqa: N802  # jinja2 calls it by its node's name
+        self._loops += 1
+        number = self._loops
+        self._around.append(number)
+        self.generic_visit(loop)
+        self._around.pop()
+        if isinstance(loop.target, nodes.Name):
+            loop.body.insert(0, self._enter(number, loop.target, is_own=True))
+        return [loop, self._output(loop, "leave_loop", [nodes.Const(number)])]
+
+    def visit_Assign(self, assign: nodes.Assign) -> list[nodes.Node]:  # noqa: N802
+        if not self._around or not isinstance(assign.target, nodes.Name):
+            return [assign]
+        return [assign, self._enter(self._around[-1], assign.target, is_own=False)]
+
+    def _enter(self, loop: int, item: nodes.Name, is_own: bool) -> nodes.Output:
+        arguments = [nodes.Const(loop), nodes.Name(item.name, "load"), nodes.Const(is_own)]
+        return self._output(item, "enter_iteration", arguments)
+
+    def _output(self, place: nodes.Node, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
+        output = nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
+        for node in descendants(output):
+            node.set_lineno(place.lineno)
+            node.set_environment(self._environment)
+        return output
+
+
+def descendants(node: nodes.Node) -> Iterator[nodes.Node]:
+    yield node
+    yield from node.find_all(nodes.Node)
+
 
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
 """The parameters of `apply_chat_template`; all other keyword arguments reach the template."""

@@ -19,10 +19,8 @@ from deployments.chat.bridge import (
     Bridges,
     Calls,
 )
-from deployments.chat.chat_template import ChatTemplate
+from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.chat.control_tokens import SplitEncoding, SplittableText
-from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
-from deployments.chat.messages import prompt_message
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
 from deployments.chat.tokenizer_loading import (
     end_tokens_of,
@@ -38,6 +36,7 @@ from deployments.protocols.chat import (
     SplitSpecialTokens,
     TokenizedObservation,
     UnsupportedTokenizer,
+    prompt_message,
 )
 from rollout_client.contract import Message, PromptMessage
 from rollout_client.info_contract import TokenizerInfo

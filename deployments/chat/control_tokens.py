@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.message_cuts import Chat
+from deployments.chat.chat_template import Chat
 from deployments.protocols.chat import SplitSpecialTokens
 
 PRIVATE_CHARACTERS = range(0x100000, 0x10FFFE)

@@ -20,11 +20,10 @@ from deployments.failures import EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings
-from deployments.protocols.generation import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
-from deployments.rpc.heartbeats import Heartbeats, Listener
-from deployments.rpc.liveness import CallerWatch
+from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, is_replica

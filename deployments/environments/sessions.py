@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.environments.step_queue import StepSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
 from rollout_env.calls import call, is_plain
 from rollout_env.validation import opened_session, validated_extra_env_info, validated_outcome

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.rpc.iteration_batcher import IterationBatcher
+from deployments.rpc.batching import IterationBatcher
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.validation import batch_outcomes, validated_extra_env_info, validated_outcome
 

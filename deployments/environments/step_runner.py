@@ -18,7 +18,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.calls import is_plain

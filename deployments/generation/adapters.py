@@ -1,8 +1,13 @@
-"""The LoRA adapters of one vLLM engine: which one is used for which policy, and which ones are still needed."""
+"""The LoRA adapters of one vLLM engine: which policy uses which, which are still needed, and their folders.
+
+vLLM loads an adapter from a folder as PEFT saves it.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+import os
+import shutil
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -11,11 +16,36 @@ from typing import TYPE_CHECKING
 
 from vllm.lora.request import LoRARequest
 
-from deployments.generation.adapter_folders import ADAPTER_FILE
+from deployments.policy.replicas.commands import VersionPayload
 from rollout_client.weights.safetensors_file import read_header
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+ADAPTER_FILE = "adapter_model.safetensors"
+
+
+def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed: Collection[str]) -> Path:
+    """Makes `folder` with the adapter in it; removes those beside it that are not `needed` any more.
+
+    The file of the node is linked into it: vLLM reads an adapter again that it has evicted. Where that is impossible,
+    because the folders are on different file systems, it is copied.
+
+    Args:
+        needed: names of folders.
+    """
+    for other in folder.parent.iterdir():
+        if other.name not in needed and other.is_dir():
+            shutil.rmtree(other)
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
+    linked = folder / ADAPTER_FILE
+    if not linked.exists():
+        try:
+            os.link(weights, linked)
+        except OSError:
+            shutil.copyfile(weights, linked)
+    return folder
 
 
 MOST_SHOWN = 5

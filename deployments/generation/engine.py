@@ -45,7 +45,7 @@ from deployments.generation.engine_requests import (
     scoring_params,
     warm_up_requests,
 )
-from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
+from deployments.generation.running_generations import GenerationWatch, RunningGeneration, RunningGenerations
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.generation.weights_canary import CANARY_TOKENS, WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
@@ -60,7 +60,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
-from deployments.rpc.weight_demands import refuse_other_version
+from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.logprob_texts import make_no_unseen_texts
 from rollout_client.policy_names import label_of
 
@@ -85,7 +85,7 @@ class VLLMEngine(Engine):
             self.adapters, self._generate_canary, lambda: self.weights.swaps, self._canary_prompts
         )
         self._running = RunningGenerations()
-        self._stall_watch = StallWatch()
+        self._stall_watch = GenerationWatch()
         self._watching: asyncio.Task[None] | None = None
         self._progress = EngineProgress(llm)
         self._steps = steps

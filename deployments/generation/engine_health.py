@@ -1,14 +1,73 @@
-"""Checks an engine through real generations, and ends the processes of one that hangs. Knows no vLLM."""
+"""Health of an engine: observes whether it hangs, checks it by real generations, and kills one that hangs.
+
+Knows no vLLM. `EngineWatch` is a state machine: it is given what is observed at each health check.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import psutil
 
 from deployments.failures import GenerationLost, GenerationNotFinite, RolloutFailure
-from deployments.generation.hang_watch import HangWatch
+
+LEAST_OBSERVATIONS = 3
+"""Without a step, one after the other. After a stall of the observer's own event loop, the first observation may come
+before the steps that the engine has taken meanwhile are known."""
+
+
+LEAST_OBSERVATIONS_OF_SUSPECT = 2
+SUSPECT_AFTER = 1 / 3
+"""Of the timeout: an engine that took no step for so long is named to those who ask whether the service is ready."""
+
+
+class EngineWatch:
+    """An engine hangs if it has work and takes no step for `timeout_s` seconds, in which it is not paused.
+
+    Says when the engine is idle: an idle engine takes no steps, so only work can tell whether it hangs.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        """Args: `timeout_s` is None for an engine that may take as long as it likes."""
+        self._timeout_s = timeout_s
+        self._steps = 0
+        self._since: float | None = None
+        """When the engine was first seen with work and the same number of steps."""
+        self._observations = 0
+
+    def observe(self, now: float, steps: int, ongoing: int, is_paused: bool) -> Literal["moves", "idle", "hangs"]:
+        """
+        Args:
+            now: seconds of a monotonic clock.
+            steps: how many steps the engine has taken so far.
+            ongoing: generations that run or wait in the engine.
+            is_paused: whether the engine is paused on purpose.
+        """
+        has_moved = steps != self._steps
+        self._steps = steps
+        if has_moved or is_paused or not ongoing:
+            self._since, self._observations = None, 0
+            return "moves" if ongoing or is_paused else "idle"
+        if self._since is None:
+            self._since = now
+        self._observations += 1
+        if self._timeout_s is None or self._observations < LEAST_OBSERVATIONS:
+            return "moves"
+        return "hangs" if now - self._since >= self._timeout_s else "moves"
+
+    def suspected_for(self, now: float, steps: int, ongoing: int, is_paused: bool) -> float | None:
+        """For how many seconds an engine that seems to hang was seen without a step; `None` for one that does not.
+
+        Asking changes nothing, however often: only `observe` sees an engine. Args: as there.
+        """
+        if self._timeout_s is None or self._since is None or steps != self._steps or is_paused or not ongoing:
+            return None
+        still_s = now - self._since
+        is_suspect = still_s >= SUSPECT_AFTER * self._timeout_s
+        return still_s if is_suspect and self._observations >= LEAST_OBSERVATIONS_OF_SUSPECT else None
+
 
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 """In the command line of Python's helper process, which frees shared memory when the others have ended."""
@@ -41,7 +100,7 @@ class EngineHealth:
         generate_one: generates a token.
         kill: ends the engine's processes.
         """
-        self._watch = HangWatch(timeout_s)
+        self._watch = EngineWatch(timeout_s)
         self._timeout_s = timeout_s
         self._observed = observed
         self._generate_one = generate_one

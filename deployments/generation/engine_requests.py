@@ -5,7 +5,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost
-from deployments.generation.finite_logprobs import refuse_not_finite
+from deployments.generation.output_health import refuse_not_finite
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,

@@ -13,16 +13,15 @@ from ray.serve.handle import DeploymentHandle
 from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
-from deployments.generation.replica_seed import replica_seed
-from deployments.generation.response_settings import ResponseSettings
-from deployments.generation.settings import EngineSettings
-from deployments.instruments import flush_again_and_again
+from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.instruments import flush_periodically
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest
-from deployments.rpc.weight_demands import refuse_other_version
+from deployments.protocols.weight_versions import refuse_other_version
+from deployments.seeds import replica_seed
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
@@ -64,9 +63,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
             os.environ.setdefault(SOCKETS_VARIABLE, str(folder))
-        from deployments.generation.command_runner import CommandRunner
+        from deployments.generation.command_runner import CommandRunner, ServedAdapters
         from deployments.generation.engine import VLLMEngine
-        from deployments.generation.named_policies import NamedPolicies
         from deployments.upstream.vllm.ray_metrics import INSTRUMENTS, EngineMetrics
 
         seed = replica_seed(settings.seed, replica_id())
@@ -79,7 +77,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:
-            self._flushing = asyncio.create_task(flush_again_and_again(INSTRUMENTS))
+            self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._split_special_tokens = settings.split_special_tokens
@@ -87,7 +85,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
-        named = NamedPolicies(
+        named = ServedAdapters(
             self._engine.adapters,
             self._node_weights,
             self._engine.canary.try_adapter,

@@ -33,8 +33,7 @@ from deployments.protocols.generation import (
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
-from deployments.rpc.heartbeats import Heartbeats, Listener
-from deployments.rpc.liveness import CallerWatch
+from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 
 HAND_OVER_EVERY_S = 0.5

@@ -1,10 +1,29 @@
-"""Whether what a generator replica generates can be used. A state machine without I/O.
+"""Whether the outputs of a generator replica can be used: finite log-probabilities, of one generation and of many.
 
-A replica whose GPU or weights are damaged may go on answering, with log-probabilities that are NaN. Each such
-generation fails and is tried again on another replica; a replica that keeps producing them must be replaced.
+No I/O, no vLLM. A replica whose GPU or weights are damaged may go on answering, with log-probabilities that are NaN.
+Each such generation fails and is tried again on another replica; a replica that keeps producing them must be replaced.
 """
 
+import math
+from array import array
 from collections import deque
+
+from deployments.failures import GenerationNotFinite
+
+
+def refuse_not_finite(logprobs: "array[float]") -> None:
+    """Raises `GenerationNotFinite` if one of the log-probabilities (float32) is NaN or infinite.
+
+    Not even -inf can be right: it says that the token has probability 0 under the distribution that it was sampled
+    from. With NaN among the logits of a position, the engine returns an arbitrary token.
+    """
+    # A sum of float32 in float64 does not overflow. For the token of a streamed event NumPy takes twenty times as long.
+    if not math.isfinite(sum(logprobs)):
+        first = next(place for place, logprob in enumerate(logprobs) if not math.isfinite(logprob))
+        raise GenerationNotFinite(
+            f"The engine gave {logprobs[first]} as the log-probability of token {first} of {len(logprobs)}."
+        )
+
 
 RECENT_GENERATIONS = 64
 MOST_NOT_FINITE = 16

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from deployments.response_parsing import ParsedResponse, ResponseToParse
+from deployments.protocols.chat import ParsedResponse, ResponseToParse
 
 HARMONY = {"openai", "openai_gptoss"}
 """The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""

@@ -56,14 +56,14 @@ class RunningGenerations:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class GenerationProgress:
     """How far a generation is: its tokens, and since when it has no more than these, in seconds of any clock."""
 
     tokens: int
     since: float
 
 
-class StallWatch:
+class GenerationWatch:
     """Finds the generations that had no progress for too long, from observations that the caller makes every second.
 
     Progress of a generation is a new token. Before its first token it waits for others, or its prompt is computed in
@@ -71,7 +71,7 @@ class StallWatch:
     """
 
     def __init__(self) -> None:
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, GenerationProgress] = {}
         self._engine_steps = 0
 
     def stalled(
@@ -97,7 +97,7 @@ class StallWatch:
         for name, generated in tokens.items():
             last = before.get(name)
             if last is None or is_paused or generated != last.tokens or (engine_moved and not generated):
-                last = Progress(generated, now)
+                last = GenerationProgress(generated, now)
             self._progress[name] = last
             timeout_s = timeouts_s[name]
             if timeout_s is not None and now - last.since >= timeout_s:

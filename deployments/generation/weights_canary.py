@@ -1,4 +1,4 @@
-"""The canary: fixed prompts that an engine plays with new weights before anybody else does.
+"""The canary: fixed prompts that an engine plays with new weights before anybody else does, within a time limit.
 
 Guarantees: weights with which the engine fails, or gives a log-probability that is not finite, are found out; so is an
 adapter that is not zero and that the engine generates without. Weights that change no log-probability of the prompts
@@ -11,7 +11,7 @@ import shutil
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from uuid import uuid4
 
 from safetensors.torch import load_file, save_file
@@ -20,12 +20,22 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost, RolloutFailure
-from deployments.generation.adapter_folders import ADAPTER_FILE
-from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.canary_timeout import with_timeout
+from deployments.generation.adapters import ADAPTER_FILE, Adapters, LoadedAdapter
 from deployments.generation.engine_requests import generation_of
-from deployments.generation.finite_logprobs import refuse_not_finite
+from deployments.generation.output_health import refuse_not_finite
 from deployments.protocols.generation import packed_ids, packed_logprobs
+
+Result = TypeVar("Result")
+
+
+async def with_timeout(canary: Awaitable[Result], timeout_s: float) -> Result:
+    """Raises `GenerationLost` after `timeout_s` seconds; the canary is cancelled then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await canary
+    except TimeoutError:
+        raise GenerationLost(f"The canary took longer than {timeout_s:g} s.") from None
+
 
 logger = logging.getLogger("rollout_service.generation")
 GenerateCanary: TypeAlias = "Callable[[Sequence[int], LoadedAdapter | None, str], Awaitable[RequestOutput]]"

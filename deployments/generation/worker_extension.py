@@ -29,9 +29,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
 )
 
-from deployments.generation.silence_watch import SilenceWatch
-from deployments.generation.trainer_rendezvous import TrainerRendezvous
-from deployments.generation.trainer_transfer import ArrivingWeights, Layout, Written
+from deployments.generation.trainer_transfer import Layout, TrainerRendezvous, TrainerWatch, TransferFile, Written
 from deployments.generation.weight_deltas import apply_patches, read_patches
 
 logger = logging.getLogger("rollout_service.generation")
@@ -62,9 +60,9 @@ class WeightsWorkerExtension:
     rank: int
     _weight_update_active: bool
     _staging: "Staging | None" = None
-    _checksum: "Checksum | None" = None
+    _checksum: "EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
-    _arriving: ArrivingWeights | None = None
+    _arriving: TransferFile | None = None
 
     def begin_staging(self, path: str, delta: str | None = None) -> None:
         """Starts to read the safetensors file at `path`; what was staged before is dropped.
@@ -121,7 +119,7 @@ class WeightsWorkerExtension:
     def checksum_weights(self, budget_s: float) -> str | None:
         """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
         if self._checksum is None:
-            self._checksum = Checksum(self.model_runner.get_model())
+            self._checksum = EngineChecksum(self.model_runner.get_model())
         return self._checksum.compute(budget_s)
 
     def begin_rendezvous(self, init_info: dict[str, Any]) -> tuple[None, str | None]:
@@ -162,7 +160,7 @@ class WeightsWorkerExtension:
         """Writes what the next transfer brings to a file; with `None` nothing is written. Only one worker does it."""
         self._discard_arriving()
         if path is not None and self.rank == 0:
-            self._arriving = ArrivingWeights(Path(path), layout, self.model_runner.model_config.dtype)
+            self._arriving = TransferFile(Path(path), layout, self.model_runner.model_config.dtype)
 
     def saved_weights(self) -> tuple[Written | None, str | None] | None:
         """What was written, once all is, and the error, if any; `None` from the workers that do not write."""
@@ -175,7 +173,7 @@ class WeightsWorkerExtension:
         """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""
         engine = self.weight_transfer_engine
         error: str | None = None
-        with SilenceWatch(silence_s, engine.shutdown) as watch:
+        with TrainerWatch(silence_s, engine.shutdown) as watch:
             try:
                 with watch.noting_weights_of(engine.model, self._save):
                     self.update_weights(update_info)
@@ -326,7 +324,7 @@ def map_file(path: str) -> Tensors:
     return tensors
 
 
-class Checksum:
+class EngineChecksum:
     """A sha-256 over all weights, sorted by name, each as `name dtype shape sha256-of-its-bytes`; computed in steps."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.store_failure import StoreFailure
+from deployments.failures import StoreFailure
 from rollout_client.problem_contract import FieldProblem
 
 

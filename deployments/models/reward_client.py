@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.failures import EnvironmentLost, Overloaded
+from deployments.rpc.batching import IterationBatcher
 from deployments.rpc.handle_calls import call_result
-from deployments.rpc.iteration_batcher import IterationBatcher
 from deployments.rpc.message_size import bytes_of_conversation, divided
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 

@@ -3,7 +3,7 @@
 The policy store raises them; the ingress answers with problem documents.
 """
 
-from deployments.store_failure import StoreFailure
+from deployments.failures import StoreFailure
 
 
 class PolicyFailure(StoreFailure):

@@ -1,14 +1,78 @@
-"""The port through which an episode turns token ids into text and observations into token ids.
+"""The ports through which chat messages become token ids, and token ids become text, tool calls and reasoning.
 
-`TransformersChatTokenizer` (`deployments/chat/chat_tokenizer.py`) implements it with the model's own tokenizer.
+The rollout loop calls both. `TransformersChatTokenizer` (`deployments/chat/chat_tokenizer.py`) implements
+`ChatTokenizer` with the model's own tokenizer. `ProcessResponseParser` (`service/remote/response_parser.py`) implements
+`ResponseParser` with vLLM's parsers (`deployments/generation/response_parser.py`) in processes of their own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.contract import ObservationFormat
+from rollout_client.contract import Message, ObservationFormat, PromptMessage, TextPart
 from rollout_env import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseToParse:
+    """A whole response, and what its parsers want to know of its sample."""
+
+    token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int] = ()
+    """All ids before the response."""
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    turn: int = 0
+    """How many responses of the rollout came before it: the ids of its calls differ from theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """What was read out of a response. Nothing of this has tokens: those of the response are never changed."""
+
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """In OpenAI's form: `{"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON text}}`."""
+    reasoning_content: str | None = None
+    parsed_content: str | None = None
+    """The text without calls and reasoning; `None` if there are none of them."""
+    parse_error: str | None = None
+    """Why the response, or the calls in it, could not be read."""
+
+
+class ResponseParser(Protocol):
+    """Reads tool calls and reasoning out of responses. The rollout loop calls it."""
+
+    async def parse(self, response: ResponseToParse) -> ParsedResponse:
+        """What cannot be read is a `parse_error`. The call may be cancelled, and raises nothing else."""
+        ...
+
+
+OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "parsed_content", "parse_error")
+"""What a message has beside its role and its content."""
+
+
+def chat_message(message: Message | PromptMessage) -> ChatMessage:
+    """The message without its numbers."""
+    chat: ChatMessage = {"role": message.role, "content": text_of(message.content)}
+    fields = message.__dict__
+    for name in OPTIONAL_FIELDS:
+        if (value := fields.get(name)) is not None:
+            chat[name] = value  # type: ignore[literal-required]  # one of ChatMessage's keys
+    return chat
+
+
+def text_of(content: str | Sequence[TextPart] | None) -> str:
+    """The content of a prompt's message, which a chat template may take as parts, as a message log has it."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def prompt_message(message: PromptMessage, token_ids: Sequence[int]) -> Message:
+    """The message with its part of the prompt's tokens."""
+    fields: dict[str, Any] = {**chat_message(message), "token_ids": token_ids}
+    return Message.model_construct(**fields)
+
 
 SplitSpecialTokens = Literal["none", "observations", "all"]
 """Whose texts are data, in which the spelling of a control token is ordinary text."""

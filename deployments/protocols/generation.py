@@ -1,8 +1,8 @@
-"""The ports of a rollout, and the records that cross them: `Generator`, `Environment`, `Engine`.
+"""The ports of a rollout, `Generator`, `Engine` and `Environment`, and the records of generations.
 
 The rollout loop calls `Generator` and `Environment` and knows nothing else of the other deployments. `RemoteGenerator`
 and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A generator replica calls `Engine`, which
-`VLLMEngine` and `SimulatedEngine` implement.
+`VLLMEngine` and `SimulatedEngine` implement. A replica describes itself by `ReplicaLoad` and `GeneratorDescription`.
 """
 
 from array import array
@@ -11,14 +11,58 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.environments import RefusedField as RefusedField
-from deployments.protocols.environments import StepRequest as StepRequest
-from deployments.protocols.environments import StepResults as StepResults
-from deployments.protocols.environments import TaskDescription as TaskDescription
-from deployments.replica_records import GeneratorDescription as GeneratorDescription
-from deployments.replica_records import PrefixCacheTokens as PrefixCacheTokens
-from deployments.replica_records import ReplicaLoad as ReplicaLoad
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from rollout_env import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """How busy a generator replica is at one moment."""
+
+    ongoing_generations: int
+    """Generations that run or wait in the engine."""
+    waiting_generations: int = 0
+    """Those of them that have no token yet: they wait in the engine's queue, or their prompt is being computed."""
+    kv_tokens: int = 0
+    """Tokens of the prompts and responses of all ongoing generations; what the KV cache must hold to run them all."""
+    ingresses: int = 1
+    """Ingress replicas that have generations here."""
+    virtual_time: int = 0
+    """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
+    policies: tuple[str, ...] = ()
+    """The named policies that have generations here."""
+    unnamed_has_adapter: bool = False
+    """Whether generations that name no policy need an adapter too."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorDescription:
+    """What the engine behind a generator accepts: a prompt with its response has at most `max_model_len` tokens."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    revision: str | None = None
+    """Of a model that is a Hugging Face repository."""
+    engine: str = ""
+    """Name and version of the engine."""
+    max_num_seqs: int | None = None
+    """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
+    kv_cache_size_tokens: int | None = None
+    """Tokens that its KV cache holds. `None`: unknown, or without bound."""
+    max_loras: int | None = None
+    """Different adapters that one batch of the engine holds; it passes over the generations of others. `None`: no
+    bound, or no adapters."""
+    max_lora_rank: int | None = None
+    """The highest rank of an adapter; 0 if the engine takes none. `None`: no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheTokens:
+    """How many prompt tokens the engine has looked up in its prefix cache so far, and how many it found there."""
+
+    looked_up: int
+    found: int
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":

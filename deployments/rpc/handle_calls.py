@@ -1,16 +1,32 @@
-"""Calls of other deployments over Serve handles: turns what breaks a call into a `RolloutFailure`."""
+"""Calls of other deployments over Serve handles: which replicas take them, and what breaks one as a `RolloutFailure`.
+
+`NamedReplicaRouter` records the replicas; `RemoteGenerator` and `RemoteEnvironment` read them. The record must not be
+in the router's module, because Serve copies that module with its global variables into the process that routes.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 from deployments.failures import RolloutFailure
+
+_live_replicas: dict[Any, tuple[str, ...]] = {}
+
+
+def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str]) -> None:
+    _live_replicas[deployment_id] = tuple(sorted(unique_ids))
+
+
+def live_replicas_of(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
+    """Unique ids of the deployment's replicas that take calls, sorted. Empty before the handle's first call."""
+    return _live_replicas.get(handle.deployment_id, ())
+
 
 logger = logging.getLogger("rollout_service.rpc")
 

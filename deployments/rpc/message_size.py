@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import orjson
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt
 from deployments.protocols.model_server import ServedPart, ServedRequest
 from rollout_env import ChatMessage, StepOutcome
 

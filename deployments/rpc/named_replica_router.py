@@ -7,7 +7,7 @@ can name.
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 
 
 class NamedReplicaRouter(RequestRouter):

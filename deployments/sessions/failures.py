@@ -1,7 +1,7 @@
 """Every way in which a call of the session store can be refused. The ingress answers with problem documents."""
 
+from deployments.failures import StoreFailure
 from deployments.sessions.session_table import SessionRefused
-from deployments.store_failure import StoreFailure
 from rollout_client.problem_contract import FieldProblem
 
 

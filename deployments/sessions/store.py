@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from deployments import logs
-from deployments.rpc.together import results_of
+from deployments.rpc.batching import results_of
 from deployments.sessions.call_writer import CallWriter
 from deployments.sessions.drift import drift_report
 from deployments.sessions.failures import (

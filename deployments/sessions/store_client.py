@@ -8,6 +8,7 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
+from deployments.rpc.batching import TogetherCaller
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.message_size import (
     BYTES_PER_LOGPROB,
@@ -16,7 +17,6 @@ from deployments.rpc.message_size import (
     bytes_of_json,
     bytes_of_text,
 )
-from deployments.rpc.together import TogetherCaller
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.storage.storage import StoreReplaced
 from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples

@@ -33,7 +33,7 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols.generation import GenerationRequest
-from deployments.rpc.weight_demands import refuse_other_version
+from deployments.protocols.weight_versions import refuse_other_version
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups

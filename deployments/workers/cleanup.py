@@ -1,4 +1,4 @@
-"""Frees the shared memory and removes the sockets of replicas that were killed.
+"""Ends the processes of a replica with it, and frees the shared memory and sockets of replicas that were killed.
 
 Shared memory, semaphores and sockets have names and outlive the processes that use them: the processes of an engine,
 the worker processes of an environment. A killed one frees nothing, and multiprocessing's own tracker often dies with
@@ -7,13 +7,40 @@ gone, and so does a service that stops.
 """
 
 import atexit
+import ctypes
 import logging
 import os
 import shutil
+import signal
 import tempfile
-from multiprocessing import current_process, shared_memory
+from multiprocessing import current_process, parent_process, shared_memory
 from pathlib import Path
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """From now on Linux kills this process when its parent dies, also while it is stopped or computes.
+
+    vLLM's own processes notice the death of the replica at their next message, if at all, and keep cores, memory and
+    shared memory until then. Does nothing in a process that `multiprocessing` has not started.
+
+    Linux takes the end of the thread that started this process for the death of the parent. A replica starts its engine
+    in the thread of its event loop, and the engine its workers in its main thread: both live as long as their process.
+
+    Raises:
+        OSError: Linux refuses it.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if not parent.is_alive():
+        # It died before Linux was asked.
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 FOLDER = Path("/dev/shm")
 MARK = "rollout-replica"

@@ -9,11 +9,11 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from deployments.agents.programs import AgentCall
-from deployments.failures import Overloaded, RolloutFailure, SessionStoreLost, VersionReplaced
+from deployments.failures import Overloaded, RolloutFailure, SessionStoreLost, StoreFailure, VersionReplaced
 from deployments.policy.failures import PolicyFailure
-from deployments.protocols.generation import Environment, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Environment
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
-from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionLimits
 from rollout_env import StepOutcome
 from service.access.keys import Caller

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from deployments.chat.messages import chat_message
 from deployments.failures import RolloutFailure
-from deployments.protocols.generation import Environment, StepRequest
+from deployments.protocols.chat import chat_message
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Environment
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
 from rollout_client.contract import Message
 from rollout_client.problem_contract import FieldProblem

@@ -10,11 +10,10 @@ from contextvars import Context
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from deployments.failures import RolloutFailure
+from deployments.failures import RolloutFailure, StoreFailure
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
 from deployments.sessions.store_client import SessionStoreClient
-from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of

@@ -1,4 +1,4 @@
-"""The middlewares around all routes: the check of `Host` and `Origin`, and the version of the contract in every response.
+"""The middlewares around all routes: they check `Host` and `Origin`, and name the contract's version in each response.
 
 A browser sends requests of any page to services of its machine. A page whose name resolves to loopback could read the
 answers; `Host` gives it away. Another page cannot read them, but could change the weights; `Origin` gives it away. Both

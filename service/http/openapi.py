@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import models_json_schema
 
-from deployments.store_failure import StoreFailure
+from deployments.failures import StoreFailure
 from rollout_client.contract import RolloutRequest
 from rollout_client.jobs_contract import Acknowledgement, JobEvent, JobStatus
 from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall

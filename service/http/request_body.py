@@ -1,7 +1,7 @@
 """Reads the body of a request: its type, its encoding, and its bytes, whose decompressed size is bounded.
 
-What the headers say of the body is checked first. The JSON bodies of `/policy`, `/jobs` and `/sessions` are refused for the
-same reasons and in the same words as that of `/rollout`.
+What the headers say of the body is checked first. The JSON bodies of `/policy`, `/jobs` and `/sessions` are refused
+for the same reasons and in the same words as that of `/rollout`.
 """
 
 import asyncio

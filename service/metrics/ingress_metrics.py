@@ -12,7 +12,7 @@ from time import monotonic
 from ray.serve.metrics import Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_again_and_again
+from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_periodically
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
 
 NO_ROUTE = "none"
@@ -150,6 +150,6 @@ class ServiceMetrics:
         gauges = Gauges(look)
         instruments = (*self.rollouts.instruments, *self.http.instruments, gauges.gap)
         self._following = [
-            asyncio.create_task(flush_again_and_again(instruments)),
+            asyncio.create_task(flush_periodically(instruments)),
             asyncio.create_task(gauges.follow()),
         ]

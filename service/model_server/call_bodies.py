@@ -1,8 +1,8 @@
 """Reads what the ingress must know of the body of a model server's call: the replica parses the rest.
 
 That is whether it asks for a stream, how many answers it asks for, each of which the engine generates, and whether a
-text has half a surrogate pair, which is not a character and cannot be sent on in UTF-8. Python's `json` accepts one, and
-so do vLLM's servers, where it breaks a call only in the engine.
+text has half a surrogate pair, which is not a character and cannot be sent on in UTF-8. Python's `json` accepts one,
+and so do vLLM's servers, where it breaks a call only in the engine.
 """
 
 import asyncio

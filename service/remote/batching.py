@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import RolloutFailure
-from deployments.rpc.batching import BatchResults
+from deployments.rpc.batching import BatchResults, IterationBatcher
 from deployments.rpc.handle_calls import call_result, cancel_call
-from deployments.rpc.iteration_batcher import IterationBatcher
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
 from service.remote.silence import ReplicaSilent, SilenceWatch
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.generation import Environment, RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.generation import Environment
 from deployments.rpc.batching import BatchResults
-from deployments.rpc.handle_calls import call_result
-from deployments.rpc.live_replicas import live_replicas_of
+from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from rollout_env import StepOutcome

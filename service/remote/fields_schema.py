@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import jsonschema_rs
 
-from deployments.protocols.generation import TaskDescription
+from deployments.protocols.environments import TaskDescription
 
 logger = logging.getLogger("rollout_service.remote")
 

@@ -22,8 +22,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.batching import BatchResults
-from deployments.rpc.handle_calls import call_result
-from deployments.rpc.live_replicas import live_replicas_of
+from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
 from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity

@@ -12,9 +12,9 @@ from functools import partial
 
 from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
-from deployments.generation.response_settings import ResponseSettings
-from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
-from deployments.rpc.iteration_batcher import IterationBatcher
+from deployments.generation.settings import ResponseSettings
+from deployments.protocols.chat import ParsedResponse, ResponseParser, ResponseToParse
+from deployments.rpc.batching import IterationBatcher
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
 START_WITHIN_S = 600.0

@@ -1,11 +1,11 @@
-"""Tells that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/heartbeats.py`."""
+"""Tells that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/liveness.py`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from deployments.rpc.heartbeats import HEARTBEAT_S
+from deployments.rpc.liveness import HEARTBEAT_S
 
 
 class ReplicaSilent(Exception):

@@ -11,7 +11,8 @@ from deployments.agents.settings import AgentSettings
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
-from deployments.protocols.generation import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
+from deployments.protocols.environments import TaskDescription
+from deployments.protocols.generation import GeneratorDescription, RequestShare, SamplingOptions
 from deployments.seeds import derived_seed
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from rollout_client.session_contract import SessionRequest

@@ -11,8 +11,8 @@ from typing import TypeVar
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
+from deployments.protocols.chat import ResponseParser
 from deployments.protocols.generation import Environment, Generator
-from deployments.response_parsing import ResponseParser
 from rollout_client.contract import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
 from rollout_client.info_contract import ServiceInfo
 from rollout_client.sample_range_contract import NextSampleRange, SampleRange

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from deployments.chat.messages import chat_message
 from deployments.failures import EnvironmentLost, RolloutFailure, TurnTimedOut
-from deployments.protocols.generation import Environment, RefusedField, StepRequest, TaskDescription
+from deployments.protocols.chat import chat_message
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.generation import Environment
 from rollout_client.contract import PromptMessage, RolloutRequest, SampleInput
 from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome

@@ -15,10 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from deployments.chat.messages import chat_message
-from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
-from deployments.protocols.generation import Generation, GenerationRequest, StepRequest, packed_ids
-from deployments.response_parsing import ParsedResponse, ResponseToParse
+from deployments.protocols.chat import (
+    CONTEXT_TOKENS,
+    ChatTokenizer,
+    ParsedResponse,
+    ResponseToParse,
+    TokenizedObservation,
+    chat_message,
+)
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Generation, GenerationRequest, packed_ids
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart

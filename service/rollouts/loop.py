@@ -14,8 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
-from deployments.protocols.generation import Environment, GenerationRequest, Generator, StepRequest
-from deployments.response_parsing import ResponseParser
+from deployments.protocols.chat import ResponseParser
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Environment, GenerationRequest, Generator
 from rollout_client.contract import SampleError
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from deployments.protocols.chat import TokenizedObservation
+from deployments.protocols.chat import ParsedResponse, TokenizedObservation
 from deployments.protocols.generation import packed_ids
-from deployments.response_parsing import ParsedResponse
 from rollout_client.contract import Message
 from rollout_env import ChatMessage
 

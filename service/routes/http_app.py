@@ -12,10 +12,7 @@ from service.http.request_ids import RequestIdMiddleware
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes import jobs, model_server, policy, rollout, score, sessions, tasks
-from service.routes import status as health
-from service.routes import status as info
-from service.routes import status as metrics
+from service.routes import jobs, model_server, policy, rollout, score, sessions, status, tasks
 from service.routes.dependencies import provide
 from service.ui import routes as ui
 
@@ -26,10 +23,10 @@ ROUTERS = (
     model_server.router,
     sessions.router,
     tasks.router,
-    info.router,
+    status.info_router,
     policy.router,
-    health.router,
-    metrics.router,
+    status.router,
+    status.metrics_router,
     ui.router,
 )
 TITLE = "Rollout service"

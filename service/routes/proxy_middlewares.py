@@ -1,8 +1,8 @@
 """What Serve's proxy does with a request before Serve reads its headers. `serve.env` names `proxy_middlewares`.
 
 Serve obeys headers of its own, which are not part of the contract, and answers a value that is not UTF-8 with a 500.
-Whoever may play could have rollouts go on without a client, or choose the replica. So they end here. Bodies are gathered
-here too, before they go to an ingress replica.
+Whoever may play could have rollouts go on without a client, or choose the replica. So they end here. Bodies are
+gathered here too, before they go to an ingress replica.
 """
 
 import asyncio

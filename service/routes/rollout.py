@@ -103,7 +103,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
 
 
 async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yields the lines of `service.rollout_requests.result_encoding`, each rollout when it ends, in parts if it is large."""
+    """Yields the lines of a stream, each rollout when it ends, in parts if it is large."""
     count = 0
     try:
         async with aclosing(running) as ended:

@@ -16,9 +16,7 @@ from deployments.agents.programs import headers_of as headers_of_harness
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
-from deployments.generation.engine_fields import engine_fields
-from deployments.generation.response_settings import ParserKind, ResponseSettings, parser_names
-from deployments.generation.settings import EngineSettings
+from deployments.generation.settings import EngineSettings, ParserKind, ResponseSettings, engine_fields, parser_names
 from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable

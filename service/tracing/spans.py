@@ -1,4 +1,4 @@
-"""A span for each request, and below it spans of its first rollouts, their turns, generations, steps and runs of agents.
+"""A span for each request; below it spans of its first rollouts, their turns, generations, steps and agents' runs.
 
 A request's span is below the one that its `traceparent` names. Source: https://www.w3.org/TR/trace-context/.
 """

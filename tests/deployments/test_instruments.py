@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments import instruments
-from deployments.instruments import LastingGauge, SummedCounter, SummedHistogram, flush_again_and_again
+from deployments.instruments import LastingGauge, SummedCounter, SummedHistogram, flush_periodically
 from tests import virtual_time
 
 Given = list[tuple[str, dict[str, str], float]]
@@ -112,7 +112,7 @@ def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: 
     async def flush() -> None:
         monkeypatch.setattr(instruments, "monotonic", asyncio.get_running_loop().time)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_again_and_again([Noting()]), 10.5)
+            await asyncio.wait_for(flush_periodically([Noting()]), 10.5)
 
     monkeypatch.setattr(instruments, "Config", SimpleNamespace(metrics_report_interval_ms=lambda: 8000))
     virtual_time.run(flush())
@@ -142,7 +142,7 @@ def test_an_instrument_whose_values_ray_refuses_is_logged_once_and_holds_up_no_o
 
     async def flush() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_again_and_again([Refused(), Noting()]), 3.5)
+            await asyncio.wait_for(flush_periodically([Refused(), Noting()]), 3.5)
 
     virtual_time.run(flush())
     assert flushed == ["flushed"] * 3
@@ -162,7 +162,7 @@ def test_calls_go_on_between_two_instruments() -> None:
 
     async def flush() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_again_and_again([Noting("first"), Noting("second")]), 1.5)
+            await asyncio.wait_for(flush_periodically([Noting("first"), Noting("second")]), 1.5)
 
     virtual_time.run(flush())
     assert order == ["first", "call", "second", "call"]

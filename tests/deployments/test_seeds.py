@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.generation.replica_seed import SEED_BITS, replica_seed
+from deployments.seeds import SEED_BITS, replica_seed
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from vllm.envs import disable_envs_cache
 
 from benchmarks.bare_engine import engine_in
-from deployments.generation.adapter_folders import ADAPTER_FILE
-from deployments.generation.adapters import AdapterDoesNotFit
+from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions

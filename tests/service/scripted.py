@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,
     Generator,
     GeneratorDescription,
-    RefusedField,
     SamplingOptions,
-    StepRequest,
-    TaskDescription,
 )
 from rollout_client.contract import Message, ObservationFormat
 from rollout_env import ChatMessage, StepOutcome

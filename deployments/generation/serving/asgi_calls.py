@@ -1,8 +1,12 @@
-"""Calls the application of vLLM's servers inside the process, and hands its answer on in parts."""
+"""Calls the application of vLLM's servers inside the process, and hands its answer on in parts.
+
+A call of a session that was planned with an outdated copy of the record is made once more.
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +15,9 @@ from starlette.types import ASGIApp
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.protocols.model_server import Endpoint, ServedPart
+from deployments.generation.serving.session_call import SessionCall
+from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.protocols.model_server import Endpoint, ServedPart, ServedRequest
 from deployments.sessions.failures import SessionFailure
 
 GATHER_S = 0.02
@@ -170,12 +176,12 @@ async def answer_parts(app: ASGIApp, call: ServedCall) -> AsyncGenerator[ServedP
             )
             if has_ended:
                 return
-            await happens(running.ended, GATHER_S)
+            await wait_for_event(running.ended, GATHER_S)
     finally:
         running.leave()
 
 
-async def happens(event: asyncio.Event, seconds: float) -> None:
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
     """Returns when the event is set, after so many seconds at the latest."""
     if event.is_set():
         return
@@ -184,3 +190,23 @@ async def happens(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+async def session_answer_parts(
+    app: ASGIApp, request: ServedRequest, session_id: str, calls: SessionCallsInFlight
+) -> AsyncGenerator[ServedPart, None]:
+    """As `answer_parts`. The second time there is no copy any longer, and the store makes the plan."""
+    for is_second in (False, True):
+        call = ServedCall(request)
+        session = call.session = SessionCall(call, session_id, calls, is_made_again=is_second)
+        try:
+            async with aclosing(answer_parts(app, call)) as parts:
+                async for part in parts:
+                    yield part
+            return
+        except RecordOutdated:
+            if is_second:
+                raise
+        except BaseException:
+            session.give_up()
+            raise

@@ -1,22 +1,108 @@
-"""Answers calls of OpenAI's and Anthropic's APIs beside one engine."""
+"""vLLM's own servers of OpenAI's and Anthropic's APIs over one engine, and the replica's entry to them.
+
+`serving_app` builds the application of vLLM's layers, routers and error handlers; `ServingLayers` answers calls.
+"""
 
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.anthropic.api_router import router as messages_router
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.models.api_router import router as models_router
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.api_router import router as responses_router
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.api_router import router as tokenize_router
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.response_settings import ResponseSettings
-from deployments.generation.serving.app import serving_app
-from deployments.generation.serving.asgi_calls import answer_parts
+from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
+from deployments.generation.serving.asgi_calls import answer_parts, session_answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_answers import session_answer_parts
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import SplitSpecialTokens
-from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.protocols.model_server import ServedPart, ServedRequest, public_model_name
 from deployments.sessions.store_client import SessionStoreClient
+from deployments.upstream.vllm.servers import fail_at_first_wrong_item, install, take_null_fields_of_messages
+
+ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
+REQUESTS = (
+    *(ChatCompletionRequest, ResponsesRequest, AnthropicMessagesRequest, AnthropicCountTokensRequest),
+    *(TokenizeCompletionRequest, TokenizeChatRequest, DetokenizeRequest),
+)
+PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
+"""The model's own chat template."""
+
+
+def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
+    """Builds the application. Takes tenths of a second.
+
+    Args:
+        settings: its parsers, so that answers and rollouts are parsed alike.
+    """
+    engine: Any = client
+    root = public_model_name(engine.model_config.model)
+    paths = [BaseModelPath(name=name, model_path=root) for name in served_names(engine)]
+    models = OpenAIServingModels(engine_client=engine, base_model_paths=paths)
+    parsers: dict[str, Any] = {
+        "enable_auto_tools": settings.tool_call_parser is not None,
+        "tool_parser": settings.tool_call_parser,
+        "reasoning_parser": settings.reasoning_parser or "",
+    }
+    renderer = SessionOnlineRenderer(
+        engine.model_config, engine.renderer, request_logger=None, **PLAIN_TEMPLATE, **parsers
+    )
+    renderer.warmup()
+    shared: dict[str, Any] = {"request_logger": None, **PLAIN_TEMPLATE, **parsers}
+    chat: dict[str, Any] = {"response_role": "assistant", "online_renderer": renderer, **shared}
+    app = FastAPI(openapi_url=None)
+    state = app.state
+    state.engine_client = engine
+    # What vLLM's handlers look up. Serve replaces a replica with a dead engine: there is no server to end. Heartbeats
+    # are the ingress's (`service/model_server/answers.py`): vLLM has them for chat completions alone, and not while a
+    # call waits for its turn there.
+    state.args = SimpleNamespace(log_error_stack=False, sse_keep_alive_interval=0)
+    state.server = SimpleNamespace(should_exit=False)
+    state.openai_serving_models = models
+    state.openai_serving_chat = AnsweredChat(engine, models, **chat)
+    # Asking the template how it takes an effort of none would cost renderings in the first request.
+    state.anthropic_serving_messages = AnsweredMessages(engine, models, **chat, disabled_thinking_effort="none")
+    state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)
+    state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
+    init_exception_handler(app)
+    fail_at_first_wrong_item(*REQUESTS)
+    take_null_fields_of_messages(ChatCompletionRequest, TokenizeChatRequest)
+    install()
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+def served_names(engine: Any) -> list[str]:
+    """By what names callers may ask for the model, the first one being that in answers.
+
+    vLLM names a model by its path where `served_model_name` is not set.
+    """
+    named = engine.model_config.served_model_name
+    return [public_model_name(name) for name in ([named] if isinstance(named, str) else named)]
 
 
 class ServingLayers:

@@ -87,7 +87,7 @@ class RecordingClient:
             of_choice = params_of_choice(params, index)
             async for output in self._engine.outputs(request, prompt, of_choice, index, **options):
                 call.note(output, choices.is_delta)
-                refuse_what_nothing_fits(output, of_choice)
+                reject_unsatisfiable_schema(output, of_choice)
                 if (whole := choices.add(output)) is not None:
                     await confirmed(call)
                     outputs.put_nowait(whole)
@@ -184,7 +184,7 @@ def is_constrained(params: SamplingParams) -> bool:
     return fits or bool(params.allowed_token_ids or params.bad_words or params.logit_bias)
 
 
-def refuse_what_nothing_fits(output: RequestOutput, params: SamplingParams) -> None:
+def reject_unsatisfiable_schema(output: RequestOutput, params: SamplingParams) -> None:
     """Raises `VLLMValidationError` (400) if the engine has given up on a grammar or a JSON schema.
 
     It does where no token is allowed: `{"$ref": "#"}` passes vLLM's validation, and no text fits it. vLLM answers 500.

@@ -10,10 +10,10 @@ from deployments.failures import (
     Overloaded,
     PromptRejected,
     RolloutFailure,
+    StoreFailure,
     TokensTooOld,
     VersionReplaced,
 )
-from deployments.store_failure import StoreFailure
 
 STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
     PromptRejected: HTTPStatus.BAD_REQUEST,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
-from deployments.generation.finite_logprobs import refuse_not_finite
+from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens

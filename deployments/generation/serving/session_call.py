@@ -1,18 +1,98 @@
-"""What a call of a session adds to a call: its plan, its prompt, and its record in the session store."""
+"""What a call of a session adds to a call: its plan, its prompt, and its record in the session store.
+
+`ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import orjson
+
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
-from deployments.generation.serving.shown import ShownChoices
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.failures import SessionFailure, call_not_recorded
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+
+DATA = "data: "
+DONE = "[DONE]"
+
+
+class ShownChoices:
+    """The messages of a chat's choices, joined from the events that were sent."""
+
+    def __init__(self) -> None:
+        self._content: dict[int, dict[str, str]] = {}
+        self._calls: dict[int, dict[int, dict[str, str]]] = {}
+
+    def note(self, event: str) -> None:
+        """Adds what one server-sent event holds."""
+        data = event.strip().removeprefix(DATA)
+        if not data or data == DONE:
+            return
+        for choice in orjson.loads(data).get("choices") or ():
+            delta, index = choice.get("delta") or {}, choice["index"]
+            texts = self._content.setdefault(index, {"content": "", "reasoning": ""})
+            for name in texts:
+                texts[name] += delta.get(name) or ""
+            for part in delta.get("tool_calls") or ():
+                call = self._calls.setdefault(index, {}).setdefault(part["index"], {"name": "", "arguments": ""})
+                call["id"] = part.get("id") or call.get("id", "")
+                function = part.get("function") or {}
+                call["name"] = function.get("name") or call["name"]
+                call["arguments"] += function.get("arguments") or ""
+
+    @property
+    def messages(self) -> dict[int, Mapping[str, Any]]:
+        """By index of the choice."""
+        return {
+            index: shown_message(
+                {**texts, "tool_calls": [called(call) for call in self._calls.get(index, {}).values()]}
+            )
+            for index, texts in self._content.items()
+        }
+
+
+def called(call: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": call["id"],
+        "type": "function",
+        "function": {"name": call["name"], "arguments": call["arguments"]},
+    }
+
+
+def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """An assistant message of an answer, with the fields by which it is known again."""
+    calls = [
+        {"id": call.get("id"), "type": "function", "function": dict(call["function"])}
+        for call in message.get("tool_calls") or ()
+    ]
+    shown: dict[str, Any] = {"role": "assistant", "content": message.get("content") or None}
+    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
+        shown["reasoning"] = reasoning
+    if calls:
+        shown["tool_calls"] = calls
+    return shown
+
+
+def shown_output(items: Sequence[Any]) -> dict[str, Any]:
+    """The items of OpenAI's responses API as the one message that they are when they come back."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    for item in items:
+        match item.type:
+            case "message":
+                message["content"] += "".join(getattr(part, "text", "") for part in item.content)
+            case "reasoning":
+                message["reasoning"] += "".join(part.text for part in item.content or ())
+            case "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                message["tool_calls"].append({"id": item.call_id, "function": function})
+    return shown_message(message)
+
 
 UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
 SHORT_BODY_BYTES = 4096

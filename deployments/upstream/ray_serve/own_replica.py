@@ -1,13 +1,32 @@
-"""Tells a replica that Serve shuts it down, early enough to hand its work over."""
+"""Facts that Ray Serve 2.60 does not tell a replica about itself: that it is shut down, and its deployment's config.
+
+`ReplicaContext` has only the number of replicas (`world_size`), and `serve.status()` has neither the bounds of
+autoscaling nor the time for a shutdown. So this reads a private field, which `ReplicaContext` and Serve's `Replica`
+both have, and wraps the method in which a shutdown begins. A newer Ray's changes are made here.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from ray import serve
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
-from deployments.rpc.own_config import graceful_shutdown_s
+FIELD = "_deployment_config"
+
+
+def most_replicas() -> int:
+    """Of this replica's deployment: how many its config asks for; with autoscaling, how many it may ask for at most."""
+    context = serve.get_replica_context()
+    autoscaling = getattr(context, FIELD).autoscaling_config
+    return context.world_size if autoscaling is None else int(autoscaling.max_replicas)
+
+
+def graceful_shutdown_s(replica: Any) -> float:
+    """How long Serve waits for the calls of the replica. Args: `replica` is Serve's own `Replica`."""
+    return float(getattr(replica, FIELD).graceful_shutdown_timeout_s)
+
 
 DRAINING_SHARE = 0.5
 """Of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls are

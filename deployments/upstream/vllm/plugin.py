@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from deployments.generation.parent_death import die_with_parent
-from deployments.workers.cleanup import name_by_owner
+from deployments.workers.cleanup import die_with_parent, name_by_owner
 
 OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
 ADAPTER_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")

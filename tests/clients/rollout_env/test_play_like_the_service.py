@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, play
 from rollout_env.validation import validated_step
 from tests.service.rollouts import playing

@@ -8,7 +8,7 @@ import pytest
 from deployments.agents.host import AgentHost
 from deployments.agents.settings import AgentSettings
 from deployments.environments.host import CALLER_GONE
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from deployments.rpc import liveness as caller_watch
 from tests import virtual_time
 from tests.deployments.agents.test_programs import CALL, FUNCTIONS

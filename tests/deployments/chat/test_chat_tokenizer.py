@@ -10,8 +10,8 @@ from jinja2 import TemplateError
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
+from deployments.chat.chat_template import RENDERING_ERRORS
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.message_cuts import RENDERING_ERRORS
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
 from rollout_client.contract import PromptMessage

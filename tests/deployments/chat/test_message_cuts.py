@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from deployments.chat.chat_template import ChatTemplate
-from deployments.chat.message_cuts import MOST_PREFIXES
+from deployments.chat.chat_template import MOST_PREFIXES, ChatTemplate
 from deployments.protocols.chat import ChatOptions
 from tests.paths import TINY_MODEL
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import (
     ChatMessage,
     LostSession,

@@ -9,7 +9,7 @@ from deployments.environments.code_jaccard import ReferenceInfo
 from deployments.environments.host import MOST_REFUSED_FIELDS, has_validators, refused_fields
 from deployments.environments.math import MathInfo
 from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
-from deployments.protocols.generation import RefusedField
+from deployments.protocols.environments import RefusedField
 from rollout_env import play
 
 

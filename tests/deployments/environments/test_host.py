@@ -18,7 +18,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.protocols.generation import RefusedField, StepRequest, StepResults
+from deployments.protocols.environments import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.calls import abandoned_threads
 from rollout_env.loading import EnvironmentNotLoadable

@@ -16,7 +16,7 @@ from deployments.failures import (
     SessionLost,
     TurnTimedOut,
 )
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import StepOutcome
 from tests import virtual_time
 from tests.deployments.environments.counting_sessions import (

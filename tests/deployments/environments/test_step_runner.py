@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentShuttingDown, RolloutFailure, TurnTimedOut
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from tests import virtual_time
 from tests.service.scripted import outcome

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from deployments.generation.adapter_folders import ADAPTER_FILE
+from deployments.generation.adapters import ADAPTER_FILE
 from tests.deployments.policy.policy_world import adapter
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.generation.adapter_folders import ADAPTER_FILE
-from deployments.generation.adapters import AdapterDoesNotFit, Adapters
+from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED, adapter
 from tests.virtual_time import run, settled

@@ -8,9 +8,8 @@ import pytest
 from deployments.generation import generator_replica
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.generator_replica import GeneratorReplica
-from deployments.generation.replica_seed import replica_seed
-from deployments.generation.response_settings import ResponseSettings
-from deployments.generation.settings import EngineSettings
+from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.seeds import replica_seed
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from deployments.generation.response_parser import (
     parse_all,
     prepare,
 )
-from deployments.response_parsing import ParsedResponse, ResponseToParse
+from deployments.protocols.chat import ParsedResponse, ResponseToParse
 from tests.paths import TINY_MODEL
 
 pytestmark = pytest.mark.slow

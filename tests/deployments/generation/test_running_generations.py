@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.generation.running_generations import RunningGenerations, StallWatch
+from deployments.generation.running_generations import GenerationWatch, RunningGenerations
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 
 
@@ -27,7 +27,7 @@ def test_generations_are_found_by_their_ids_while_they_run() -> None:
 class Observed:
     """Observes an engine once a second; `a` has a timeout of five seconds, `b` has none."""
 
-    watch: StallWatch = field(default_factory=StallWatch)
+    watch: GenerationWatch = field(default_factory=GenerationWatch)
     now: float = 100.0
     steps: int = 0
 

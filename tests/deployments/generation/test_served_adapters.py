@@ -9,7 +9,7 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.generation.adapters import AdapterDoesNotFit, Adapters, LoadedAdapter
-from deployments.generation.named_policies import BaseReplaced, NamedPolicies
+from deployments.generation.command_runner import BaseReplaced, ServedAdapters
 from deployments.policy.replicas.commands import SetAdapters, StoredFile, VersionPayload
 from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.replicas.node_weights import NodeWeights
@@ -49,7 +49,7 @@ class World:
         self.unseen: set[str] = set()
         """Labels of adapters that change no log-probability."""
         self.changes_nothing = False
-        self.policies = NamedPolicies(self.adapters, self.node, self.try_adapter, lambda: 4)
+        self.policies = ServedAdapters(self.adapters, self.node, self.try_adapter, lambda: 4)
 
     async def try_adapter(self, loaded: LoadedAdapter) -> bool:
         assert self.adapters.of(loaded.label.partition("/")[0]) is not loaded, "generations use it already"

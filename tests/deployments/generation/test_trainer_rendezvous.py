@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from deployments.generation.trainer_rendezvous import EARLIER, TrainerRendezvous
+from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous
 from service.startup.ports import free_port
 
 LONG_ENOUGH_S = 40.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.generation.silence_watch import SilenceWatch
+from deployments.generation.trainer_transfer import TrainerWatch
 
 LONG_ENOUGH_S = 40.0
 
@@ -30,7 +30,7 @@ def test_silence_makes_it_hang_up_once_so_that_what_waits_can_fail() -> None:
         hung_up.append("now")
         fails.set()
 
-    with SilenceWatch(0.05, hang_up) as watch:
+    with TrainerWatch(0.05, hang_up) as watch:
         assert fails.wait(LONG_ENOUGH_S)
         time.sleep(0.1)
     assert (watch.has_hung_up, hung_up) == (True, ["now"])
@@ -38,7 +38,7 @@ def test_silence_makes_it_hang_up_once_so_that_what_waits_can_fail() -> None:
 
 def test_a_block_that_ends_in_time_is_left_at_once() -> None:
     began = time.monotonic()
-    with SilenceWatch(LONG_ENOUGH_S, pytest.fail) as watch:
+    with TrainerWatch(LONG_ENOUGH_S, pytest.fail) as watch:
         pass
     assert time.monotonic() - began < LONG_ENOUGH_S
     assert not watch.has_hung_up
@@ -54,7 +54,7 @@ def test_each_tensor_counts_as_a_sign_of_life() -> None:
                 yield number
 
         model = Model()
-        with SilenceWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model, model.seen.append):
+        with TrainerWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model, model.seen.append):
             assert model.load_weights(arriving()) == 8
         assert (model.seen, model.loaded) == (list(range(8)), list(range(8)))
         assert "load_weights" not in vars(model), "the model is as it was"
@@ -69,7 +69,7 @@ def test_an_error_goes_through_and_leaves_the_model_as_it_was() -> None:
         yield 1
         raise KeyError("missing")
 
-    model, watch = Model(), SilenceWatch(LONG_ENOUGH_S, pytest.fail)
+    model, watch = Model(), TrainerWatch(LONG_ENOUGH_S, pytest.fail)
     with pytest.raises(KeyError), watch, watch.noting_weights_of(model, model.seen.append):
         model.load_weights(arriving())
     assert (model.seen, "load_weights" in vars(model)) == ([1], False)

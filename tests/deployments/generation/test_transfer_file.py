@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deployments.generation.trainer_transfer import ArrivingWeights, Written
+from deployments.generation.trainer_transfer import TransferFile, Written
 from rollout_client.weights.checksum import file_checksum
 
 LAYOUT = {"a.weight": ("BF16", [2, 3]), "b.bias": ("F32", [3])}
@@ -16,11 +16,11 @@ A, B = torch.arange(6.0).reshape(2, 3).bfloat16() + 0.5, torch.tensor([1.0, 2.0,
 LONG_ENOUGH_S = 40.0
 
 
-def arriving(path: Path, engine_dtype: torch.dtype = torch.bfloat16) -> ArrivingWeights:
-    return ArrivingWeights(path, LAYOUT, engine_dtype)
+def arriving(path: Path, engine_dtype: torch.dtype = torch.bfloat16) -> TransferFile:
+    return TransferFile(path, LAYOUT, engine_dtype)
 
 
-def ended(weights: ArrivingWeights) -> tuple[Written | None, str | None]:
+def ended(weights: TransferFile) -> tuple[Written | None, str | None]:
     weights.end()
     deadline = time.monotonic() + LONG_ENOUGH_S
     while weights.state() == (None, None):

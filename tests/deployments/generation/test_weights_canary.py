@@ -14,8 +14,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
-from deployments.generation.adapter_folders import ADAPTER_FILE
-from deployments.generation.adapters import Adapters, LoadedAdapter
+from deployments.generation.adapters import ADAPTER_FILE, Adapters, LoadedAdapter
 from deployments.generation.weights_canary import (
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,

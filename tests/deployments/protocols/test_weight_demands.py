@@ -6,7 +6,7 @@ import pytest
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
-from deployments.rpc.weight_demands import refuse_other_version
+from deployments.protocols.weight_versions import refuse_other_version
 
 
 def request(min_weight_version: int = 0, weight_version: int | None = None) -> GenerationRequest:

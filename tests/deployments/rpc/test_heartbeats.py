@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from deployments.rpc.heartbeats import Heartbeats, Listener
+from deployments.rpc.liveness import Heartbeats, Listener
 from tests import virtual_time
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from deployments.rpc.iteration_batcher import IterationBatcher
+from deployments.rpc.batching import IterationBatcher
 
 
 def test_the_items_of_one_iteration_are_handed_over_together_and_those_of_the_next_one_anew() -> None:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, RolloutFailure
+from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     SamplingOptions,
     ScoredPrompt,
-    StepRequest,
     WeightSpan,
     packed_ids,
     packed_logprobs,

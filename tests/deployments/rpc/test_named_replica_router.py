@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.serve.request_router import RequestRouter
 
-from deployments.rpc.live_replicas import live_replicas_of, record_live_replicas
+from deployments.rpc.handle_calls import live_replicas_of, record_live_replicas
 from deployments.rpc.named_replica_router import NamedReplicaRouter
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from deployments.rpc.batching import TogetherCaller, results_of
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
-from deployments.rpc.together import TogetherCaller, results_of
 
 
 class Other:

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import SessionStoreLost
-from deployments.rpc.together import results_of
+from deployments.rpc.batching import results_of
 from deployments.sessions.failures import SessionClosed, session_unknown
 from deployments.sessions.records import ChatContext, Plan
 from deployments.sessions.store import SessionStore

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from deployments.generation.parent_death import die_with_parent
+from deployments.workers.cleanup import die_with_parent
 from service.startup.processes import wait_for_ends
 
 GONE_WITHIN_S = 40.0

@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from deployments.failures import AgentFailed, EnvironmentLost, Overloaded, RolloutFailure, SessionStoreLost
-from deployments.protocols.generation import StepRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deployments.data.reader import DataReader
 from deployments.failures import EnvironmentBroken
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
 from rollout_client.contract import SampleStatus
 from rollout_client.jobs_contract import JobCursor, JobEvent

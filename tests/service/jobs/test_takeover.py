@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import GenerationRequest, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import GenerationRequest
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from deployments.upstream.ray_serve import own_replica as draining
 from service.settings import AdmissionBounds, AdmissionSettings

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 
 
 class InProcessStream:

@@ -6,15 +6,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.protocols.generation import (
-    GenerationRequest,
-    GenerationResults,
-    RefusedField,
-    ReplicaLoad,
-    StepRequest,
-    StepResults,
-    TaskDescription,
-)
+from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.generation import GenerationRequest, GenerationResults, ReplicaLoad
 from tests.service.scripted import DESCRIPTION, outcome
 
 LOAD = ReplicaLoad(7, 3, 1000)

@@ -9,9 +9,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.generation import RefusedField, StepRequest, TaskDescription
-from deployments.rpc import live_replicas
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.rpc import handle_calls as live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext

@@ -10,9 +10,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.generation import StepRequest, TaskDescription
-from deployments.rpc import live_replicas
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.protocols.environments import StepRequest, TaskDescription
+from deployments.rpc import handle_calls as live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.environments.math import MathInfo
-from deployments.protocols.generation import TaskDescription
+from deployments.protocols.environments import TaskDescription
 from service.remote.fields_schema import FieldsSchema
 
 

@@ -19,8 +19,8 @@ from deployments.protocols.generation import (
     SamplingOptions,
     ScoringRequest,
 )
-from deployments.rpc import live_replicas
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.rpc import handle_calls as live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time

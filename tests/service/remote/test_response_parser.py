@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.failures import EnvironmentLost
-from deployments.response_parsing import ParsedResponse, ResponseToParse
+from deployments.protocols.chat import ParsedResponse, ResponseToParse
 from deployments.workers.pool import ProcessorTimeExceeded
 from service.remote.response_parser import MOST_PER_CALL, ProcessResponseParser
 

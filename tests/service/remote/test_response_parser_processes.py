@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from deployments.generation.response_parser import ParserUnusable
-from deployments.generation.response_settings import ResponseSettings
-from deployments.response_parsing import ResponseToParse
+from deployments.generation.settings import ResponseSettings
+from deployments.protocols.chat import ResponseToParse
 from service.remote.response_parser import ProcessResponseParser
 from tests.paths import TINY_MODEL
 

@@ -13,8 +13,8 @@ import pytest
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, RolloutFailure
 from deployments.protocols.generation import ReplicaLoad, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.rpc import live_replicas
-from deployments.rpc.live_replicas import record_live_replicas
+from deployments.rpc import handle_calls as live_replicas
+from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from deployments.environments.host import EnvironmentHost
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -18,10 +19,9 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     ReplicaLoad,
     SamplingOptions,
-    StepRequest,
 )
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
-from deployments.rpc import live_replicas
+from deployments.rpc import handle_calls as live_replicas
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator

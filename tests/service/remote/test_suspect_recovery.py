@@ -20,7 +20,7 @@ from deployments.protocols.generation import (
     ReplicaLoad,
     SamplingOptions,
 )
-from deployments.rpc import live_replicas
+from deployments.rpc import handle_calls as live_replicas
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.in_process_handles import InProcessHandle

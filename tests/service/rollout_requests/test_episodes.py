@@ -9,7 +9,8 @@ import pytest
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
-from deployments.protocols.generation import Generation, SamplingOptions, TaskDescription
+from deployments.protocols.environments import TaskDescription
+from deployments.protocols.generation import Generation, SamplingOptions
 from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome

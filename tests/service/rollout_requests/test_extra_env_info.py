@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.generation import RefusedField
+from deployments.protocols.environments import RefusedField
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from service.problems import RequestProblem

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
-from deployments.protocols.generation import GeneratorDescription, TaskDescription
+from deployments.protocols.environments import TaskDescription
+from deployments.protocols.generation import GeneratorDescription
 from rollout_client.health_contract import DegradedPart
 from service.rollout_requests.service_status import Readiness, StorePart
 from tests import virtual_time

@@ -16,15 +16,8 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    GeneratorDescription,
-    RefusedField,
-    StepRequest,
-    TaskDescription,
-    WeightSpan,
-)
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.generation import Generation, GenerationRequest, GeneratorDescription, WeightSpan
 from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome

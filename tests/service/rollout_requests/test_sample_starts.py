@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFailure
-from deployments.protocols.generation import StepRequest, TaskDescription
+from deployments.protocols.environments import StepRequest, TaskDescription
 from rollout_client.contract import RolloutRequest, SampleError
 from rollout_env import StepOutcome
 from service.problems import RequestProblem

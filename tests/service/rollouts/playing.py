@@ -9,12 +9,12 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from deployments.failures import TurnTimedOut
+from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import (
     Environment,
     Generation,
     GenerationRequest,
     Generator,
-    StepRequest,
     WeightSpan,
     packed_ids,
     packed_logprobs,

@@ -7,7 +7,8 @@ and "none" leaves stop strings and metadata as they are.
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.protocols.generation import GenerationRequest, SamplingOptions, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from rollout_env import ChatMessage
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import EpisodeRecipe, ids_of, text_of

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
-from deployments.protocols.generation import Generation, GenerationRequest, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping

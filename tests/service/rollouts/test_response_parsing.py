@@ -3,7 +3,11 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
+from deployments.protocols.chat import (
+    ParsedResponse,
+    ResponseParser,
+    ResponseToParse,
+)
 from rollout_client.contract import GivenMessage, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, play_sample

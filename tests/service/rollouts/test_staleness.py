@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, PolicyDropped, VersionReplaced
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    StepRequest,
-    WeightSpan,
-    packed_ids,
-    packed_logprobs,
-)
-from deployments.rpc.weight_demands import refuse_other_version
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.weight_versions import refuse_other_version
 from rollout_client.contract import FinishReason, Keep, Message, SampleResult, WeightVersionSpan
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping

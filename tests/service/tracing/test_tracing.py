@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Tracer
 
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import Generation, GenerationRequest, StepRequest
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.protocols.model_server import ServedPart
 from rollout_env import StepOutcome
 from service.rollouts.observer import UNOBSERVED

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.environments import StepRequest, TaskDescription
-from deployments.protocols.generation import Environment, Generation, GenerationRequest, RefusedField, WeightSpan
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.generation import Environment, Generation, GenerationRequest, WeightSpan
 from rollout_env import StepOutcome
 from tests.service.scripted import ScriptedGenerator, ids_of
 

@@ -18,7 +18,7 @@ from deployments.environments.bridges.hosted import (
 )
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentLost, RolloutFailure
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import OutcomeInvalid, SampleRejected, TemporaryFailure, check, play
 from rollout_env.validation import validated_extra_env_info
 

@@ -15,7 +15,7 @@ import pytest
 from deployments.environments.bridges.openenv import OpenEnvEnvironment, OpenEnvInfo, ServerError
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentLost, RestartableSessionLost
-from deployments.protocols.generation import StepRequest
+from deployments.protocols.environments import StepRequest
 from rollout_env import SampleRejected, TemporaryFailure, check, play
 from service.startup.ports import free_port
 from tests.paths import BRIDGED

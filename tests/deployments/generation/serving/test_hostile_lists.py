@@ -9,8 +9,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest
 
-from deployments.generation.serving.app import REQUESTS
-from deployments.generation.serving.fail_fast import fail_at_first_wrong_item
+from deployments.generation.serving.layers import REQUESTS
+from deployments.upstream.vllm.servers import fail_at_first_wrong_item
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

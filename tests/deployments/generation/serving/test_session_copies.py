@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from deployments.generation.serving.asgi_calls import running_calls
+from deployments.generation.serving.asgi_calls import running_calls, session_answer_parts
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.generation.serving.session_answers import session_answer_parts
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest
 from deployments.sessions.failures import SessionClosed

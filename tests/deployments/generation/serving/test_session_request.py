@@ -3,8 +3,8 @@
 import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+from deployments.generation.serving.answered_layers import prepare_chat
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_request import prepare_chat
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest
 from deployments.seeds import derived_seed

@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.generation.serving.shown import ShownChoices, shown_message, shown_output
+from deployments.generation.serving.session_call import ShownChoices, shown_message, shown_output
 
 
 def event(*choices: dict[str, Any]) -> str:

@@ -20,8 +20,8 @@ from vllm.v1.outputs import LogprobsLists
 
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_progress import StepCounter
-from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.layers import ServingLayers
+from deployments.generation.settings import ResponseSettings
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession

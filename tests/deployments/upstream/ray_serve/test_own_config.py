@@ -10,7 +10,7 @@ from ray.serve._private.replica import Replica
 from ray.serve.config import AutoscalingConfig
 from ray.serve.context import ReplicaContext
 
-from deployments.rpc.own_config import FIELD, graceful_shutdown_s, most_replicas
+from deployments.upstream.ray_serve.own_replica import FIELD, graceful_shutdown_s, most_replicas
 
 AUTOSCALING = AutoscalingConfig(min_replicas=1, initial_replicas=1, max_replicas=8)
 

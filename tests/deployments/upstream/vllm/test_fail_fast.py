@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from deployments.generation.serving.fail_fast import fail_at_first_wrong_item
+from deployments.upstream.vllm.servers import fail_at_first_wrong_item
 
 
 class Call(BaseModel):
