@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.environments.code_judging import ENDED_BY, CodeInfo, ProgramVerdict, judge
-from deployments.environments.math import last_box
-from deployments.environments.replies import last_code_block
+from deployments.environments.replies import last_box, last_code_block
 from deployments.failures import EnvironmentLost
 from deployments.sandbox import Limits, LocalSandbox, Program, ProgramRefused, Sandbox, SandboxLost, WallName
 from deployments.sandbox.interface import MIB

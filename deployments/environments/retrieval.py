@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.environments.math import last_box
+from deployments.environments.replies import last_box
 from deployments.environments.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
 from deployments.environments.tool_set import Tool, ToolSet, tool_message
 from rollout_env import (

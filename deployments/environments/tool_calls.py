@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
-from deployments.environments.math import last_box
+from deployments.environments.replies import last_box
 from deployments.environments.tool_set import AnsweredCall, Tool, ToolSet
 from rollout_env import ChatMessage, JsonObject, StepOutcome, TaskEnvironment, ToolCall, reply_text, tool_calls_of
 

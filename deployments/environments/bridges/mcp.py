@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from deployments.environments.bridges.support import imported
-from deployments.environments.math import last_box
+from deployments.environments.replies import last_box
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from deployments.environments.code import CodeEnvironment
 from deployments.environments.code_judging import CodeInfo
-from deployments.environments.math import addition_prompt, last_box
+from deployments.environments.math import addition_prompt
+from deployments.environments.replies import last_box
 from models.small.recipe.exercises import Exercise, invented_name, number, reply
 from rollout_env import ChatMessage
 

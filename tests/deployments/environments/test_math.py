@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from deployments.environments import math as environment_module
 from deployments.environments.host import refused_fields
-from deployments.environments.math import MathEnvironment, MathInfo, compare, ground_truth_text, last_box
-from deployments.environments.replies import AnswerForm, answer_in, letter_of
+from deployments.environments.math import MathEnvironment, MathInfo, compare, ground_truth_text
+from deployments.environments.replies import AnswerForm, answer_in, last_box, letter_of
 from deployments.failures import EnvironmentLost
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
 from rollout_env.step_watch import longest_block
