@@ -19,7 +19,6 @@ from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_re
 from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options, own_address
-from service.admission.priority import counts_by_priority
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
@@ -38,6 +37,7 @@ from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import version_of
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
+from service.scheduling.priority import counts_by_priority
 from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of

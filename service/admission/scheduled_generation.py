@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import ServedRequest
-from service.admission.fair_queue import Flow
-from service.admission.replica_affinity import Assignment
-from service.admission.replica_window import ReplicaWindow
+from service.scheduling.fair_queue import Flow
+from service.scheduling.replica_affinity import Assignment
+from service.scheduling.replica_window import ReplicaWindow
 
 UNKNOWN_REPLICA = ""
 """Stands for whichever replica Serve chooses, while none is known."""

@@ -24,7 +24,7 @@ from rollout_client.priority_contract import Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.key_usage import KeyUsage
-from service.admission.priority import share_of
+from service.scheduling.priority import share_of
 
 PRIORITY: Priority = "interactive"
 """Somebody waits for a call of these APIs."""

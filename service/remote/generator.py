@@ -24,14 +24,14 @@ from deployments.protocols.model_server import ModelServer, ServedPart, ServedPa
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
-from service.admission.generation_scheduler import GenerationScheduler
-from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
 from service.remote.silence import SilenceWatches
 from service.rollouts.retries import pause_s
+from service.scheduling.generation_scheduler import GenerationScheduler
+from service.scheduling.replica_window import EngineCapacity
 
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""

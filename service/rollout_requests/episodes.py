@@ -17,7 +17,6 @@ from deployments.seeds import derived_seed
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from rollout_client.session_contract import SessionRequest
 from service.access.keys import ANYBODY, Caller
-from service.admission.priority import share_of
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
 from service.rollout_requests.validation import Capabilities, request_problems
@@ -26,6 +25,7 @@ from service.rollouts.agents import AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.staleness import VersionBounds
+from service.scheduling.priority import share_of
 from service.settings import Limits
 
 NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})

@@ -25,11 +25,11 @@ from rollout_client.contract import PolicyVersions, SampleError
 from rollout_client.policy_names import label_of, read_label
 from rollout_client.problem_contract import FieldProblem
 from service.access.keys import ANYBODY, Caller
-from service.admission.priority import share_of
 from service.remote.policy import RemotePolicy
 from service.rollouts.request_metrics import policy_versions
 from service.rollouts.retries import with_retries
 from service.rollouts.staleness import refuse_dropped
+from service.scheduling.priority import share_of
 from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
 from service.settings import Limits
 

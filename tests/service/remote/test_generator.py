@@ -21,8 +21,8 @@ from deployments.protocols.generation import (
 )
 from deployments.rpc import handle_calls as live_replicas
 from deployments.rpc.handle_calls import record_live_replicas
-from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity
 from service.remote.generator import RemoteGenerator
+from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION

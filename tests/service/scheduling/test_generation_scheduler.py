@@ -16,14 +16,14 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.protocols.model_server import ServedRequest
-from service.admission.generation_scheduler import (
+from service.admission.scheduled_generation import UNKNOWN_REPLICA, ScheduledGeneration
+from service.scheduling.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     LEARNING_RATE,
     PREFILL_COST,
     GenerationScheduler,
 )
-from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity
-from service.admission.scheduled_generation import UNKNOWN_REPLICA, ScheduledGeneration
+from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
 
 SEQUENCES = 2
 WINDOW = 4

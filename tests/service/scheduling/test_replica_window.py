@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
-from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
+from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
 

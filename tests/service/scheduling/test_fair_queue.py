@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission.fair_queue import FairQueue
+from service.scheduling.fair_queue import FairQueue
 
 
 def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str, str]":

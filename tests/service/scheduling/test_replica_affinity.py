@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission.replica_affinity import GROUP_SLACK, ReplicaAffinity
+from service.scheduling.replica_affinity import GROUP_SLACK, ReplicaAffinity
 
 REPLICAS = ("a", "b", "c")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_client.priority_contract import Priority
-from service.admission.priority import counts_by_priority, weight_of
+from service.scheduling.priority import counts_by_priority, weight_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ turn, the turn of the policy that would go on ends.
 from collections.abc import Iterator
 
 from service.admission.adapter_turns import AdapterTurns
-from service.admission.fair_queue import FairQueue, Flow
 from service.admission.scheduled_generation import ScheduledGeneration
+from service.scheduling.fair_queue import FairQueue, Flow
 
 Lane = tuple[str, str | None]
 """A replica and the policy that its generations name."""

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
-from service.admission.replica_affinity import Assignment, ReplicaAffinity
-from service.admission.replica_queues import ReplicaQueues
-from service.admission.replica_window import EngineCapacity, ReplicaWindow
 from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestFlow, RequestState, ScheduledGeneration
+from service.scheduling.replica_affinity import Assignment, ReplicaAffinity
+from service.scheduling.replica_queues import ReplicaQueues
+from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
 
 PREFILL_COST = 0.1
 """Of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a second."""
