@@ -49,7 +49,7 @@ from service.rollout_requests.json_encoder import JSON
 from service.rollout_requests.rollout_service import EndedRollout, RolloutService, RunningRollout
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
-from service.rollouts.episode_state import ProgressLog
+from service.rollouts.progress import ProgressLog
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits
 from service.startup.ports import free_port

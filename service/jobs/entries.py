@@ -16,7 +16,7 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from rollout_client.contract import Message, SampleError, SampleInput, WeightVersionSpan
 from rollout_client.set_fields import set_fields
 from service.rollout_requests.json_encoder import json_of
-from service.rollouts.episode_state import EpisodeState, MetricCounts
+from service.rollouts.progress import EpisodeState, MetricCounts
 
 STARTS_PER_ENTRY = 64
 

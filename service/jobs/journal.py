@@ -13,7 +13,7 @@ from service.jobs.entries import Progress, outline_entry, start_entries, turn_en
 from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
 from service.jobs.writer import JobWriter
 from service.rollouts.episode import Episode
-from service.rollouts.episode_state import EpisodeState, ProgressLog
+from service.rollouts.progress import EpisodeState, ProgressLog
 
 MOST_TOKENS_INLINE = 8192
 """Of the messages of a turn that are encoded on the event loop."""

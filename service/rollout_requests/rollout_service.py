@@ -39,11 +39,11 @@ from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
-from service.rollouts.episode_state import ProgressLog
 from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.metrics import RequestMetricsAccumulator
 from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer
-from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.progress import ProgressLog
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.scoring.scoring import Scoring
 from service.settings import Limits, ServiceSettings

@@ -21,7 +21,7 @@ from rollout_client.contract import PromptMessage, RolloutRequest, SampleInput
 from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
-from service.rollouts.episode_state import ProgressLog
+from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import with_retries, with_timeout
 
 CHECKED_WITHIN_S = 10.0

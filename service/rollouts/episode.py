@@ -28,8 +28,8 @@ from deployments.protocols.generation import Generation, GenerationRequest, pack
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
-from service.rollouts.episode_state import EpisodeState
 from service.rollouts.messages import observation_message, was_parsed, with_parsed
+from service.rollouts.progress import EpisodeState
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn

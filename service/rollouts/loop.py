@@ -23,9 +23,9 @@ from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.agents import Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
-from service.rollouts.episode_state import ProgressLog
 from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer, PacedWork
+from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from rollout_client.contract import FinishReason, SampleMetrics, SampleStatus
-from service.rollouts.episode_state import MetricCounts
+from service.rollouts.progress import MetricCounts
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""

@@ -33,7 +33,7 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JSON, json_of
 from service.rollout_requests.result_encoding import NDJSON, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems
-from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes import descriptions
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
 from service.routes.model_server import read_call

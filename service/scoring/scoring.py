@@ -26,7 +26,7 @@ from rollout_client.policy_names import label_of, read_label
 from rollout_client.problem_contract import FieldProblem
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy
-from service.rollouts.request_metrics import policy_versions
+from service.rollouts.metrics import policy_versions
 from service.rollouts.retries import with_retries
 from service.rollouts.staleness import refuse_dropped
 from service.scheduling.priority import share_of

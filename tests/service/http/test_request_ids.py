@@ -116,7 +116,7 @@ def broken_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_self: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", fail)
+    monkeypatch.setattr("service.rollouts.metrics.RequestMetricsAccumulator.metrics", fail)
 
 
 @pytest.mark.usefixtures("broken_metrics")

@@ -20,7 +20,7 @@ from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request
-from service.rollouts.request_metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
+from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
 from service.rollouts.schedule import AsyncSchedule
 from service.rollouts.staleness import (
     RolloutVersions,

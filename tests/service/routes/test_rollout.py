@@ -17,7 +17,7 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollout_requests.result_encoding import sample_line
-from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.metrics import RequestMetricsAccumulator
 from service.settings import Limits
 from tests.service.scripted_http import ScriptedHttp
 

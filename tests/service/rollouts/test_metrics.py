@@ -17,7 +17,7 @@ from rollout_client.contract import (
     SampleResult,
     WeightVersionSpan,
 )
-from service.rollouts.request_metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator, percentile
+from service.rollouts.metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator, percentile
 from tests.paths import REPOSITORY
 
 
