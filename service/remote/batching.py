@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure
 from deployments.rpc.batching import BatchResults, IterationBatcher
 from deployments.rpc.handle_calls import call_result, cancel_call
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
-from service.remote.silence import ReplicaSilent, SilenceWatch
+from service.remote.replica_watch import ReplicaSilent, SilenceWatch
 
 logger = logging.getLogger("rollout_service.remote")
 

@@ -20,7 +20,7 @@ from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, 
 from rollout_env import StepOutcome
 from service.remote.batching import MOST_ITERATIONS_PER_CALL, ControlCalls, RequestBatcher
 from service.remote.fields_schema import FieldsSchema
-from service.remote.silence import SilenceWatches
+from service.remote.replica_watch import SilenceWatches
 from service.remote.step_spreading import StepSpreading
 
 LOST_AFTER_HEARTBEATS = 30

@@ -28,7 +28,7 @@ from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
-from service.remote.silence import SilenceWatches
+from service.remote.replica_watch import SilenceWatches
 from service.rollouts.retries import pause_s
 from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.replica_window import EngineCapacity

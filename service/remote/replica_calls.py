@@ -12,7 +12,7 @@ from deployments.protocols.model_server import ServedParts, ServedRequest, Serve
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
 from service.remote.batching import ControlCalls, RequestBatcher
-from service.remote.silence import SilenceWatch
+from service.remote.replica_watch import SilenceWatch
 
 GENERATOR_REPLICA = "The generator replica"
 LOST_AFTER_HEARTBEATS = 10

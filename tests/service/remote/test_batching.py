@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
 from service.remote.batching import ControlCalls, RequestBatcher
-from service.remote.silence import SilenceWatch
+from service.remote.replica_watch import SilenceWatch
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 

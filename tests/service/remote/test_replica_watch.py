@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.remote.silence import ReplicaSilent, SilenceWatch
+from service.remote.replica_watch import ReplicaSilent, SilenceWatch
 from tests import virtual_time
 
 
