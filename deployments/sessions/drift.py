@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from deployments.sessions.message_forms import shown_text
+from deployments.sessions.message_comparison import shown_text
 from deployments.sessions.records import ChatMessage, GeneratedMessage
 from rollout_client.session_contract import LONGEST_DRIFT_TEXT, CallDrift, DriftAction, DriftReport, MessageDrift
 from rollout_env.records import escaped_half_surrogates

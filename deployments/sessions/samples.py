@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
-from deployments.sessions.message_forms import reasoning_of, text_of
+from deployments.sessions.message_comparison import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
 from deployments.sessions.session_record import Node, SessionRecord
 from rollout_client.contract import Message, PolicyVersions, SampleInput, SampleMetrics, SampleStatus, WeightVersionSpan

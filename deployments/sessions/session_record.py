@@ -18,7 +18,7 @@ from typing import Any
 
 from deployments.protocols.generation import packed_ids
 from deployments.sessions.drift import generated_ids_drift, new_messages_drift
-from deployments.sessions.message_forms import (
+from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
     context_key,

@@ -21,7 +21,7 @@ from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL
 from deployments.generation.serving.session_call import context_of
 from deployments.sessions.failures import SessionFailure
-from deployments.sessions.message_forms import plain_message
+from deployments.sessions.message_comparison import plain_message
 
 REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.failures import PromptRejected
 from deployments.sessions.drift import drift_report
-from deployments.sessions.message_forms import response_key
+from deployments.sessions.message_comparison import response_key
 from deployments.sessions.records import ChatContext, EngineCall
 from deployments.sessions.session_record import UnknownGeneration
 from rollout_client.session_contract import MessageDrift
