@@ -7,9 +7,9 @@ import ray
 from redis.asyncio import Redis
 
 from deployments.storage.cluster_folder import cluster_folder
+from deployments.storage.databases import SqliteStorage, file_of
 from deployments.storage.redis_storage import RedisStorage
 from deployments.storage.settings import StorageSettings
-from deployments.storage.sqlite_storage import SqliteStorage, file_of
 from deployments.storage.storage import Noun, Storage
 
 REDIS_ANSWERS_WITHIN_S = 5.0

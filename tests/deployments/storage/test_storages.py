@@ -14,11 +14,11 @@ import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
 from pydantic import ValidationError
 
+from deployments.storage.databases import SqliteStorage
 from deployments.storage.opening import FolderNotShared, PasswordUnreadable, storage_of
 from deployments.storage.records import EntryName, StoredChange, StoredRecord
 from deployments.storage.redis_storage import RedisStorage
 from deployments.storage.settings import StorageSettings
-from deployments.storage.sqlite_storage import SqliteStorage
 from deployments.storage.storage import Noun, Storage, StorageFailed, StoreReplaced
 
 BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
