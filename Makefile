@@ -57,7 +57,7 @@ help:
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make picture-trace      start the service, play one request, draw its spans as a waterfall, trace.svg"
 	@echo "make picture-dashboard  start the service and Prometheus, draw the main panels of the dashboard under a short load, dashboard.png"
-	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
+	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.episode_records*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30 SHAPE=ramp CLASSES=groups,agent TASKS=math WORKERS=2 BOUNDS=\"--max-p95-s 10\")"
 	@echo "make compose-test   build the images, run the service, Prometheus, Grafana and locust in containers, ask each, take all down (SERVICE=cluster WITHOUT=grafana)"

@@ -19,10 +19,8 @@ from deployments.sessions.store import SessionStore
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from deployments.simulation.timing import SimulatedEngineSettings
 from service.access.exposure import refuse_exposed
-from service.access.serve_http import http_options
-from service.access.settings import AccessSettings
-from service.ingress import Ingress
-from service.settings import AnyEngineSettings, ServiceSettings, revision_of
+from service.ingress import Ingress, http_options
+from service.settings import AccessSettings, AnyEngineSettings, ServiceSettings, revision_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000

@@ -1,9 +1,13 @@
-"""The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU."""
+"""The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU.
+
+Where Serve listens is asked of Serve itself, whoever started it: `serve run` reads no config of ours.
+"""
 
 import asyncio
 from functools import partial
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -17,8 +21,7 @@ from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
 from service.access.access_control import AccessControl
-from service.access.exposure import refuse_exposed
-from service.access.serve_http import http_options, own_address
+from service.access.exposure import HttpOptions, refuse_exposed
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
@@ -35,12 +38,30 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import version_of
-from service.rollouts.observer import UNOBSERVED
+from service.rollouts.progress import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.scheduling.priority import counts_by_priority
 from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
+
+ALL_INTERFACES = (None, "0.0.0.0", "::", "")
+
+
+def http_options() -> HttpOptions | None:
+    """Of the Serve that runs; `None` where none does. Blocks."""
+    if not ray.is_initialized():
+        return None
+    # Serve has no public way to its own options.
+    client = serve.context._get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config
+
+
+def own_address(options: HttpOptions) -> str:
+    """Under which programs reach the service on a node where Serve has a proxy."""
+    scheme = "http" if options.ssl_certfile is None else "https"
+    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
+    return f"{scheme}://{host}:{options.port}"
 
 
 @serve.ingress()

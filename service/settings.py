@@ -1,4 +1,7 @@
-"""The argument of the app builder: what runs. How many replicas run is in `deployments` of the Serve config."""
+"""The argument of the app builder: what runs, who may use it, and where traces go.
+
+How many replicas run is in `deployments` of the Serve config.
+"""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,8 +16,36 @@ from deployments.policy.settings import PolicySettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
-from service.access.settings import AccessSettings
-from service.tracing.settings import TracingSettings
+
+
+class AccessSettings(StrictSettings):
+    """Who may use the service."""
+
+    keys_file: str | None = None
+    """A YAML or JSON file of the keys that requests must carry, on each node that runs an ingress replica; a relative
+    path is relative to the config, or with `serve run` to the repository. A change of it takes effect within two
+    seconds. Without it the service asks for no key, and starts on loopback alone."""
+    guarded_by: str | None = Field(default=None, min_length=4)
+    """What stands in front of the service and lets only known callers through, in words. It lets the service listen on
+    other addresses than loopback although it asks for no key."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Names that the `Host` of a request may have, without ports; `*.example.org` stands for all below `example.org`.
+    By default any, but on loopback without keys those of loopback alone: so no web page reaches the service under a
+    name of its own."""
+
+
+class TracingSettings(StrictSettings):
+    """Traces of requests, by OpenTelemetry."""
+
+    endpoint: str = Field(pattern=r"^https?://")
+    """Where a collector takes traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`. The environment
+    variable `OTEL_EXPORTER_OTLP_HEADERS` has the headers."""
+    sample_rate: float = Field(default=1.0, ge=0, le=1)
+    """The share of requests that are traced, among those whose `traceparent` does not say it."""
+    rollouts_per_request: int | None = Field(default=8, ge=1)
+    """How many rollouts of a traced request have spans, those that begin first. Null for all: with their turns,
+    generations and steps they take 0.1 ms of processor time a span."""
+
 
 MIB = 2**20
 PLAIN_AGENT_TASK = "deployments.agents.host:PlainAgentTask"

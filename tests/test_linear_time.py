@@ -30,7 +30,7 @@ from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import request_ids, upload_chunk
-from service.jobs import preferences
+from service.jobs import submission as preferences
 from service.model_server import answers as error_events
 from service.model_server import call_bodies as choices
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
@@ -87,7 +87,7 @@ MATH, LATEX = "deployments/environments/replies.py", "deployments/environments/m
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
-PREFERENCES = "service/jobs/preferences.py"
+PREFERENCES = "service/jobs/submission.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
 ANSWERS = [
     *("answer:", "answer:\n", "answer ", "Answer: x ", "Answer: x\n", "*", " ", "\n", "\\boxed{", "a", "x ", "\\fbox{"),

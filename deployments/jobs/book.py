@@ -44,7 +44,7 @@ from deployments.jobs.records import (
     Orders,
 )
 from deployments.jobs.settings import JobsSettings
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 
 BODY = EntryName("body", 0)
 OF_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import orjson
 
-from deployments.storage.records import EntryName, StoredChange, StoredRecord
+from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 
 JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
 """`waiting`: its ingress replica was lost, and the next one takes it; `running`: an ingress replica plays it;

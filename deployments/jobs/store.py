@@ -24,9 +24,8 @@ from deployments.jobs.records import (
     loaded_job,
 )
 from deployments.jobs.settings import JobsSettings
-from deployments.storage.opening import storage_of
-from deployments.storage.records import EntryName, StoredRecord
-from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
+from deployments.storage.databases import storage_of
+from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredRecord, StoreReplaced
 from deployments.storage.stored_state import Planned, StoredState
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import is_replica

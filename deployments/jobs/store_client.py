@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import JobStoreLost
 from deployments.jobs.records import Claim, EventsPage, JobRecord, JobRequest, JobWrite, Opened, Orders
 from deployments.rpc.handle_calls import call_result
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 
 
 class JobStoreClient:

@@ -22,7 +22,7 @@ from deployments.sessions.records import (
     RenderedMessage,
 )
 from deployments.sessions.session_record import SessionRecord
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 from rollout_client.session_contract import MessageDrift, SessionLimits, SessionRequest
 
 OPENED = EntryName("opened", 0)

@@ -1,17 +1,20 @@
-"""When two messages are the same one: the forms in which a harness sends a generated message back.
+"""Compares the messages that a harness sends with those that its session has, and reports where they differ. No I/O.
 
 A message that was rendered is the same only if the template renders it alike: all its fields count. A generated message
 is known by its text and its calls, because harnesses change the rest: they leave reasoning out, parse the calls and
-write their JSON anew, trim whitespace, or send null for an empty content.
+write their JSON anew, trim whitespace, or send null for an empty content. The drift report says where a message came
+back in another form, and what was done about it.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from deployments.failures import PromptRejected
 from deployments.sessions.records import ChatContext, ChatMessage, GeneratedMessage
+from rollout_client.session_contract import LONGEST_DRIFT_TEXT, CallDrift, DriftAction, DriftReport, MessageDrift
+from rollout_env.records import escaped_half_surrogates
 
 REASONING_ENDS = "</think>"
 """A harness may cut the text of a response after this by itself, where no parser does."""
@@ -123,7 +126,7 @@ def calls_of(message: ChatMessage) -> list[tuple[str, str]]:
 def raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
     """Names and arguments as they were written."""
     functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
-    return [(str(function.get("name")), written(function.get("arguments"))) for function in functions]
+    return [(str(function.get("name")), arguments_text(function.get("arguments"))) for function in functions]
 
 
 def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
@@ -141,7 +144,7 @@ def canonical(arguments: object) -> str:
         return NO_ARGUMENTS
 
 
-def written(arguments: object) -> str:
+def arguments_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
@@ -159,3 +162,64 @@ def digest_of(value: object) -> bytes:
         return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=DIGEST_BYTES).digest()
     except RecursionError as error:
         raise PromptRejected("The messages or tools are nested too deeply.") from error
+
+
+SHOWN_BEFORE = 20
+"""Characters before the first difference that a report shows."""
+
+
+def generated_ids_drift(
+    place: int, message: ChatMessage, generated: GeneratedMessage, fields: list[str]
+) -> MessageDrift:
+    """A generated message in another form, in whose place the engine's own ids are used."""
+    return drift_of(place, message, "generated_ids", fields, generated.message)
+
+
+def new_messages_drift(
+    messages: Sequence[ChatMessage], first: int, recorded: ChatMessage | None
+) -> Iterator[MessageDrift]:
+    """Of the messages from place `first` on, which the session does not have.
+
+    Args:
+        recorded: what it has at this place; `None`: nothing, so that no branch starts.
+    """
+    if recorded is not None:
+        yield drift_of(first, messages[first], "new_branch", [], recorded)
+    for place in range(first + (recorded is not None), len(messages)):
+        if messages[place].get("role") == "assistant":
+            yield drift_of(place, messages[place], "rendered_anew", [], None)
+
+
+def drift_report(session_id: str, calls: Sequence[CallDrift]) -> DriftReport:
+    counts: dict[DriftAction, int] = {"generated_ids": 0, "new_branch": 0, "rendered_anew": 0}
+    for one in all_messages(calls):
+        counts[one.action] += 1
+    drifted = [call for call in calls if call.messages]
+    return DriftReport(session_id=session_id, calls=len(calls), drift=drifted, counts=counts)
+
+
+def all_messages(calls: Iterable[CallDrift]) -> Iterator[MessageDrift]:
+    return (message for call in calls for message in call.messages)
+
+
+def drift_of(
+    place: int, message: ChatMessage, action: DriftAction, fields: list[str], recorded: ChatMessage | None
+) -> MessageDrift:
+    # No answer can be written with half of a surrogate pair, which the JSON of a call can spell.
+    received = escaped_half_surrogates(shown_text(message))
+    there = None if recorded is None else escaped_half_surrogates(shown_text(recorded))
+    start = max(first_difference(received, there) - SHOWN_BEFORE, 0) if there is not None else 0
+    part = slice(start, start + LONGEST_DRIFT_TEXT)
+    return MessageDrift(
+        message=place,
+        role=str(message.get("role")),
+        action=action,
+        fields=fields,
+        recorded=None if there is None else there[part],
+        received=received[part],
+    )
+
+
+def first_difference(text: str, other: str) -> int:
+    pairs = zip(text, other, strict=False)
+    return next((place for place, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(text), len(other)))

@@ -17,13 +17,14 @@ from itertools import islice
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
-from deployments.sessions.drift import generated_ids_drift, new_messages_drift
 from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
     context_key,
     digest_of,
+    generated_ids_drift,
     has_other_reasoning,
+    new_messages_drift,
     rendered_key,
     response_key,
     response_keys,

@@ -1,19 +1,75 @@
-"""Which sessions there are, what they may still do, and when each is dropped: a state machine without clock and I/O.
+"""Which sessions there are, what they may still do, and when each is dropped; and their calls in flight.
 
-Guarantees: a session with a call in flight is dropped neither for its age nor for room; room is made by the namespace
-that keeps the most, which loses the session that is idle for the longest time first; `drop_expired` leaves no idle
-session beyond its time; the records together are larger than `max_bytes` only if all sessions that have a record have
-calls in flight.
+State machines without clock and I/O. Guarantees of `SessionTable`: a session with a call in flight is dropped neither
+for its age nor for room; room is made by the namespace that keeps the most, which loses the session that is idle for
+the longest time first; `drop_expired` leaves no idle session beyond its time; the records together are larger than
+`max_bytes` only if all sessions that have a record have calls in flight.
 
-Times are in seconds of any clock that does not go back.
+Guarantees of `CallsInFlight`: each call that has begun ends once; a call whose replica is silent for longer than its
+lease is lost, unless the replica is heard again. A store that starts anew knows of no call: it takes those over that
+replicas name. A replica's half is `deployments/generation/serving/session_calls_in_flight.py`.
+
+Times are in seconds of any monotonic clock.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rollout_client.session_contract import SessionLimits
+
+
+@dataclass(slots=True)
+class CallInFlight:
+    session_id: str
+    heard_at: float
+    is_aborted: bool = False
+    """Whether its replica must abort it."""
+
+
+class CallsInFlight:
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._calls: dict[str, CallInFlight] = {}
+        self._ended_at: dict[str, float] = {}
+        """Of calls that have ended: a replica may still name them once."""
+
+    def __contains__(self, call_id: str) -> bool:
+        return call_id in self._calls
+
+    def begin(self, call_id: str, session_id: str, now: float) -> None:
+        self._calls[call_id] = CallInFlight(session_id, now)
+
+    def end(self, call_id: str, now: float) -> str | None:
+        """The session of the call; `None` if it is not in flight."""
+        self._ended_at[call_id] = now
+        call = self._calls.pop(call_id, None)
+        return None if call is None else call.session_id
+
+    def has_ended(self, call_id: str) -> bool:
+        """Whether the call has ended since about a lease ago."""
+        return call_id in self._ended_at
+
+    def abort(self, session_ids: Collection[str]) -> None:
+        """Lets the replicas abort the calls of these sessions."""
+        for call in self._calls.values():
+            call.is_aborted |= call.session_id in session_ids
+
+    def heard(self, call_ids: Collection[str], now: float) -> list[str]:
+        """A replica makes these calls. Returns those that it must abort, calls that are not in flight here among
+        them."""
+        for call_id in call_ids:
+            if (call := self._calls.get(call_id)) is not None:
+                call.heard_at = now
+        return [name for name in call_ids if name not in self._calls or self._calls[name].is_aborted]
+
+    def lost(self, now: float) -> list[tuple[str, str]]:
+        """The calls whose replicas were silent for too long, each with its session. They are no longer in flight."""
+        silent = [name for name, call in self._calls.items() if now - call.heard_at > self._lease_s]
+        self._ended_at = {name: at for name, at in self._ended_at.items() if now - at <= self._lease_s}
+        return [(name, self._calls.pop(name).session_id) for name in silent]
+
 
 Refusal = Literal["unknown", "ended", "deadline", "max_calls", "max_tokens", "max_calls_in_flight"]
 
@@ -27,7 +83,7 @@ class SessionRefused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class HeldSession:
+class SessionUse:
     """What the table knows of one session."""
 
     namespace: str
@@ -56,7 +112,7 @@ class SessionTable:
         """Args: `max_bytes` bounds all records together, `max_sessions` how many there are (>= 1)."""
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
+        self._sessions: OrderedDict[str, SessionUse] = OrderedDict()
         """The one that was used longest ago first."""
         self.size_bytes = 0
         """Of all records."""
@@ -67,7 +123,7 @@ class SessionTable:
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._sessions
 
-    def get(self, session_id: str) -> HeldSession:
+    def get(self, session_id: str) -> SessionUse:
         """Raises `SessionRefused`: there is no such session, or no longer."""
         if (session := self._sessions.get(session_id)) is None:
             raise SessionRefused("unknown", f"There is no session {session_id!r}: it has expired, or never was.")
@@ -102,10 +158,10 @@ class SessionTable:
                 )
             dropped.append(self.drop(idle))
         deadline_at = None if deadline_s is None else now + deadline_s
-        self._sessions[session_id] = HeldSession(namespace, limits, now, deadline_at)
+        self._sessions[session_id] = SessionUse(namespace, limits, now, deadline_at)
         return [*dropped, *self.note_record(session_id, 0, size_bytes)]
 
-    def restore(self, session_id: str, session: HeldSession, size_bytes: int) -> list[str]:
+    def restore(self, session_id: str, session: SessionUse, size_bytes: int) -> list[str]:
         """Adds a session that was opened before, after those that were used before it.
 
         Returns the ids of those that were dropped because there are too many, or their records are too large.
@@ -118,7 +174,7 @@ class SessionTable:
                 dropped.append(self.drop(idle))
         return [*dropped, *self.note_record(session_id, 0, size_bytes)]
 
-    def use(self, session_id: str, now: float) -> HeldSession:
+    def use(self, session_id: str, now: float) -> SessionUse:
         """Notes that something was asked of the session. Raises `SessionRefused` if there is none."""
         session = self.get(session_id)
         session.used_at = now

@@ -17,8 +17,6 @@ from typing import TypeVar
 
 from deployments import logs
 from deployments.rpc.batching import results_of
-from deployments.sessions.call_writer import CallWriter
-from deployments.sessions.drift import drift_report
 from deployments.sessions.failures import (
     GenerationUnknown,
     SessionLimitReached,
@@ -33,15 +31,15 @@ from deployments.sessions.journal import (
     reward_name,
     session_of,
 )
+from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
-from deployments.sessions.session_book import KeptSession, Now, SessionBook
+from deployments.sessions.session_book import CallWriter, KeptSession, Now, SessionBook
 from deployments.sessions.session_record import UnknownGeneration
 from deployments.sessions.session_table import SessionRefused
 from deployments.sessions.settings import SessionsSettings
-from deployments.storage.opening import storage_of
-from deployments.storage.records import EntryName, StoredRecord
-from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
+from deployments.storage.databases import storage_of
+from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredRecord, StoreReplaced
 from deployments.storage.stored_state import Planned, StoredState
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import is_replica

@@ -1,10 +1,43 @@
-"""Where a store keeps what must outlive its process: `Storage`. `SqliteStorage` and `RedisStorage` implement it."""
+"""The port to what must outlive a store's process: `Storage`, and the records that it keeps.
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+A record has entries by name; to a storage both are bytes. `SqliteStorage` and `RedisStorage`
+(`deployments/storage/databases.py`) implement it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from deployments.failures import StoreLost
-from deployments.storage.records import EntryName, StoredChange, StoredRecord
+
+
+class EntryName(NamedTuple):
+    """One entry of a record; equal names replace each other."""
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChange:
+    """What becomes of one record. A storage makes all changes of one call, or none."""
+
+    record_id: str
+    record: bytes | None
+    """`None` removes the record with all its entries."""
+    added: Mapping[EntryName, bytes] = field(default_factory=dict)
+    removed: Collection[EntryName] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as it is found at the start of a store."""
+
+    record_id: str
+    record: bytes
+    sizes: dict[EntryName, int]
+    """In bytes, of all entries."""
+
 
 Noun = Literal["job", "session"]
 """What the records of a storage are. Storages of different ones share nothing."""

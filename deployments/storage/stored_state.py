@@ -12,8 +12,15 @@ from typing import Generic, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
-from deployments.storage.records import EntryName, StoredChange, StoredRecord
-from deployments.storage.storage import Noun, Storage, StorageFailed, StoreReplaced
+from deployments.storage.storage import (
+    EntryName,
+    Noun,
+    Storage,
+    StorageFailed,
+    StoredChange,
+    StoredRecord,
+    StoreReplaced,
+)
 
 STORAGE_RETRY_S = 0.5
 ANSWER_WITHIN_S = 5.0

@@ -13,8 +13,8 @@ from typing import Self
 from rollout_client.problem_contract import FieldProblem
 from service.access.exposure import ServiceExposed, allowed_hosts, exposure
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
-from service.access.settings import AccessSettings
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
+from service.settings import AccessSettings
 
 CHECK_PERIOD_S = 1.0
 logger = logging.getLogger("rollout_service.access")

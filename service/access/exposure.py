@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Protocol
 
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

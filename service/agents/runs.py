@@ -18,7 +18,7 @@ from rollout_client.session_contract import SessionInfo, SessionLimits
 from rollout_env import StepOutcome
 from service.access.keys import Caller
 from service.agents.sessions import AgentSessions
-from service.rollouts.agents import AgentRun, AgentRunRequest, Agents, SessionLimit
+from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, Agents, SessionLimit
 
 KEPT_EVERY_S = 60.0
 """How often the session store is told that a run goes on: its agent may make no call for long."""
@@ -54,14 +54,14 @@ class RequestAgents(Agents):
         self._running: dict[str, asyncio.Task[StepOutcome]] = {}
         """By rollout. One that was interrupted is there until its record is read."""
 
-    async def run(self, request: AgentRunRequest) -> AgentRun:
+    async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """See `Agents.run`."""
         try:
             opened = await self._runs.sessions.open(
                 request.session, self._caller, self._runs.address, share_id=request.share_id
             )
         except (StoreFailure, RolloutFailure) as error:
-            return AgentRun(failure=failure_of_store(error))
+            return AgentRunOutcome(failure=failure_of_store(error))
         try:
             return await self._run(request, opened)
         finally:
@@ -75,7 +75,7 @@ class RequestAgents(Agents):
         running.cancel()
         return True
 
-    async def _run(self, request: AgentRunRequest, opened: SessionInfo) -> AgentRun:
+    async def _run(self, request: AgentRunRequest, opened: SessionInfo) -> AgentRunOutcome:
         step = self._runs.programs[request.task_name].step(step_request(request, opened))
         running = self._running[request.rollout_id] = asyncio.create_task(step_outcome(step))
         try:
@@ -95,7 +95,7 @@ class RequestAgents(Agents):
         try:
             return await self._with_record(request.session.limits, opened.id, outcome, failure)
         except (StoreFailure, RolloutFailure) as error:
-            return AgentRun(failure=failure or failure_of_store(error))
+            return AgentRunOutcome(failure=failure or failure_of_store(error))
 
     async def _ended(self, running: "asyncio.Task[StepOutcome]", session_id: str, kept_every_s: float) -> None:
         while True:
@@ -110,7 +110,7 @@ class RequestAgents(Agents):
 
     async def _with_record(
         self, limits: SessionLimits, session_id: str, outcome: StepOutcome | None, failure: RolloutFailure | None
-    ) -> AgentRun:
+    ) -> AgentRunOutcome:
         """The run with what the session has recorded of it. Raises what the session store raises."""
         store = self._runs.sessions.store
         info = await store.end(session_id, self._namespace)
@@ -121,7 +121,7 @@ class RequestAgents(Agents):
         recorded = await store.samples(session_id, self._namespace)
         reward = outcome.reward if outcome is not None and isinstance(outcome.reward, dict) else {}
         metrics = {} if outcome is None else outcome.metrics or {}
-        return AgentRun(recorded.samples, info.calls, reward, metrics, limit_of(info, limits), failure)
+        return AgentRunOutcome(recorded.samples, info.calls, reward, metrics, limit_of(info, limits), failure)
 
 
 async def step_outcome(step: Coroutine[Any, Any, StepOutcome]) -> StepOutcome:

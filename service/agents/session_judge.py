@@ -14,8 +14,8 @@ from rollout_client.contract import Message
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.session_contract import SessionSample
 from rollout_env import StepOutcome
+from service.rollouts.metrics import UNNAMED_REWARD
 from service.rollouts.retries import with_retries
-from service.rollouts.sample_metrics import UNNAMED_REWARD
 
 RETRIES = 2
 """Of a step that fails because its replica does."""

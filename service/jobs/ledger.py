@@ -8,7 +8,7 @@ from itertools import chain
 
 from pydantic import TypeAdapter
 
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 from rollout_client.contract import SampleStatus
 from rollout_client.jobs_contract import JobCursor
 from rollout_client.sample_range_contract import PlaceRange, SampleRange

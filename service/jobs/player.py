@@ -11,7 +11,7 @@ import zstandard
 
 from deployments.jobs.records import Claim, EntryKind
 from deployments.jobs.store_client import JobStoreClient
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 from rollout_client.contract import RolloutRequest
 from rollout_client.sample_range_contract import SampleRange
 from service.access.access_control import AccessControl

@@ -1,18 +1,101 @@
-"""From the bytes of a `POST /rollout` or `/jobs` to its job."""
+"""From the headers and the bytes of a `POST /rollout` or `/jobs` to its job.
+
+The headers `Idempotency-Key`, `Prefer` and `Last-Event-ID` say how it is played and answered; reading them does no
+I/O.
+"""
 
 import asyncio
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
+import http_sf
 from fastapi import Request
+from starlette.datastructures import Headers
 
 from deployments.jobs.failures import JobsNotConfigured, refused
 from deployments.jobs.records import JobRequest, Opened
+from rollout_client.jobs_contract import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
+from rollout_client.problem_contract import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, rollout_media_type
+from service.http.streaming import PERIOD_S
 from service.jobs.player import compressed_body
 from service.jobs.runner import JobRunner
+from service.problems import RequestProblem, invalid_request, shown
+
+KEY_FIELD = "header.Idempotency-Key"
+BARE_KEY = re.compile(r"[A-Za-z0-9._~-]{1,255}")
+"""A key without quotes, which the draft does not allow and many clients send."""
+MOST_CHARACTERS = 255
+SHORTEST_HEARTBEAT_S = 1.0
+
+
+def idempotency_key(headers: Headers) -> str | None:
+    """The key of a request; `None` without one. A String of RFC 9651, as draft-ietf-httpapi-idempotency-key-header has
+    it, or the same key without its quotes.
+
+    Raises:
+        RequestProblem: 422, the header is there more than once or has another form.
+    """
+    given = headers.getlist(IDEMPOTENCY_KEY)
+    if not given:
+        return None
+    if len(given) > 1:
+        raise bad_key("it is there more than once; send it once", ", ".join(given))
+    if BARE_KEY.fullmatch(given[0]):
+        return given[0]
+    try:
+        parsed: Any = http_sf.parse(given[0].encode("latin-1"), tltype="item")
+        key, parameters = parsed
+    except ValueError as error:
+        raise bad_key(f'it is not of the form "KEY": {error}', given[0]) from error
+    if not isinstance(key, str) or parameters or not 1 <= len(key) <= MOST_CHARACTERS:
+        raise bad_key(f'it must be of the form "KEY", with 1 to {MOST_CHARACTERS} characters', given[0])
+    return key
+
+
+def required_key(headers: Headers) -> str:
+    """As `idempotency_key`; raises `RequestProblem`, 422, for a request without one."""
+    key = idempotency_key(headers)
+    if key is None:
+        raise bad_key("it is missing; send the one with which the request was posted", None)
+    return key
+
+
+def bad_key(message: str, value: str | None) -> RequestProblem:
+    return invalid_request(FieldProblem(field=KEY_FIELD, message=message, value=shown(value)))
+
+
+def preferences(headers: Headers) -> dict[str, str]:
+    """The preferences of RFC 7240 by name, in lower case; the first of equal names counts."""
+    found: dict[str, str] = {}
+    for preference in ",".join(headers.getlist(PREFER)).split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        found.setdefault(name.strip().lower(), value.strip().strip('"'))
+    return found
+
+
+def responds_async(headers: Headers) -> bool:
+    return RESPOND_ASYNC in preferences(headers)
+
+
+def heartbeat_s(headers: Headers) -> float | None:
+    """After how many seconds of silence a stream sends an empty line; `None` if the caller does not ask for it."""
+    asked = preferences(headers).get(HEARTBEAT)
+    if asked is None or not asked.isdecimal():
+        return None
+    return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S)
+
+
+def last_event_id(headers: Headers) -> int | None:
+    """The event after which a stream of server-sent events goes on, as browsers and clients of them say it."""
+    given: Sequence[str] = headers.getlist("last-event-id")
+    return int(given[0]) if len(given) == 1 and re.fullmatch(r"\d{1,15}", given[0]) else None
+
 
 MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"

@@ -12,7 +12,7 @@ from deployments.failures import StoreLost
 from deployments.jobs.records import JobWrite
 from deployments.jobs.store_client import JobStoreClient
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, divided
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 
 RETRY_S = 0.2
 Ended = Literal["completed", "failed"]

@@ -12,7 +12,7 @@ from deployments.failures import RolloutFailure
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract import SampleResult
 from service.rollouts.episode import Episode
-from service.rollouts.observer import RolloutObserver, Stage, Work
+from service.rollouts.progress import RolloutObserver, Stage, Work
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]

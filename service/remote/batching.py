@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure
 from deployments.rpc.batching import BatchResults, IterationBatcher
 from deployments.rpc.handle_calls import call_result, cancel_call
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
-from service.remote.replica_watch import ReplicaSilent, SilenceWatch
+from service.remote.replica_watch import ReplicaSilent, ReplicaWatch
 
 logger = logging.getLogger("rollout_service.remote")
 
@@ -72,7 +72,7 @@ class RequestBatcher(Generic[Request, Result]):
         abort: ControlCalls[Request] | None = None,
         log_fields: Mapping[str, Any] = NO_FIELDS,
         results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
-        silence: SilenceWatch | None = None,
+        silence: ReplicaWatch | None = None,
         bytes_of: Callable[[Request], int] = lambda _: 0,
         most_requests: int | None = MOST_ITEMS_PER_MESSAGE,
         most_iterations: int | None = MOST_ITERATIONS_PER_CALL,

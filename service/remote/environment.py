@@ -1,4 +1,8 @@
-"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
+"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`.
+
+`FieldsSchema` tells which samples the environment may refuse, by the JSON schema of its fields, so that it is not asked
+about the others.
+"""
 
 import asyncio
 import logging
@@ -6,8 +10,9 @@ from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import jsonschema_rs
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
@@ -19,9 +24,45 @@ from deployments.rpc.liveness import own_name
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from rollout_env import StepOutcome
 from service.remote.batching import MOST_ITERATIONS_PER_CALL, ControlCalls, RequestBatcher
-from service.remote.fields_schema import FieldsSchema
-from service.remote.replica_watch import SilenceWatches
+from service.remote.replica_watch import ReplicaWatches
 from service.remote.step_spreading import StepSpreading
+
+logger = logging.getLogger("rollout_service.remote")
+
+
+class FieldsSchema:
+    """The schema of one task's `extra_env_info`, as its environment described it.
+
+    The schema alone refuses nothing: it can be older than the environment, and pydantic accepts more than its schema
+    says, such as the text "3" for an integer. It only tells which samples the environment need not be asked about.
+    """
+
+    def __init__(self, validator: jsonschema_rs.Draft202012Validator | None) -> None:
+        """Args: `validator` is None if the environment must be asked about every sample."""
+        self._validator = validator
+
+    @classmethod
+    def of(cls, description: TaskDescription) -> Self:
+        if description.has_validators:
+            return cls(None)
+        try:
+            return cls(jsonschema_rs.Draft202012Validator(description.fields))
+        except (jsonschema_rs.ValidationError, ValueError) as error:
+            logger.warning(
+                "The fields of task %s are no valid JSON schema: its samples are checked by the environment alone.",
+                description.task_name,
+                exc_info=error,
+                extra={"task_name": description.task_name},
+            )
+            return cls(None)
+
+    def doubtful(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[int]:
+        """The places of the samples about which the environment must be asked: they do not match its schema."""
+        if self._validator is None:
+            return list(range(len(extra_env_infos)))
+        is_valid = self._validator.is_valid
+        return [place for place, extra_env_info in enumerate(extra_env_infos) if not is_valid(extra_env_info)]
+
 
 LOST_AFTER_HEARTBEATS = 30
 """A step that computes without `await` stalls its replica's event loop for as long; a hung replica stalls for ever."""
@@ -30,7 +71,6 @@ MOST_CHECKED_INLINE = 1000
 """Checking so many short samples takes less than a millisecond."""
 
 DESCRIBED_AGAIN_WITHIN_S = 5.0
-logger = logging.getLogger("rollout_service.remote")
 
 
 class Destination(NamedTuple):
@@ -68,7 +108,7 @@ class RemoteEnvironment(Environment):
         self._releases: dict[str, ControlCalls[str]] = {}
         """By replica."""
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
-        self._silences = SilenceWatches(LOST_AFTER_HEARTBEATS)
+        self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
 
     async def step(self, request: StepRequest) -> StepOutcome:
         lockstep_id = request.lockstep_id

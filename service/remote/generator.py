@@ -24,13 +24,13 @@ from deployments.protocols.model_server import ModelServer, ServedPart, ServedPa
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
-from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
-from service.remote.replica_watch import SilenceWatches
+from service.remote.replica_watch import ReplicaWatches
 from service.rollouts.retries import pause_s
 from service.scheduling.generation_scheduler import GenerationScheduler
+from service.scheduling.replica_queues import ScheduledGeneration
 from service.scheduling.replica_window import EngineCapacity
 
 LOOK_FOR_REPLICAS_S = 0.2
@@ -62,7 +62,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._trying_suspects: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
         """By replica."""
-        self._silences = SilenceWatches(LOST_AFTER_HEARTBEATS)
+        self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
         self._waiting: dict[str, ScheduledGeneration] = {}
         """By rollout."""
         self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}

@@ -12,7 +12,7 @@ from deployments.protocols.model_server import ServedParts, ServedRequest, Serve
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
 from service.remote.batching import ControlCalls, RequestBatcher
-from service.remote.replica_watch import SilenceWatch
+from service.remote.replica_watch import ReplicaWatch
 
 GENERATOR_REPLICA = "The generator replica"
 LOST_AFTER_HEARTBEATS = 10
@@ -35,7 +35,7 @@ def calls_of(
     results_of: Callable[[GenerationResults], BatchResults[Generation]],
     ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
     waiting: Callable[[], int],
-    silence: SilenceWatch | None = None,
+    silence: ReplicaWatch | None = None,
 ) -> ReplicaCalls:
     """Args:
     replica: its unique id; empty for whichever replica Serve chooses.
@@ -45,7 +45,7 @@ def calls_of(
     waiting: how many generations wait here for the replica.
     silence: of the calls that name the replica; a new one, if none of them is open yet.
     """
-    silence = silence or SilenceWatch(LOST_AFTER_HEARTBEATS)
+    silence = silence or ReplicaWatch(LOST_AFTER_HEARTBEATS)
     named = handle.options(session_id=replica)
     log_fields = {"replica_id": replica or None}
     streaming = named.options(stream=True)

@@ -16,7 +16,7 @@ class ReplicaSilent(Exception):
         self.heartbeats = heartbeats
 
 
-class SilenceWatch:
+class ReplicaWatch:
     """Breaks the open calls of one replica when nothing came on any of them for `lost_after` heartbeats.
 
     All calls that name the replica share one watch, whatever they ask for: the replica sends its heartbeats on one of
@@ -77,17 +77,17 @@ class SilenceWatch:
                 limit.reschedule(asyncio.get_running_loop().time())
 
 
-class SilenceWatches:
+class ReplicaWatches:
     """The watches of a deployment's replicas, each as long as somebody has it, also while its replica is not listed."""
 
     def __init__(self, lost_after: int) -> None:
         """`lost_after` is that of `SilenceWatch`."""
         self._lost_after = lost_after
-        self._watches: WeakValueDictionary[str, SilenceWatch] = WeakValueDictionary()
+        self._watches: WeakValueDictionary[str, ReplicaWatch] = WeakValueDictionary()
 
-    def watch_of(self, replica: str) -> SilenceWatch:
+    def watch_of(self, replica: str) -> ReplicaWatch:
         """The watch of the calls that name this replica; of those that name none, if it is empty."""
         watch = self._watches.get(replica)
         if watch is None:
-            watch = self._watches[replica] = SilenceWatch(self._lost_after)
+            watch = self._watches[replica] = ReplicaWatch(self._lost_after)
         return watch

@@ -20,8 +20,7 @@ from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
 from service.rollout_requests.validation import Capabilities, request_problems
-from service.rollouts.agent_episode import AgentEpisode
-from service.rollouts.agents import AgentTask
+from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.staleness import VersionBounds

@@ -15,7 +15,7 @@ from rollout_client.problem_contract import FieldProblem, Problem
 from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.json_encoder import json_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
-from service.rollouts.observer import UNOBSERVED, RolloutObserver
+from service.rollouts.progress import UNOBSERVED, RolloutObserver
 
 NDJSON = "application/x-ndjson"
 

@@ -41,9 +41,8 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer
-from service.rollouts.progress import ProgressLog
+from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.scoring.scoring import Scoring
 from service.settings import Limits, ServiceSettings

@@ -5,22 +5,93 @@
 Guarantees, beside those of `Episode`: the message log is that of one branch of the run's session, as the engine had it;
 a run that is repeated takes the place of the one before; a rollout whose run failed has no reward, unless its session
 had reached a limit: then that limit is how it ended, and it is judged like any other.
+
+The loop runs agents through the port `Agents`, which `RequestAgents` (`service/agent_runs.py`) implements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from deployments.failures import AgentFailed
+from deployments.failures import AgentFailed, RolloutFailure
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import WeightSpan, packed_ids
-from rollout_client.contract import Message, SampleResult, SampleStatus
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract import Message, SampleInput, SampleResult, SampleStatus
+from rollout_client.session_contract import SessionRequest, SessionSample
 from rollout_client.set_fields import set_fields
 from rollout_env import StepOutcome
-from service.rollouts.agents import AgentRun, AgentRunRequest, AgentTask, SessionLimit
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+
+SessionLimit = Literal["max_calls", "max_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What the episodes of a group need to know of their agent."""
+
+    session: SessionRequest
+    """With which the session of a rollout is opened; its `sample` is what the agent gets."""
+    scored_by: Literal["environment", "agent"] = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunRequest:
+    """One run."""
+
+    task_name: str
+    session: SessionRequest
+    rollout_id: str
+    run_id: str
+    """Unique among all runs, of this rollout too."""
+    request_id: str
+    """The request of the rollout. This field and the next one are for logs."""
+    idx: int
+    share_id: str
+    """The party as which the calls of the session share the engines."""
+
+    @property
+    def sample(self) -> SampleInput:
+        assert self.session.sample is not None
+        return self.session.sample
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunOutcome:
+    """What came of one run."""
+
+    branches: Sequence[SessionSample] = ()
+    """Its conversations, in the order in which their last messages were generated."""
+    calls: int = 0
+    """Of the engine."""
+    reward: Mapping[str, float] = field(default_factory=dict)
+    """What the agent gave, by names; empty if it gave none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    limit: SessionLimit | None = None
+    """The limit that the session has reached."""
+    failure: RolloutFailure | None = None
+    """Why it did not end by itself and well."""
+
+
+class Agents(Protocol):
+    """Runs the agents of one request."""
+
+    async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
+        """Runs the agent of a rollout, in a session of its own, and returns when it has ended.
+
+        Cancelling the call ends the run and deletes the session. A failure of the run is in what it returns, beside
+        what was generated until then.
+        """
+        ...
+
+    def interrupt(self, rollout_id: str) -> bool:
+        """Asks that the run of this rollout returns soon, with what was generated.
+
+        Returns whether the rollout has a run under way; without one nothing happens.
+        """
+        ...
+
 
 ENDED_BY: dict[SessionLimit, SampleStatus] = {"max_calls": "max_turns", "max_tokens": "truncated"}
 
@@ -68,7 +139,7 @@ class AgentEpisode(Episode):
             share_id=self._start.share.id,
         )
 
-    def add_run(self, run: AgentRun) -> None:
+    def add_run(self, run: AgentRunOutcome) -> None:
         """Takes what was generated, and decides how it goes on. Ignored after the end.
 
         Raises:
@@ -124,7 +195,7 @@ class AgentEpisode(Episode):
         self._is_judged_next = False
         self.status = "stale" if self.versions.is_stale else self.interrupted_by or self._ended_by or "completed"
 
-    def _take_log(self, run: AgentRun) -> None:
+    def _take_log(self, run: AgentRunOutcome) -> None:
         """The last branch becomes the log. What a run before this one has left is dropped."""
         self._begin()
         self._branches = run.branches

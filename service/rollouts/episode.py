@@ -27,12 +27,17 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, packed_ids
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
-from service.rollouts.messages import observation_message, was_parsed, with_parsed
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, sampling_of_turn
+from service.rollouts.messages import (
+    continued,
+    observation_message,
+    response_of,
+    was_parsed,
+    with_parsed,
+    without_open_stop_string,
+)
+from service.rollouts.metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.progress import EpisodeState
-from service.rollouts.responses import continued, response_of, without_open_stop_string
-from service.rollouts.sample_metrics import UNNAMED_REWARD, SampleMetricsAccumulator
-from service.rollouts.seeds import sampling_of_turn
 from service.rollouts.staleness import RolloutVersions
 
 CutOff = Literal["deadline", "cancelled", "stale"]

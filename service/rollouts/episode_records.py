@@ -1,14 +1,30 @@
-"""What an episode is made from: its identity, start and limits. `service/rollout_requests/episodes.py` makes them."""
+"""What an episode is made from: its identity, its start, its limits, and the seeds of a repeatable request.
+
+`service/requests/episodes.py` makes them. Each sample, rollout and turn of a repeatable request samples with a seed
+derived from the one above it.
+"""
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
+from deployments.seeds import derived_seed
 from rollout_client.contract import Message
 from service.rollouts.staleness import VersionBounds, oldest_version
+
+
+def sampling_of_turn(sampling: SamplingOptions, turn: int, tokens: int = 0) -> SamplingOptions:
+    """The rollout's sampling options with the seed of one turn, numbered from 0.
+
+    A generation that goes on after `tokens` tokens of the turn has a seed of its own: with that of the turn it would
+    draw again what was drawn for the first tokens.
+    """
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=derived_seed(sampling.seed, turn, *((tokens,) if tokens else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,11 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment, GenerationRequest, Generator
 from rollout_client.contract import SampleError
 from rollout_env import StepOutcome
-from service.rollouts.agent_episode import AgentEpisode
-from service.rollouts.agents import Agents
+from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
-from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer, PacedWork
-from service.rollouts.progress import ProgressLog
+from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed

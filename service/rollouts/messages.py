@@ -1,11 +1,150 @@
-"""The messages that an episode adds: responses with what was read out of them, and observations with their tokens."""
+"""The messages that an episode adds to its log: responses and observations. No I/O.
 
+A response is made from one generation, or from the parts of one that was interrupted, and has what was parsed out of
+it. An observation has the tokens that it got.
+
+How much of an interrupted generation can stay, so that no stop string is missed across the cut: the engine looks for
+stop strings only in the text of one generation. One that begins before the cut and ends after it would be missed. So
+tokens at the end are dropped, and generated again, as long as the text ends with what could be the beginning of a stop
+string. Proof that the rest finds what an uncut generation finds: let T be the text that stays. No end of T is the
+beginning of a stop string, so no occurrence begins in T and ends after it. T holds no whole occurrence either: the
+engine would have ended the generation there. Hence every occurrence begins after T, where the next generation sees all
+of it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
 from typing import Any
 
-from deployments.protocols.chat import ParsedResponse, TokenizedObservation
-from deployments.protocols.generation import packed_ids
-from rollout_client.contract import Message
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, TokenizedObservation
+from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from deployments.protocols.weight_versions import joined_spans
+from rollout_client.contract import Message, WeightVersionSpan
 from rollout_env import ChatMessage
+
+FIRST_WINDOW = 16
+"""Tokens at the end that are looked at first; four times as many each time that all of them would have to go."""
+Pieces = Sequence[str | None]
+
+
+def tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callable[[int], Pieces]) -> int:
+    """How many of the first tokens of an interrupted generation can stay.
+
+    Args:
+        length: the number of its tokens.
+        pieces_from: the text that each token from this index on adds; see `ChatTokenizer.pieces`.
+    """
+    if not stop_strings:
+        return length
+    window = FIRST_WINDOW
+    while window < length:
+        first = length - window
+        # A match that begins before the window is invisible here, but none is longer than this.
+        hidden = max(map(len, stop_strings)) - 1
+        if (kept := last_closed_end(pieces_from(first), stop_strings, hidden)) is not None:
+            return first + kept
+        window *= 4
+    return last_closed_end(pieces_from(0), stop_strings, hidden=0) or 0
+
+
+def last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -> int | None:
+    """The highest number of first pieces after which no beginning of a stop string is open, and no character.
+
+    Ends within the first `hidden` characters do not count. `None` if there is no such end but that of no piece.
+    """
+    text = "".join(piece or "" for piece in pieces)
+    open_matches = [open_match_lengths(text, stop_string) for stop_string in stop_strings]
+    ends = list(accumulate((len(piece or "") for piece in pieces), initial=0))
+    for kept in range(len(pieces), 0, -1):
+        end = ends[kept]
+        is_whole = pieces[kept - 1] is not None
+        if is_whole and end >= hidden and not any(lengths[end] for lengths in open_matches):
+            return kept
+    return None
+
+
+def open_match_lengths(text: str, stop_string: str) -> list[int]:
+    """At index i: how many characters at the end of `text[:i]` are a beginning of `stop_string`, at most and not all.
+
+    The algorithm of Knuth, Morris and Pratt: linear in both lengths.
+    """
+    borders = [0]
+    for character in stop_string[1:]:
+        borders.append(longer_match(stop_string, borders, borders[-1], character))
+    lengths = [0]
+    for character in text:
+        matched = longer_match(stop_string, borders, lengths[-1], character)
+        lengths.append(borders[-1] if matched == len(stop_string) else matched)
+    return lengths
+
+
+def longer_match(stop_string: str, borders: Sequence[int], matched: int, character: str) -> int:
+    """The longest match after one more character, given the longest one before it, which is proper."""
+    while matched and stop_string[matched] != character:
+        matched = borders[matched - 1]
+    return matched + (stop_string[matched] == character)
+
+
+def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:
+    """The message of a generation. Its `finish_reason` is null if the generation was interrupted."""
+    return Message.model_construct(
+        role="assistant",
+        content=tokenizer.decode(generation.token_ids),
+        token_ids=generation.token_ids,
+        generation_logprobs=generation.logprobs,
+        finish_reason=None if generation.finish_reason == "abort" else generation.finish_reason,
+        weight_versions=[version_span(span.version, span.start, span.end) for span in generation.weight_versions],
+    )
+
+
+def continued(partial: Message, part: Generation, tokenizer: ChatTokenizer) -> Message:
+    """The partial response with the tokens of a further generation, as if one generation had made all of them."""
+    there = len(partial.token_ids)
+    token_ids = packed_ids(chain(partial.token_ids, part.token_ids))
+    added = {
+        "content": tokenizer.decode(token_ids),
+        "token_ids": token_ids,
+        "generation_logprobs": packed_logprobs(chain(partial.generation_logprobs or (), part.logprobs)),
+        "finish_reason": None if part.finish_reason == "abort" else part.finish_reason,
+        "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, version_span),
+    }
+    return partial.model_copy(update=added)
+
+
+def version_span(version: str, start: int, end: int) -> WeightVersionSpan:
+    return WeightVersionSpan.model_construct(version=version, start=start, end=end)
+
+
+def without_open_stop_string(
+    interrupted: Generation, before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
+) -> Generation:
+    """The interrupted generation without the tokens at its end that could be the beginning of a stop string.
+
+    Args:
+        before: the token ids before the generation.
+    """
+    token_ids = interrupted.token_ids
+
+    def pieces_from(first: int) -> list[str | None]:
+        context = [*before[-CONTEXT_TOKENS:], *token_ids[max(first - CONTEXT_TOKENS, 0) : first]]
+        return tokenizer.pieces(token_ids[first:], context[-CONTEXT_TOKENS:])
+
+    kept = tokens_to_keep(len(token_ids), stop_strings, pieces_from)
+    return interrupted if kept == len(token_ids) else first_tokens(interrupted, kept)
+
+
+def first_tokens(generation: Generation, count: int) -> Generation:
+    """The generation, interrupted after its first `count` tokens."""
+    return replace(
+        generation,
+        token_ids=generation.token_ids[:count],
+        logprobs=generation.logprobs[:count],
+        finish_reason="abort",
+        weight_versions=tuple(
+            replace(span, end=min(span.end, count)) for span in generation.weight_versions if span.start < count
+        ),
+    )
 
 
 def with_parsed(response: Message, parsed: ParsedResponse) -> Message:

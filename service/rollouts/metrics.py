@@ -1,7 +1,7 @@
-"""The metrics of a request, with the names that NeMo-RL's rollout module uses.
+"""The metrics of a sample and of a request, with the names that NeMo-RL's rollout module uses.
 
-A new request metric is one more entry in `averages`, `turn_metrics` or `spread_by_field`. What it needs to know of each
-sample is in `SampleMetrics`, which `sample_metrics.py` fills.
+A new metric of each sample is a field of the contract's `SampleMetrics`, filled by `SampleMetricsAccumulator`. A new
+request metric is one more entry in `averages`, `turn_metrics` or `spread_by_field`.
 """
 
 import math
@@ -9,9 +9,106 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
+from rollout_client.contract import (
+    FinishReason,
+    PolicyVersions,
+    RequestMetrics,
+    SampleMetrics,
+    SampleResult,
+    SampleStatus,
+)
 from rollout_client.policy_names import label_of, read_label
-from service.rollouts.sample_metrics import UNNAMED_REWARD
+from service.rollouts.progress import MetricCounts
+
+UNNAMED_REWARD = "reward"
+"""The name of a reward that its environment gave as a single number."""
+
+
+class SampleMetricsAccumulator:
+    """Counts the tokens of one episode while it is played. Lengths are in tokens."""
+
+    def __init__(self) -> None:
+        self._turn_input_tokens: list[int] = []
+        self._turn_gen_tokens: list[int] = []
+        self._env_tokens = 0
+        self._parse_errors = 0
+        self._environment: dict[str, float] = {}
+        self._clipped_turns = 0
+        self.tokens_by_replica: dict[str, int] = {}
+        """Generated ones, without those of replicas that are not known."""
+
+    def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
+        self._turn_input_tokens.append(input_tokens)
+        self._turn_gen_tokens.append(generated_tokens)
+
+    def extend_generation(self, generated_tokens: int) -> None:
+        """The last generation went on after it was interrupted."""
+        self._turn_gen_tokens[-1] += generated_tokens
+
+    def end_generation(self, finish_reason: FinishReason | None) -> None:
+        """The last generation is whole, or it was interrupted, which is no reason."""
+        self._clipped_turns += finish_reason == "length"
+
+    def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
+        """The replica has generated so many of the tokens."""
+        if replica:
+            self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
+
+    def add_parse_error(self) -> None:
+        self._parse_errors += 1
+
+    def add_environment_metrics(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._environment[name] = self._environment.get(name, 0.0) + value
+
+    def add_observation(self, tokens: int) -> None:
+        self._env_tokens += tokens
+
+    def counts(self) -> MetricCounts:
+        return MetricCounts(
+            self._turn_input_tokens.copy(),
+            self._turn_gen_tokens.copy(),
+            self._env_tokens,
+            self._parse_errors,
+            self._environment.copy(),
+            self._clipped_turns,
+            self.tokens_by_replica.copy(),
+        )
+
+    def restore(self, counts: MetricCounts) -> None:
+        self._turn_input_tokens = counts.turn_input_tokens.copy()
+        self._turn_gen_tokens = counts.turn_gen_tokens.copy()
+        self._env_tokens = counts.env_tokens
+        self._parse_errors = counts.parse_errors
+        self._environment = counts.environment.copy()
+        self._clipped_turns = counts.clipped_turns
+        self.tokens_by_replica = counts.tokens_by_replica.copy()
+
+    def metrics(
+        self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None
+    ) -> SampleMetrics:
+        """Counts only what was played here, not the turns of a message log that was posted."""
+        assistant_tokens = sum(self._turn_gen_tokens)
+        metrics = SampleMetrics.model_construct(
+            turn_count=len(self._turn_gen_tokens),
+            total_tokens=assistant_tokens + self._env_tokens,
+            assistant_tokens=assistant_tokens,
+            env_tokens=self._env_tokens,
+            terminated=terminated,
+            truncated=truncated,
+            max_turns_reached=status == "max_turns",
+            total_reward=total_reward,
+            turn_gen_tokens=self._turn_gen_tokens.copy(),
+            turn_input_tokens=self._turn_input_tokens.copy(),
+        )
+        if self._parse_errors:
+            metrics.parse_errors = self._parse_errors
+        if self._clipped_turns:
+            metrics.clipped_turns = self._clipped_turns
+        if self._environment:
+            metrics.environment = self._environment.copy()
+        return metrics
+
 
 FREED_IN_ONE_STEP = 64
 NO_TOKENS: Mapping[str, int] = {}

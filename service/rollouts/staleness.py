@@ -17,7 +17,7 @@ from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols.generation import Generation, WeightSpan
 from rollout_client.contract import Message, WeightVersionSpan
 from rollout_client.policy_names import label_of, read_label
-from service.rollouts.responses import first_tokens
+from service.rollouts.messages import first_tokens
 
 OnVersion = Callable[[int | None], None]
 """Is called with the version that has become current; with `None` when a named policy has no version any more."""

@@ -13,8 +13,15 @@ from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
 from service.jobs.events import job_event_lines, pages_of
 from service.jobs.ledger import cursor_of
-from service.jobs.preferences import heartbeat_s, idempotency_key, last_event_id, required_key
-from service.jobs.submission import Submission, namespace_of, submitted
+from service.jobs.submission import (
+    Submission,
+    heartbeat_s,
+    idempotency_key,
+    last_event_id,
+    namespace_of,
+    required_key,
+    submitted,
+)
 from service.rollout_requests.json_encoder import JSON, json_of
 from service.rollout_requests.result_encoding import NDJSON
 from service.routes import descriptions

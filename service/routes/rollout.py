@@ -13,10 +13,16 @@ from rollout_client.jobs_contract import RESPOND_ASYNC
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.error_handlers import log_unexpected_error
 from service.http.streaming import response_in_parts, with_heartbeats
-from service.jobs.answers import answer_of
-from service.jobs.events import pages_of
-from service.jobs.preferences import heartbeat_s, idempotency_key, responds_async
-from service.jobs.submission import Submission, namespace_of, required, submitted
+from service.jobs.events import answer_of, pages_of
+from service.jobs.submission import (
+    Submission,
+    heartbeat_s,
+    idempotency_key,
+    namespace_of,
+    required,
+    responds_async,
+    submitted,
+)
 from service.problems import RequestProblem, internal_error
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.body_parser import read_rollout_request

@@ -15,9 +15,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
-from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestFlow, RequestState, ScheduledGeneration
 from service.scheduling.replica_affinity import Assignment, ReplicaAffinity
-from service.scheduling.replica_queues import ReplicaQueues
+from service.scheduling.replica_queues import (
+    UNKNOWN_REPLICA,
+    ReplicaQueues,
+    RequestFlow,
+    RequestState,
+    ScheduledGeneration,
+)
 from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
 
 PREFILL_COST = 0.1

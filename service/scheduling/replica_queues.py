@@ -1,21 +1,83 @@
 """The generations that wait for each replica, and which of them is next there. A state machine: no I/O, no clock.
 
 Next is a generation of the flow with the lowest virtual time (`fair_queue.py`) among those whose policy may start there
-(`adapter_turns.py`). A flow whose policy may not start falls behind those that go on; when it is behind by more than a
+(`AdapterTurns`). A flow whose policy may not start falls behind those that go on; when it is behind by more than a
 turn, the turn of the policy that would go on ends.
+
+`ScheduledGeneration` is one that waits or has started, `RequestState` the request that it is of.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from service.admission.adapter_turns import AdapterTurns
-from service.admission.scheduled_generation import ScheduledGeneration
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.model_server import ServedRequest
 from service.scheduling.fair_queue import FairQueue, Flow
+from service.scheduling.replica_affinity import Assignment
+from service.scheduling.replica_window import AdapterTurns, ReplicaWindow
 
-Lane = tuple[str, str | None]
+UNKNOWN_REPLICA = ""
+"""Stands for whichever replica Serve chooses, while none is known."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What the scheduler knows of one request."""
+
+    id: str
+    flow: "RequestFlow"
+    """As which it shares the engines: its own, or that of its caller's key."""
+    part: "RequestFlow | None"
+    """The part of the flow that it is, if the flow is a key's."""
+    expected_tokens: float
+    """Mean length of its generations."""
+    rollouts: int = 0
+    """Those that are not released."""
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledGeneration:
+    """A generation that waits, or that has started on `replica`."""
+
+    request: GenerationRequest
+    of_request: RequestState
+    assignment: Assignment
+    cost: float = 0.0
+    """What its request is charged, in generated tokens."""
+    kv_tokens: float = 0.0
+    """What it needs of the KV cache at its end, without `shared_tokens`."""
+    sequences: int = 1
+    """Texts that the engine generates for it at once."""
+    shared_tokens: int = 0
+    """Tokens of its prompt that another rollout of its group holds there."""
+    replica: str = UNKNOWN_REPLICA
+    """Where it waits or runs."""
+    window: ReplicaWindow | None = None
+    """The window in which it counts; `None` until it starts and after it has ended."""
+    virtual_time: int = 0
+
+    @classmethod
+    def of(cls, request: GenerationRequest, of_request: RequestState, assignment: Assignment) -> "ScheduledGeneration":
+        sequences = request.choices if isinstance(request, ServedRequest) else 1
+        return cls(request, of_request, assignment, sequences=sequences)
+
+    @property
+    def has_started(self) -> bool:
+        return self.window is not None
+
+    def may_try(self, replica: str) -> bool:
+        """Whether it may be the one that tries a suspect replica: its rollout was not lost there last."""
+        return self.assignment.avoided != replica
+
+
+RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]
+
+
+ReplicaLane = tuple[str, str | None]
 """A replica and the policy that its generations name."""
 
 
-class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
+class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
     """One lane for each replica and policy."""
 
     def __init__(self) -> None:
@@ -101,7 +163,7 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         ]
         return len(behind) > turns.ending
 
-    def _blocked(self, replica: str, turns: AdapterTurns) -> Iterator[Flow[ScheduledGeneration, Lane]]:
+    def _blocked(self, replica: str, turns: AdapterTurns) -> Iterator[Flow[ScheduledGeneration, ReplicaLane]]:
         """The first flow of each policy that may not start."""
         for policy in self._policies.get(replica, ()):
             if not turns.may_start(policy):

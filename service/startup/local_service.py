@@ -24,7 +24,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.storage.cluster_folder import cluster_folder, session_folder
+from deployments.storage.databases import cluster_folder, session_folder
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.traces import PROPAGATOR
 from rollout_client.contract import SampleResult
 from service.rollouts.episode import Episode
-from service.rollouts.observer import RolloutObserver, Stage, Work
+from service.rollouts.progress import RolloutObserver, Stage, Work
 
 SERVER_ERROR = 500
 

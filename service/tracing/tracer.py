@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Tracer
 
-from service.tracing.settings import TracingSettings
+from service.settings import TracingSettings
 
 SERVICE_NAME = "rollout"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from service.access.access_control import AccessControl
 from service.access.keys import SCOPES, hash_of, new_key
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}

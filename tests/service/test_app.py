@@ -9,10 +9,9 @@ from ray.serve.config import HTTPOptions
 
 from service import app
 from service.access.exposure import ServiceExposed
-from service.access.serve_http import http_options
-from service.access.settings import AccessSettings
 from service.app import build
-from service.settings import ServiceSettings
+from service.ingress import http_options
+from service.settings import AccessSettings, ServiceSettings
 
 WITH_TLS = HTTPOptions(host="127.0.0.1").model_copy(update={"ssl_certfile": "/etc/tls.crt"})
 TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.01, "max_num_seqs": 4}

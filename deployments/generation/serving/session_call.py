@@ -15,8 +15,15 @@ from deployments.generation.serving.served_call import GeneratedChoice, ServedCa
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.failures import SessionFailure, call_not_recorded
-from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from deployments.sessions.records import (
+    ChatContext,
+    ChatMessage,
+    EngineCall,
+    GeneratedMessage,
+    Plan,
+    PreparedPrompt,
+    prepared_prompt,
+)
 
 DATA = "data: "
 DONE = "[DONE]"

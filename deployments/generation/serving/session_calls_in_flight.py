@@ -1,4 +1,4 @@
-"""The calls of sessions that are in flight in one replica. Store's half: `deployments/sessions/calls_in_flight.py`.
+"""The calls of sessions that are in flight in one replica. Store's half: `deployments/sessions/session_table.py`.
 
 The store hears of them twice a second, and says which to abort. A store that starts anew learns of them in this way.
 

@@ -6,8 +6,7 @@ from typing import Any
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_comparison import text_of
-from deployments.sessions.prompting import SessionRenderer
-from deployments.sessions.records import ChatContext, ChatMessage
+from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer
 
 ROOM = 2**31
 """No observation is cut: vLLM refuses what is too long for the model."""

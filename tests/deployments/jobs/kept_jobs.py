@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from deployments.jobs.records import Change, JobRecord, JobRequest, LoadedJob
-from deployments.storage.records import EntryName
+from deployments.storage.storage import EntryName
 
 
 class Asked(NamedTuple):

@@ -9,8 +9,7 @@ from deployments.jobs.failures import JobUnknown
 from deployments.jobs.records import JobWrite
 from deployments.jobs.settings import JobsSettings
 from deployments.jobs.store import JobStore
-from deployments.storage.records import EntryName
-from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.storage.storage import EntryName, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import ANSWER_WITHIN_S
 from tests import virtual_time
 from tests.deployments.jobs.kept_jobs import asked, event

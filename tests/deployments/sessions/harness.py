@@ -5,8 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from deployments.sessions.records import (
+    ChatContext,
+    ChatMessage,
+    EngineCall,
+    GeneratedMessage,
+    Plan,
+    PreparedPrompt,
+    prepared_prompt,
+)
 from deployments.sessions.session_record import SessionRecord
 from tests.deployments.sessions.renderer import PLAIN, TokenizerRenderer
 

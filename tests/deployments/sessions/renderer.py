@@ -9,8 +9,7 @@ from transformers import AutoTokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_comparison import text_of
-from deployments.sessions.prompting import SessionRenderer
-from deployments.sessions.records import ChatContext, ChatMessage
+from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
 ROOM = 2**20

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.sessions.drift import drift_report
+from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord

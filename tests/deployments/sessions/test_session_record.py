@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PromptRejected
-from deployments.sessions.drift import drift_report
-from deployments.sessions.message_comparison import response_key
+from deployments.sessions.message_comparison import drift_report, response_key
 from deployments.sessions.records import ChatContext, EngineCall
 from deployments.sessions.session_record import UnknownGeneration
 from rollout_client.session_contract import MessageDrift

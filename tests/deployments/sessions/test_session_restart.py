@@ -8,8 +8,7 @@ import pytest
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, SessionUnknown
 from deployments.sessions.session_book import USE_STORED_S
 from deployments.sessions.settings import SessionsSettings
-from deployments.storage.records import EntryName, StoredChange
-from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.storage.storage import EntryName, StorageFailed, StoredChange, StoreReplaced
 from rollout_client.contract import SampleInput
 from rollout_client.session_contract import SessionLimits, SessionReward
 from tests import virtual_time

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.storage.records import EntryName, StoredChange, StoredRecord
-from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
+from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredChange, StoredRecord, StoreReplaced
 
 
 @dataclass

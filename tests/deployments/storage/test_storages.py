@@ -14,12 +14,17 @@ import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
 from pydantic import ValidationError
 
-from deployments.storage.databases import SqliteStorage
-from deployments.storage.opening import FolderNotShared, PasswordUnreadable, storage_of
-from deployments.storage.records import EntryName, StoredChange, StoredRecord
-from deployments.storage.redis_storage import RedisStorage
+from deployments.storage.databases import FolderNotShared, PasswordUnreadable, RedisStorage, SqliteStorage, storage_of
 from deployments.storage.settings import StorageSettings
-from deployments.storage.storage import Noun, Storage, StorageFailed, StoreReplaced
+from deployments.storage.storage import (
+    EntryName,
+    Noun,
+    Storage,
+    StorageFailed,
+    StoredChange,
+    StoredRecord,
+    StoreReplaced,
+)
 
 BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
 Open = Callable[..., Storage]

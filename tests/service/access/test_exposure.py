@@ -7,7 +7,7 @@ import pytest
 
 from service.access.access_control import AccessControl
 from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
 

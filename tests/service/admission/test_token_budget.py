@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission.token_budget import TokenBudget
+from service.admission.key_usage import TokenBudget
 
 
 def test_a_minutes_worth_is_there_at_the_start_and_no_more_is_saved_up() -> None:

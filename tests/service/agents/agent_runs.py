@@ -8,8 +8,7 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.samples import metrics_of
 from rollout_client.contract import Message, Role, SampleInput, WeightVersionSpan
 from rollout_client.session_contract import SessionRequest, SessionSample
-from service.rollouts.agent_episode import AgentEpisode
-from service.rollouts.agents import AgentRun, AgentRunRequest, Agents, AgentTask
+from service.rollouts.agent_episode import AgentEpisode, AgentRunOutcome, AgentRunRequest, Agents, AgentTask
 from tests.service.scripted import EpisodeRecipe, ids_of
 
 
@@ -71,13 +70,13 @@ class AgentRecipe(EpisodeRecipe):
 class ScriptedAgents(Agents):
     """Answers each run with the next one of its script, after `delay_s`; one that is interrupted answers at once."""
 
-    script: Sequence[AgentRun]
+    script: Sequence[AgentRunOutcome]
     delay_s: float = 0.0
     requests: list[AgentRunRequest] = field(default_factory=list)
     cancelled: int = 0
     running: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def run(self, request: AgentRunRequest) -> AgentRun:
+    async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         answer = self.script[len(self.requests) % len(self.script)]
         self.requests.append(request)
         interrupted = self.running[request.rollout_id] = asyncio.Event()
@@ -90,7 +89,7 @@ class ScriptedAgents(Agents):
             raise
         finally:
             del self.running[request.rollout_id]
-        return AgentRun(answer.branches, answer.calls)
+        return AgentRunOutcome(answer.branches, answer.calls)
 
     def interrupt(self, rollout_id: str) -> bool:
         if rollout_id in self.running:

@@ -24,7 +24,7 @@ from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
 from service.remote.policy import RemotePolicy
-from service.rollouts.agents import AgentRun, AgentRunRequest
+from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.service.scripted_store import ScriptedStore
@@ -108,7 +108,7 @@ class Service:
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
         self.agents = AgentRuns(sessions, {"task": self.program}, "http://10.0.0.1:8000").of_request(ANYBODY)
 
-    async def run(self, **session: Any) -> AgentRun:
+    async def run(self, **session: Any) -> AgentRunOutcome:
         return await self.agents.run(request_of(**session))
 
     async def sessions_left(self) -> int:

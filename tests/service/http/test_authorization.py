@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from service.access.access_control import AccessControl
 from service.access.keys import SCOPES, hash_of, new_key
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from service.access.access_control import AccessControl
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 
 ON_LOOPBACK = AccessControl.of(AccessSettings(), "127.0.0.1")

@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
 from service.remote.batching import ControlCalls, RequestBatcher
-from service.remote.replica_watch import SilenceWatch
+from service.remote.replica_watch import ReplicaWatch
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 
@@ -259,7 +259,7 @@ def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog
 
     async def run() -> tuple[float, BaseException | str]:
         batcher: RequestBatcher[str, str] = RequestBatcher(
-            lambda _requests: call, EnvironmentLost, "The replica", silence=SilenceWatch(10)
+            lambda _requests: call, EnvironmentLost, "The replica", silence=ReplicaWatch(10)
         )
         first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
         assert await first == "A"
@@ -277,7 +277,7 @@ def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
 
     async def run() -> None:
         batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", silence=SilenceWatch(10)
+            replica.start_call, EnvironmentLost, "The replica", silence=ReplicaWatch(10)
         )
         with pytest.raises(TimeoutError, match=r"^of the replica$"):
             await batcher.call("a")

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from deployments.environments.math import MathInfo
 from deployments.protocols.environments import TaskDescription
-from service.remote.fields_schema import FieldsSchema
+from service.remote.environment import FieldsSchema
 
 
 class NoFields(BaseModel):

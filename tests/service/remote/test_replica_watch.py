@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.remote.replica_watch import ReplicaSilent, SilenceWatch
+from service.remote.replica_watch import ReplicaSilent, ReplicaWatch
 from tests import virtual_time
 
 
-async def end_of_call(silence: SilenceWatch, items_at: Sequence[float], ends_at: float) -> tuple[str, float]:
+async def end_of_call(silence: ReplicaWatch, items_at: Sequence[float], ends_at: float) -> tuple[str, float]:
     """How and when a call ends that has items at some times and would end by itself at another."""
     try:
         async with silence.watch():
@@ -34,12 +34,12 @@ async def end_of_call(silence: SilenceWatch, items_at: Sequence[float], ends_at:
 def test_a_call_is_lost_after_ten_silent_seconds_that_follow_an_item(
     items_at: Sequence[float], ends_at: float, end: tuple[str, float]
 ) -> None:
-    assert virtual_time.run(end_of_call(SilenceWatch(lost_after=10), items_at, ends_at)) == end
+    assert virtual_time.run(end_of_call(ReplicaWatch(lost_after=10), items_at, ends_at)) == end
 
 
 def test_a_timeout_of_the_block_itself_is_no_silence() -> None:
     async def run() -> None:
-        async with SilenceWatch(lost_after=10).watch():
+        async with ReplicaWatch(lost_after=10).watch():
             raise TimeoutError("of the block")
 
     with pytest.raises(TimeoutError, match="of the block"):
@@ -48,7 +48,7 @@ def test_a_timeout_of_the_block_itself_is_no_silence() -> None:
 
 def test_an_item_of_one_call_proves_that_the_replica_of_all_of_them_lives() -> None:
     async def run() -> list[tuple[str, float]]:
-        silence = SilenceWatch(lost_after=10)
+        silence = ReplicaWatch(lost_after=10)
         heard = end_of_call(silence, [5 * number for number in range(1, 10)], ends_at=50)
         return list(await asyncio.gather(heard, end_of_call(silence, [], ends_at=60)))
 
@@ -57,7 +57,7 @@ def test_an_item_of_one_call_proves_that_the_replica_of_all_of_them_lives() -> N
 
 def test_a_call_that_is_made_while_the_replica_is_silent_is_lost_with_the_others() -> None:
     async def run() -> tuple[str, float]:
-        silence = SilenceWatch(lost_after=10)
+        silence = ReplicaWatch(lost_after=10)
         first = asyncio.create_task(end_of_call(silence, [0.5], ends_at=3600))
         await asyncio.sleep(8)
         second = await end_of_call(silence, [], ends_at=3600)
@@ -69,7 +69,7 @@ def test_a_call_that_is_made_while_the_replica_is_silent_is_lost_with_the_others
 
 def test_a_replica_that_starts_anew_after_a_loss_may_be_silent_until_its_first_item() -> None:
     async def run() -> tuple[str, float]:
-        silence = SilenceWatch(lost_after=10)
+        silence = ReplicaWatch(lost_after=10)
         await end_of_call(silence, [0.5], ends_at=3600)
         return await end_of_call(silence, [], ends_at=300)
 

@@ -4,7 +4,7 @@ from rollout_client.arrow.response import read_response
 from rollout_client.contract import PolicyVersions, RolloutResponse, RolloutSummary
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder
-from service.rollouts.agents import AgentRun
+from service.rollouts.agent_episode import AgentRunOutcome
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
 from tests.service.scripted import ids_of
 
@@ -14,7 +14,7 @@ SUMMARY = RolloutSummary(request_id="request", metrics={}, policy=PolicyVersions
 def body(encoder: ResponseEncoder) -> bytes:
     episode = AgentRecipe().make()
     left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
-    episode.add_run(AgentRun([left, TWO_CALLS], calls=3))
+    episode.add_run(AgentRunOutcome([left, TWO_CALLS], calls=3))
     episode.cut_off("cancelled")
     encoder.add(0, episode.result())
     return b"".join(bytes(part) for part in encoder.body(SUMMARY))

@@ -9,7 +9,7 @@ from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost, En
 from rollout_client.contract import Keep, SampleInput
 from rollout_client.session_contract import SessionRequest
 from rollout_env import StepOutcome
-from service.rollouts.agents import AgentRun, AgentTask
+from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
 from service.rollouts.schedule import AsyncSchedule
@@ -18,7 +18,7 @@ from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgen
 from tests.service.rollouts.playing import KEEP_ALL, collect, texts
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, ids_of
 
-ENDED = AgentRun([TWO_CALLS], calls=2, metrics={"agent_s": 1.5})
+ENDED = AgentRunOutcome([TWO_CALLS], calls=2, metrics={"agent_s": 1.5})
 CRASHED = AgentFailed("The agent ended with exit code 3. It wrote to stderr last: no such file")
 RIGHT = StepOutcome({"role": "user", "content": "Right."}, 1.0, True, {"state": 9}, None, "C", {"checks": 2.0})
 SCORED_BY_AGENT = AgentTask(SessionRequest(sample=SampleInput(task_name="task")), "agent")
@@ -29,7 +29,7 @@ def context_of(agents: ScriptedAgents, environment: ScriptedEnvironment | None =
     return RolloutContext(ScriptedGenerator([]), {"task": judge}, AsyncSchedule(), agents=agents)
 
 
-def played(recipe: AgentRecipe, *runs: AgentRun, environment: ScriptedEnvironment | None = None) -> Any:
+def played(recipe: AgentRecipe, *runs: AgentRunOutcome, environment: ScriptedEnvironment | None = None) -> Any:
     return collect([recipe.make()], context_of(ScriptedAgents(runs), environment))[0]
 
 
@@ -71,7 +71,7 @@ def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped
     cut = generated("AB")
     cut.finish_reason = "length"
     result = played(
-        AgentRecipe(), AgentRun([branch(said("user", "Q"), cut, said("tool", "T"), generated("C"))], calls=2)
+        AgentRecipe(), AgentRunOutcome([branch(said("user", "Q"), cut, said("tool", "T"), generated("C"))], calls=2)
     )
     assert (result.metrics.turn_count, result.metrics.clipped_turns) == (2, 1)
 
@@ -79,7 +79,7 @@ def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped
 def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() -> None:
     summary = branch(said("user", "S"), generated("sum"))
     left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
-    result = played(AgentRecipe(), AgentRun([summary, left, TWO_CALLS], calls=5))
+    result = played(AgentRecipe(), AgentRunOutcome([summary, left, TWO_CALLS], calls=5))
     assert texts(result) == ["Q", "AB", "T", "C"]
     first, second = result.branches
     assert [message["content"] for message in first["message_log"]] == ["S", "sum"]
@@ -108,7 +108,7 @@ def test_an_agent_that_scores_its_task_and_gives_no_reward_has_failed() -> None:
 
 
 def test_an_agent_that_never_calls_the_model_has_failed() -> None:
-    result = played(AgentRecipe(), AgentRun())
+    result = played(AgentRecipe(), AgentRunOutcome())
     assert (result.status, result.error.retryable, result.message_log) == ("error", False, [])
     assert "without a call of the model" in result.error.message
 
@@ -131,7 +131,7 @@ def test_a_run_that_is_ended_after_its_time_is_retryable_but_not_made_again() ->
 
 
 def test_a_run_whose_replica_is_lost_is_made_again_and_leaves_nothing_behind() -> None:
-    lost = AgentRun([branch(said("user", "Q"), generated("lost"))], calls=1, failure=EnvironmentLost("It died."))
+    lost = AgentRunOutcome([branch(said("user", "Q"), generated("lost"))], calls=1, failure=EnvironmentLost("It died."))
     agents = ScriptedAgents([lost, ENDED])
     result = collect([AgentRecipe(retries=1).make()], context_of(agents))[0]
     assert (result.status, texts(result)) == ("completed", ["Q", "AB", "T", "C"])
@@ -140,7 +140,7 @@ def test_a_run_whose_replica_is_lost_is_made_again_and_leaves_nothing_behind() -
 
 
 def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
-    agents = ScriptedAgents([AgentRun(failure=EnvironmentShuttingDown("It is being shut down.")), ENDED])
+    agents = ScriptedAgents([AgentRunOutcome(failure=EnvironmentShuttingDown("It is being shut down.")), ENDED])
     assert collect([AgentRecipe(retries=0).make()], context_of(agents))[0].status == "completed"
 
 
@@ -173,7 +173,7 @@ def test_early_stopping_ends_the_runs_that_are_not_needed() -> None:
     episodes: list[Episode] = [AgentRecipe(position=position).make() for position in range(4)]
     agents = ScriptedAgents([ENDED], delay_s=0)
 
-    async def slow_run(request: Any) -> AgentRun:
+    async def slow_run(request: Any) -> AgentRunOutcome:
         agents.delay_s = 0 if request.rollout_id in ("request-1-0", "request-2-0") else 100
         return await ScriptedAgents.run(agents, request)
 

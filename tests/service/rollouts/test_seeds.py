@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.generation import SamplingOptions
 from deployments.seeds import derived_seed
-from service.rollouts.seeds import sampling_of_turn
+from service.rollouts.episode_records import sampling_of_turn
 
 
 def test_a_derived_seed_is_the_same_in_every_process_and_release() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.rollouts.stop_strings import FIRST_WINDOW, open_match_lengths, tokens_to_keep
+from service.rollouts.messages import FIRST_WINDOW, open_match_lengths, tokens_to_keep
 
 stop_strings_of_a_request = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
 pieces_of_tokens = st.lists(st.none() | st.text(alphabet="ab", max_size=3), max_size=80)

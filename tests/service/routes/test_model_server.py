@@ -14,8 +14,8 @@ from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
-from service.access.settings import AccessSettings
 from service.routes.model_server import model_call
+from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 

@@ -20,8 +20,8 @@ from rollout_client.contract import SampleInput
 from rollout_client.session_contract import SessionSample
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
-from service.access.settings import AccessSettings
 from service.rollouts import retries
+from service.settings import AccessSettings
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp

@@ -10,10 +10,9 @@ from itertools import count
 
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
 from deployments.simulation.timing import TimedGenerations, Timing
-from service.admission.adapter_turns import UNNAMED
-from service.admission.scheduled_generation import ScheduledGeneration
 from service.scheduling.generation_scheduler import GenerationScheduler
-from service.scheduling.replica_window import EngineCapacity
+from service.scheduling.replica_queues import ScheduledGeneration
+from service.scheduling.replica_window import UNNAMED, EngineCapacity
 
 ROUND_TRIP_S = 0.005
 """Between the end of a generation and the next turn of its rollout."""

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.generation import GeneratorDescription
 from deployments.simulation.timing import Timing
-from service.admission.adapter_turns import AdapterTurns
-from service.scheduling.replica_window import EngineCapacity
+from service.scheduling.replica_window import AdapterTurns, EngineCapacity
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)

@@ -16,13 +16,13 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.protocols.model_server import ServedRequest
-from service.admission.scheduled_generation import UNKNOWN_REPLICA, ScheduledGeneration
 from service.scheduling.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     LEARNING_RATE,
     PREFILL_COST,
     GenerationScheduler,
 )
+from service.scheduling.replica_queues import UNKNOWN_REPLICA, ScheduledGeneration
 from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
 
 SEQUENCES = 2

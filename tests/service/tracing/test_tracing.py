@@ -19,8 +19,8 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.protocols.model_server import ServedPart
 from rollout_env import StepOutcome
-from service.rollouts.observer import UNOBSERVED
-from service.tracing.settings import TracingSettings
+from service.rollouts.progress import UNOBSERVED
+from service.settings import TracingSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
 from tests.service.rollouts.playing import async_context, collect

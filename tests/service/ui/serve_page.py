@@ -21,13 +21,12 @@ from deployments.protocols.generation import GeneratorDescription
 from rollout_client.policy_contract import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl
 from service.access.keys import hash_of, new_key
-from service.access.settings import AccessSettings
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, Limits
+from service.settings import AccessSettings, AdmissionSettings, Limits
 from tests.service.scripted_http import VOCAB_SIZE, tokenizer
 from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks

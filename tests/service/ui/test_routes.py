@@ -9,7 +9,7 @@ from re import DOTALL, MULTILINE, findall, sub
 import pytest
 
 from service.access.access_control import AccessControl
-from service.access.settings import AccessSettings
+from service.settings import AccessSettings
 from service.ui.routes import PAGE, page_files
 from tests.service.keyed_http import KeyedHttp
 from tests.service.scripted_http import ScriptedHttp

@@ -7,8 +7,7 @@ import pytest
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids, packed_logprobs
-from deployments.sessions.prompting import prepared_prompt
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, prepared_prompt
 from deployments.sessions.session_record import SessionRecord
 from tests.deployments.chat.vendors import Vendor, vendor
 
