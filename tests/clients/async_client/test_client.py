@@ -16,13 +16,9 @@ from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sam
 
 
 def test_waiting_until_ready_outlasts_a_start(service: ScriptedService, waits: list[float]) -> None:
-    service.requests.service_status += [
-        PlainTextResponse("no such path", 404),
-        unavailable(),
-        PlainTextResponse("starting", 500),
-    ]
+    service.readiness += [PlainTextResponse("no such path", 404), unavailable(), PlainTextResponse("starting", 500)]
     call(service.url, lambda client: client.wait_until_ready(timeout_s=10))
-    assert (len(service.requests.service_status), waits) == (0, [0.5, 0.5, 0.5])
+    assert (len(service.readiness), waits) == (0, [0.5, 0.5, 0.5])
 
 
 def test_waiting_for_nobody_ends_with_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +29,7 @@ def test_waiting_for_nobody_ends_with_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_client.retry.READY_POLL_S", 60.0)
-    service.requests.service_status.append(unavailable())
+    service.readiness.append(unavailable())
     reason = rf"^{service.url} is not ready after 30 s\. Not now \(503\): No replica is ready\.$"
     with pytest.raises(ServiceUnreachable, match=reason):
         call(service.url, lambda client: client.wait_until_ready(timeout_s=30))

@@ -125,7 +125,7 @@ def test_view_of_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 
 def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
     degraded = {"part": "environment", "task_name": "code", "replica_id": "a1", "reason": "No answer in 10 s."}
-    service.requests.service_status.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
+    service.readiness.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
     done = rollout(service.url, "status")
     assert done.exit_code == 0
     assert ["ready", "yes"] in rows_of(done.stdout)
@@ -134,7 +134,7 @@ def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
 
 def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedService) -> None:
     document = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
-    service.requests.service_status.append(problem(document))
+    service.readiness.append(problem(document))
     done = rollout(service.url, "status", "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")

@@ -59,10 +59,10 @@ def test_tasks_and_their_samples_come_ready_to_post(service: ScriptedService) ->
 
 
 def test_waiting_until_ready_outlasts_a_start(service: ScriptedService) -> None:
-    service.requests.service_status += [PlainTextResponse("no such path", 404), unavailable()]
+    service.readiness += [PlainTextResponse("no such path", 404), unavailable()]
     with RolloutClient(service.url) as client:
         client.wait_until_ready(timeout_s=10)
-    assert not service.requests.service_status
+    assert not service.readiness
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_is_raised(service: ScriptedService, waits: list[float]) -> None:
