@@ -13,7 +13,7 @@ from rollout_client import (
     ServiceUnreachable,
     StatusError,
 )
-from tests.clients.calls import breaking_server, free_url, json_response, play
+from tests.clients.client_calls import breaking_server, free_url, json_response, play
 from tests.clients.scripted_service import (
     REJECTED,
     SUMMARY,

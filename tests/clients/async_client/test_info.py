@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from rollout_client import TokenizerDiffers
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
-from tests.clients.calls import call
+from tests.clients.client_calls import call
 from tests.clients.scripted_service import Json, ScriptedService
 from tests.paths import TINY_MODEL
 

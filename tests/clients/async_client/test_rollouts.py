@@ -16,7 +16,7 @@ from rollout_client import (
     Sampling,
     StreamBroken,
 )
-from tests.clients.calls import breaking_server, call, play, play_arrow
+from tests.clients.client_calls import breaking_server, call, play, play_arrow
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,
     REJECTED,

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from rollout_client import AsyncRolloutClient, ResponseNotUnderstood, RolloutTimeout, ServiceFailed, StreamBroken
 from rollout_client.contract import RequestMetrics
-from tests.clients.calls import breaking_server, call, stream
+from tests.clients.client_calls import breaking_server, call, stream
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,
     SUMMARY,

@@ -6,7 +6,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 
 from rollout_client import RequestRejected, RolloutClient, ServiceFailed, StreamBroken
-from tests.clients.calls import breaking_server, json_response
+from tests.clients.client_calls import breaking_server, json_response
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,
