@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from benchmarks.process_group import no_process_left
 from rollout_client import PolicyPusher, RolloutClient
-from rollout_client.policy_contract import PushResult, ReplicaUpdate
+from rollout_client.contract.policy import PushResult, ReplicaUpdate
 from service.startup.config import read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port

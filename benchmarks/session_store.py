@@ -24,7 +24,7 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
-from rollout_client.session_contract import SessionRequest
+from rollout_client.contract.sessions import SessionRequest
 
 CHARACTERS_PER_TOKEN = 4
 PLAIN = ChatContext()

@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, Sampling
-from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.contract.policy import ReplicaUpdate
 from service.startup.config import read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port

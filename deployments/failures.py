@@ -16,8 +16,8 @@ documents.
 
 from typing import ClassVar
 
-from rollout_client.contract import FailureKind, SampleError
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import FailureKind, SampleError
 from rollout_env.records import escaped_half_surrogates
 
 

@@ -14,7 +14,7 @@ from examples.stand_ins import stand_ins
 from examples.task_configs import config_for, tasks_of
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
-from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from service.startup.local_service import local_service, sentences_for_the_user
 
 SAMPLES_PER_TASK = 16

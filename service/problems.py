@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments.failures import RolloutFailure, StoreFailure
-from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.contract.problems import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"

@@ -4,7 +4,10 @@ from rollout_client.agent_runner import AgentRollout, agent_rollouts, play_agent
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.async_client.stream import AsyncRolloutStream
 from rollout_client.call_options import CallOptions, ClientOptions
-from rollout_client.contract import (
+from rollout_client.contract.info import ServiceInfo
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult
+from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.rollouts import (
     GivenMessage,
     Keep,
     Message,
@@ -21,6 +24,7 @@ from rollout_client.contract import (
     Sampling,
     WeightVersionSpan,
 )
+from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
@@ -37,14 +41,10 @@ from rollout_client.errors import (
     UploadLost,
     WeightsDiffer,
 )
-from rollout_client.info_contract import ServiceInfo
 from rollout_client.policy_calls import UpdateOptions
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult
-from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.resume import resumed
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.score_calls import ScoreOptions
-from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.staleness import Staleness, staleness
 from rollout_client.sync_client.client import RolloutClient
 from rollout_client.sync_client.stream import RolloutStream

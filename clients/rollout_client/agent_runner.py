@@ -9,10 +9,10 @@ from typing import Any
 
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.async_client.sessions import AsyncSession
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionSample
 from rollout_client.errors import RolloutError
 from rollout_client.progress import counting_bar
-from rollout_client.session_contract import SessionSample
 
 AgentReward = float | dict[str, float] | None
 """One number, or named parts whose sum is the reward; `None` if the agent does not judge itself."""

@@ -1,7 +1,7 @@
 """A part of the contract of `POST /rollout`: what an agent has said beside the conversation of its rollout."""
 
-from rollout_client.contract_models import Lenient
-from rollout_client.message_contract import Message
+from rollout_client.contract.base import Lenient
+from rollout_client.contract.messages import Message
 
 
 class Branch(Lenient):

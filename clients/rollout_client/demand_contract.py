@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rollout_client.contract_models import Strict
+from rollout_client.contract.base import Strict
 from rollout_client.policy_names import PolicyName
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.contract.problems import FieldProblem, Problem
 
 MOST_SHOWN_FIELDS = 10
 LONGEST_SHOWN_TEXT = 300

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rollout_client.contract import Lenient
+from rollout_client.contract.rollouts import Lenient
 
 
 class DegradedPart(Lenient):

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.rollout_calls import NDJSON, Call, RolloutOptions, Samples, parsed, rollout_body
 
 JOBS = "/jobs"

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from pydantic import RootModel
 
 from rollout_client.call_options import CallOptions
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     CheckpointSource,
     IfBusy,
     NamedPolicyState,

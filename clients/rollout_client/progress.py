@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.results.final_rewards import final_reward
 

@@ -1,6 +1,6 @@
 """Continues a sample that was cut off."""
 
-from rollout_client.contract import GivenMessage, SampleInput, SampleResult
+from rollout_client.contract.rollouts import GivenMessage, SampleInput, SampleResult
 
 
 def resumed(sample: SampleResult) -> SampleInput:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from rollout_client.call_options import CallOptions, without_call_options
-from rollout_client.contract import (
+from rollout_client.contract.info import ServiceInfo, Vocabulary
+from rollout_client.contract.rollouts import (
     Keep,
     ObservationFormat,
     PolicyDemand,
@@ -17,11 +18,10 @@ from rollout_client.contract import (
     SampleInput,
     Sampling,
 )
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.errors import not_understood
-from rollout_client.info_contract import ServiceInfo, Vocabulary
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.priority_contract import Priority
-from rollout_client.sample_range_contract import SampleRange
 from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 
 if TYPE_CHECKING:

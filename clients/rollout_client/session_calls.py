@@ -5,8 +5,7 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from rollout_client.rollout_calls import Call, parsed
-from rollout_client.session_contract import (
+from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
     SessionList,
@@ -14,6 +13,7 @@ from rollout_client.session_contract import (
     SessionReward,
     SessionSamples,
 )
+from rollout_client.rollout_calls import Call, parsed
 
 SESSIONS = "/sessions"
 

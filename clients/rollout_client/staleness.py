@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.policy_names import read_label
 
 if TYPE_CHECKING:

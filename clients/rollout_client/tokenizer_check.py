@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rollout_client.contract.info import EncodedText, ServiceInfo, TokenizerInfo
 from rollout_client.errors import TokenizerDiffers
-from rollout_client.info_contract import EncodedText, ServiceInfo, TokenizerInfo
 
 PROBES = (
     "What is 12345 + 678.90?  Let x = -3e5;\n\n\tfor i in range(10): print(i)\r\n",

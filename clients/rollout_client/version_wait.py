@@ -2,10 +2,10 @@
 
 from http import HTTPStatus
 
+from rollout_client.contract.policy import PolicyState, Version
 from rollout_client.deadline import Deadline
 from rollout_client.errors import RequestRejected, RolloutTimeout
 from rollout_client.policy_calls import policy_call
-from rollout_client.policy_contract import PolicyState, Version
 from rollout_client.rollout_calls import Call
 
 LONGEST_QUESTION_S = 20.0

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, TypeAdapter,
 from deployments.agents.settings import HarnessSettings
 from deployments.failures import AgentFailed, EnvironmentLost
 from rollout_client.agent_runner import Agent
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
 
 MOST_SHOWN = 2000

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from deployments.strict_settings import StrictSettings
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.sessions import SessionLimits
 
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 LONGEST_RUN_S = 86_400.0

@@ -38,8 +38,8 @@ from deployments.protocols.chat import (
     UnsupportedTokenizer,
     prompt_message,
 )
-from rollout_client.contract import Message, PromptMessage
-from rollout_client.info_contract import TokenizerInfo
+from rollout_client.contract.info import TokenizerInfo
+from rollout_client.contract.rollouts import Message, PromptMessage
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
 

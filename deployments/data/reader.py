@@ -6,7 +6,7 @@
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Protocol
 
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.sample_ranges import SampleRange
 
 
 class DataNotLoadable(Exception):

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from deployments.strict_settings import StrictSettings
-from rollout_client.contract import SampleInput, SampleResult
+from rollout_client.contract.rollouts import SampleInput, SampleResult
 
 PROMPT_PLACE = "{prompt}"
 FIRST_SPLIT = "train"

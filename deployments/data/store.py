@@ -19,7 +19,7 @@ from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
 from deployments.data.rows import DatasetRows, JsonLines, Rows
 from deployments.data.settings import DataSettings, HubSettings
 from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, value_at
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 
 if TYPE_CHECKING:
     from datasets import Dataset

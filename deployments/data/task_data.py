@@ -22,7 +22,7 @@ from pydantic_core import from_json, to_json
 from deployments.data.reader import DataRefused
 from deployments.data.rows import Row, Rows
 from deployments.data.settings import PROMPT_PLACE, ColumnSettings, DataSettings
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 
 SAMPLE_FIELDS = [name for name in SampleInput.model_fields if name != "task_name"]
 MISSING = object()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from deployments.failures import StoreFailure
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 
 class JobFailure(StoreFailure):

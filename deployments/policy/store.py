@@ -43,7 +43,7 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import VersionStore
 from deployments.policy.weight_sources import generator_source
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,
     PolicyUpdate,

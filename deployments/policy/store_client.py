@@ -14,7 +14,7 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.versions.current_version import NamedVersions
 from deployments.rpc.handle_calls import call_result
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,
     PolicyUpdate,

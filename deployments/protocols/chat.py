@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.contract import Message, ObservationFormat, PromptMessage, TextPart
+from rollout_client.contract.rollouts import Message, ObservationFormat, PromptMessage, TextPart
 from rollout_env import ChatMessage
 
 

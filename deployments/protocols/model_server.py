@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 
 Endpoint = Literal[
     "chat/completions", "responses", "messages", "messages/count_tokens", "models", "tokenize", "detokenize"

@@ -2,7 +2,7 @@
 
 from deployments.failures import StoreFailure
 from deployments.sessions.session_table import SessionRefused
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 
 class SessionFailure(StoreFailure):

@@ -23,7 +23,7 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.session_record import SessionRecord
 from deployments.storage.storage import EntryName
-from rollout_client.session_contract import MessageDrift, SessionLimits, SessionRequest
+from rollout_client.contract.sessions import MessageDrift, SessionLimits, SessionRequest
 
 OPENED = EntryName("opened", 0)
 NO_IDS = packed_ids(())

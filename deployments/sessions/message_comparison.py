@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.failures import PromptRejected
 from deployments.sessions.records import ChatContext, ChatMessage, GeneratedMessage
-from rollout_client.session_contract import LONGEST_DRIFT_TEXT, CallDrift, DriftAction, DriftReport, MessageDrift
+from rollout_client.contract.sessions import LONGEST_DRIFT_TEXT, CallDrift, DriftAction, DriftReport, MessageDrift
 from rollout_env.records import escaped_half_surrogates
 
 REASONING_ENDS = "</think>"

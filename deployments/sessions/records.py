@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Literal, Protocol
 
 from deployments.protocols.generation import WeightSpan, packed_ids
-from rollout_client.session_contract import MessageDrift, SessionRequest
+from rollout_client.contract.sessions import MessageDrift, SessionRequest
 
 ChatMessage = Mapping[str, Any]
 """A message as the chat template gets it: OpenAI's fields."""

@@ -24,7 +24,7 @@ from deployments.sessions.session_table import CallsInFlight, SessionTable, Sess
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned, StoredState
-from rollout_client.session_contract import SessionLimits, SessionStatus
+from rollout_client.contract.sessions import SessionLimits, SessionStatus
 
 USE_STORED_S = 30.0
 """How often it is stored that a session was used, where nothing else of it is."""

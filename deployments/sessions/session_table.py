@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.sessions import SessionLimits
 
 
 @dataclass(slots=True)

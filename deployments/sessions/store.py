@@ -43,8 +43,8 @@ from deployments.storage.storage import EntryName, Storage, StorageFailed, Store
 from deployments.storage.stored_state import Planned, StoredState
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import is_replica
-from rollout_client.problem_contract import FieldProblem
-from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
 TICK_S = 0.5
 TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"

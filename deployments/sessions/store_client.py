@@ -19,7 +19,7 @@ from deployments.rpc.message_size import (
 )
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.storage.storage import StoreReplaced
-from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
+from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
 AWAY_S = 60.0
 """How long a call waits for a store that has died: the next one takes about ten seconds to start."""

@@ -24,7 +24,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.simulation.timing import TimedGenerations, Timing
-from rollout_client.policy_contract import PauseMode
+from rollout_client.contract.policy import PauseMode
 from rollout_client.policy_names import label_of
 
 INITIAL_VERSION = 0

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from examples.pictures.prometheus import Line, PrometheusMissing, lines_of, prometheus
 from rollout_client import RolloutClient
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 from service.startup.config import read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from service.access.exposure import ServiceExposed, allowed_hosts, exposure
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem

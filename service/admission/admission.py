@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from deployments.protocols.generation import Generator
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.capacity import (
     RESOURCES,

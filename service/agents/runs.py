@@ -14,7 +14,7 @@ from deployments.policy.failures import PolicyFailure
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
-from rollout_client.session_contract import SessionInfo, SessionLimits
+from rollout_client.contract.sessions import SessionInfo, SessionLimits
 from rollout_env import StepOutcome
 from service.access.keys import Caller
 from service.agents.sessions import AgentSessions

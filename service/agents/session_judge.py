@@ -10,9 +10,9 @@ from deployments.protocols.chat import chat_message
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
-from rollout_client.contract import Message
-from rollout_client.problem_contract import FieldProblem
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import Message
+from rollout_client.contract.sessions import SessionSample
 from rollout_env import StepOutcome
 from service.rollouts.metrics import UNNAMED_REWARD
 from service.rollouts.retries import with_retries

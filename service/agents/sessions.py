@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure, StoreFailure
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
 from deployments.sessions.store_client import SessionStoreClient
-from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
+from rollout_client.contract.sessions import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
 from service.agents.session_judge import SessionJudge

@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure
 from deployments.jobs.failures import JobFailure, JobsFull
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
-from rollout_client.problem_contract import Problem
+from rollout_client.contract.problems import Problem
 from service.http.request_ids import request_id_headers_of, request_id_of
 from service.problems import (
     RequestProblem,

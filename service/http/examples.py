@@ -4,20 +4,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, JsonValue
 
-from rollout_client.contract import (
-    Message,
-    PolicyVersions,
-    PromptMessage,
-    RolloutRequest,
-    RolloutResponse,
-    SampleInput,
-    SampleMetrics,
-    SampleResult,
-    Sampling,
-    WeightVersionSpan,
-)
-from rollout_client.health_contract import DegradedPart, Ready
-from rollout_client.info_contract import (
+from rollout_client.contract.info import (
     EncodedText,
     ModelInfo,
     ServiceInfo,
@@ -25,8 +12,8 @@ from rollout_client.info_contract import (
     TokenizerInfo,
     Vocabulary,
 )
-from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobList, JobStatus
-from rollout_client.policy_contract import (
+from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobList, JobStatus
+from rollout_client.contract.policy import (
     CheckpointSource,
     PolicyLayout,
     PolicyState,
@@ -41,10 +28,23 @@ from rollout_client.policy_contract import (
     UploadState,
     VersionInfo,
 )
-from rollout_client.problem_contract import FieldProblem, Problem
-from rollout_client.sample_range_contract import PlaceRange, SampleRange
-from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
-from rollout_client.session_contract import SessionInfo
+from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.rollouts import (
+    Message,
+    PolicyVersions,
+    PromptMessage,
+    RolloutRequest,
+    RolloutResponse,
+    SampleInput,
+    SampleMetrics,
+    SampleResult,
+    Sampling,
+    WeightVersionSpan,
+)
+from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
+from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.contract.sessions import SessionInfo
+from rollout_client.health_contract import DegradedPart, Ready
 from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 from rollout_client.version import CONTRACT_VERSION
 

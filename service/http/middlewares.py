@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
 from service.access.access_control import AccessControl
 from service.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, problem_response, shown

@@ -12,14 +12,14 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import models_json_schema
 
 from deployments.failures import StoreFailure
-from rollout_client.contract import RolloutRequest
-from rollout_client.jobs_contract import Acknowledgement, JobEvent, JobStatus
+from rollout_client.contract.jobs import Acknowledgement, JobEvent, JobStatus
+from rollout_client.contract.policy import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
+from rollout_client.contract.problems import Problem
+from rollout_client.contract.rollouts import RolloutRequest
+from rollout_client.contract.scores import ScoreRequest
+from rollout_client.contract.sessions import SessionRequest, SessionReward
 from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
 from rollout_client.ndjson import StreamLine
-from rollout_client.policy_contract import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
-from rollout_client.problem_contract import Problem
-from rollout_client.score_contract import ScoreRequest
-from rollout_client.session_contract import SessionRequest, SessionReward
 from service.http.authorization import SESSION_KEY
 from service.http.examples import PROBLEM, REQUEST_ID
 from service.http.request_body import JSON

@@ -15,7 +15,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.policy_contract import SAFETENSORS
+from rollout_client.contract.policy import SAFETENSORS
 from service.problems import (
     RequestProblem,
     body_stalled,

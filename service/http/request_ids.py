@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from service.problems import REQUEST_ID_HEADER, RequestProblem, invalid_request, problem_response, shown
 
 ALLOWED_ID = re.compile(r"[\x20-\x7e]{1,128}")

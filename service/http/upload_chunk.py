@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.policy.failures import ChunkDamaged
-from rollout_client.policy_contract import WEIGHTS_DIGEST
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import WEIGHTS_DIGEST
+from rollout_client.contract.problems import FieldProblem
 from service.http.request_body import content_coding, stated_length
 from service.problems import body_too_large, unreadable_body
 

@@ -9,9 +9,9 @@ from itertools import chain
 from pydantic import TypeAdapter
 
 from deployments.storage.storage import EntryName
-from rollout_client.contract import SampleStatus
-from rollout_client.jobs_contract import JobCursor
-from rollout_client.sample_range_contract import PlaceRange, SampleRange
+from rollout_client.contract.jobs import JobCursor
+from rollout_client.contract.rollouts import SampleStatus
+from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
 
 RANGES = EntryName("ledger", 0)
 """The entry of the job's ranges, in JSON."""

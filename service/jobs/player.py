@@ -12,8 +12,8 @@ import zstandard
 from deployments.jobs.records import Claim, EntryKind
 from deployments.jobs.store_client import JobStoreClient
 from deployments.storage.storage import EntryName
-from rollout_client.contract import RolloutRequest
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.rollouts import RolloutRequest
+from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest

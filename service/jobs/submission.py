@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 
 from deployments.jobs.failures import JobsNotConfigured, refused
 from deployments.jobs.records import JobRequest, Opened
-from rollout_client.jobs_contract import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
+from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, rollout_media_type

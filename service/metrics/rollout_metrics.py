@@ -10,7 +10,7 @@ from types import TracebackType
 
 from deployments.failures import RolloutFailure
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from deployments.protocols.model_server import Endpoint
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from service.problems import invalid_request
 
 STREAM_FIELD = "stream"

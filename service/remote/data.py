@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.data.reader import DataReader
 from deployments.failures import DataLost
 from deployments.rpc.handle_calls import call_result, cancel_call
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.sample_ranges import SampleRange
 
 WHO = "The deployment that holds the data of the tasks"
 

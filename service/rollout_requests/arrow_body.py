@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import REQUEST, SAMPLES
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from service.problems import invalid_request, unreadable_body
 
 HEADER_OF_MESSAGE = 2

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from rollout_client.contract import RolloutRequest
+from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import JSON, read_body, rollout_media_type
 from service.problems import RequestProblem, not_ready

@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.rollouts.episode_records import Echo
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutRequest, SampleInput
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.problems import (
     MOST_PROBLEMS,
     NON_FINITE,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
-from rollout_client.contract import RolloutSummary, SampleResult
-from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.json_encoder import json_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed

@@ -11,9 +11,9 @@ from pydantic_core import to_json
 from deployments.data.reader import DataReader, DataRefused, within_bytes
 from deployments.protocols.generation import Environment
 from deployments.seeds import derived_seed
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import FieldProblem
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest
+from rollout_client.contract.sample_ranges import SampleRange
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 from deployments.failures import AgentFailed, RolloutFailure
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import WeightSpan, packed_ids
-from rollout_client.contract import Message, SampleInput, SampleResult, SampleStatus
-from rollout_client.session_contract import SessionRequest, SessionSample
+from rollout_client.contract.rollouts import Message, SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.sessions import SessionRequest, SessionSample
 from rollout_client.set_fields import set_fields
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode

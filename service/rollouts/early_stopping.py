@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping, Set
 from typing import Generic, TypeVar
 
-from rollout_client.contract import Keep
+from rollout_client.contract.rollouts import Keep
 
 Rollout = TypeVar("Rollout", bound=Hashable)
 

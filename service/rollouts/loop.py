@@ -17,7 +17,7 @@ from deployments.failures import RestartableSessionLost, RolloutFailure, failure
 from deployments.protocols.chat import ResponseParser
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment, GenerationRequest, Generator
-from rollout_client.contract import SampleError
+from rollout_client.contract.rollouts import SampleError
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.early_stopping import EarlyStopping

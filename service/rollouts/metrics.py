@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from rollout_client.contract import (
+from rollout_client.contract.rollouts import (
     FinishReason,
     PolicyVersions,
     RequestMetrics,

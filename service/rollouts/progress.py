@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue
 
-from rollout_client.contract import Message, SampleError, SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.rollouts import Message, SampleError, SampleInput, SampleResult, SampleStatus
 
 if TYPE_CHECKING:
     from service.rollouts.episode import Episode

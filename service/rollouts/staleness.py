@@ -15,7 +15,7 @@ from typing import Protocol
 
 from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols.generation import Generation, WeightSpan
-from rollout_client.contract import Message, WeightVersionSpan
+from rollout_client.contract.rollouts import Message, WeightVersionSpan
 from rollout_client.policy_names import label_of, read_label
 from service.rollouts.messages import first_tokens
 

@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, Request
 
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.sessions.failures import SessionsNotConfigured
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest

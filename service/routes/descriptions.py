@@ -39,15 +39,10 @@ from deployments.sessions.failures import (
     SessionsNotConfigured,
     SessionUnknown,
 )
-from rollout_client import policy_contract
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutRequest, RolloutResponse
-from rollout_client.health_contract import Ready
-from rollout_client.info_contract import ServiceInfo, Vocabulary
-from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
-from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
-from rollout_client.ndjson import StreamLine
-from rollout_client.policy_contract import (
+from rollout_client.contract.info import ServiceInfo, Vocabulary
+from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.contract.policy import (
     SAFETENSORS,
     CheckpointSource,
     PolicyLayout,
@@ -59,8 +54,10 @@ from rollout_client.policy_contract import (
     TransferWorld,
     UploadState,
 )
-from rollout_client.score_contract import ScoreRequest, ScoreResponse
-from rollout_client.session_contract import (
+from rollout_client.contract.rollouts import RolloutRequest, RolloutResponse
+from rollout_client.contract.rollouts import policy as policy_contract
+from rollout_client.contract.scores import ScoreRequest, ScoreResponse
+from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
     SessionList,
@@ -68,6 +65,9 @@ from rollout_client.session_contract import (
     SessionReward,
     SessionSamples,
 )
+from rollout_client.health_contract import Ready
+from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
+from rollout_client.ndjson import StreamLine
 from rollout_client.task_contract import TaskList, TaskSamples
 from service.http import examples
 from service.http.openapi import (

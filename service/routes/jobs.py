@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from deployments.jobs.records import JobRecord
-from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobList, JobStatus
+from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobList, JobStatus
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     CheckpointSource,
     PolicyLayout,
     PolicyState,

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutResponse
-from rollout_client.jobs_contract import RESPOND_ASYNC
+from rollout_client.contract.jobs import RESPOND_ASYNC
+from rollout_client.contract.rollouts import RolloutResponse
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.error_handlers import log_unexpected_error
 from service.http.streaming import response_in_parts, with_heartbeats

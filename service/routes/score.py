@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from deployments.protocols.generation import ScoredPrompt
-from rollout_client.contract import PolicyVersions, SampleError
-from rollout_client.score_contract import ScoreResponse
+from rollout_client.contract.rollouts import PolicyVersions, SampleError
+from rollout_client.contract.scores import ScoreResponse
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts

@@ -12,8 +12,8 @@ from fastapi.responses import Response
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutSummary
-from rollout_client.session_contract import (
+from rollout_client.contract.rollouts import RolloutSummary
+from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
     SessionList,

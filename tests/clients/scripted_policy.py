@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import zstandard
 from pydantic import BaseModel
 
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     NamedPolicyState,
     PolicyLayout,
     PolicyState,

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.datastructures import Headers
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.parsing import parsed_body
 

@@ -6,8 +6,8 @@ from email.utils import format_datetime
 
 import pytest
 
+from rollout_client.contract.problems import Problem
 from rollout_client.errors import RequestRejected, ServiceUnreachable, error_of_problem, seconds_until
-from rollout_client.problem_contract import Problem
 
 
 @pytest.mark.parametrize(

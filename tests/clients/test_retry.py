@@ -3,6 +3,7 @@
 import pytest
 from tenacity import RetryCallState, Retrying, wait_none
 
+from rollout_client.contract.problems import Problem
 from rollout_client.errors import (
     RequestRejected,
     ResponseNotUnderstood,
@@ -11,7 +12,6 @@ from rollout_client.errors import (
     StreamBroken,
     error_of_problem,
 )
-from rollout_client.problem_contract import Problem
 from rollout_client.retry import chunk_may_pass, has_not_begun, may_pass, wait_s
 
 

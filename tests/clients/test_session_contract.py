@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollout_client.session_contract import SessionRequest, SessionReward
+from rollout_client.contract.sessions import SessionRequest, SessionReward
 
 
 @pytest.mark.parametrize(

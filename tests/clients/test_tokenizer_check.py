@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from rollout_client.contract.info import ModelInfo, ServiceInfo, ServiceVersions
 from rollout_client.errors import TokenizerDiffers
-from rollout_client.info_contract import ModelInfo, ServiceInfo, ServiceVersions
 from rollout_client.tokenizer_check import (
     check_tokenizer,
     differences_of,

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from tests.paths import TINY_MODEL
 
 State = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ from zlib import crc32
 
 import openai
 
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 
 
 async def asks_twice(base_url: str, api_key: str, sample: SampleInput) -> dict[str, float]:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rollout_client import RolloutClient
-from rollout_client.contract import RolloutResponse, SampleResult, Sampling
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult, Sampling
 from tests.live.forward_pass import State, logprob_differences, model_of
 from tests.live.running_service import ongoing_generations
 

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
-from rollout_client.contract import SampleResult
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.sessions import SessionSample
 from service.startup.local_service import local_service
 from tests.deployments.agents.test_programs import assert_ended
 from tests.endurance.session_laws.__main__ import play_sessions

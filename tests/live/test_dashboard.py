@@ -10,7 +10,7 @@ import pytest
 
 from examples.pictures.prometheus import prometheus as running_prometheus
 from rollout_client import RequestRejected, RolloutClient
-from rollout_client.contract import SampleInput, Sampling
+from rollout_client.contract.rollouts import SampleInput, Sampling
 from tests.docker.test_dashboard import PANELS
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.cancellation.endless_environment import TASK_NAME as ENDLESS
 from benchmarks.cancellation.ways import ROLLOUT_WORK
 from rollout_client import RolloutClient, RolloutTimeout
-from rollout_client.contract import SampleInput, SampleResult
+from rollout_client.contract.rollouts import SampleInput, SampleResult
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from deployments.jobs.records import JobRecord
 from rollout_client import RolloutClient
-from rollout_client.contract import SampleInput
-from rollout_client.jobs_contract import JobEvent
+from rollout_client.contract.jobs import JobEvent
+from rollout_client.contract.rollouts import SampleInput
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port

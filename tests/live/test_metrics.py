@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rollout_client import RolloutClient
 from rollout_client.cli.app import app
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 from rollout_client.tensors import to_tensors
 
 SHOWN_WITHIN_S = 60.0

@@ -13,7 +13,7 @@ from benchmarks.reward_model import write_reward_model
 from deployments.models.reward_replica import ClassificationModel
 from deployments.models.settings import RewardModelSettings
 from rollout_client import RolloutClient
-from rollout_client.contract import RolloutResponse
+from rollout_client.contract.rollouts import RolloutResponse
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout_client import RolloutClient
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.weights.peft_adapter import RankTooHigh
 from tests.live.forward_pass import (

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 from rollout_client import RolloutClient
-from rollout_client.contract import RolloutResponse, Sampling
+from rollout_client.contract.rollouts import RolloutResponse, Sampling
 from tests.live.forward_pass import State, perturbed, tiny_state
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play, versions_of
 from tests.live.test_policy import adapter_folder

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save, save_file
 
 from rollout_client import PolicyPusher, RolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.policy import PolicyState
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.policy_contract import PolicyState
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.peft_adapter import RankTooHigh
 from tests.live.following_environment import following

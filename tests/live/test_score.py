@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rollout_client import RolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from tests.live.forward_pass import logprobs_of_next, model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play

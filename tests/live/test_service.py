@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_client import RequestRejected, RolloutClient
-from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
+from rollout_client.contract.rollouts import Message, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.growing_limits import in_the_middle
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state

@@ -11,7 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.protocols.generation import PrefixCacheTokens
 from rollout_client import RolloutClient
-from rollout_client.contract import SampleInput, Sampling
+from rollout_client.contract.rollouts import SampleInput, Sampling
 from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient
 from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play

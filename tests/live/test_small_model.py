@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from examples.task_configs import config_for
 from rollout_client import RolloutClient
-from rollout_client.contract import RolloutResponse, Sampling
+from rollout_client.contract.rollouts import RolloutResponse, Sampling
 from service.startup.local_service import local_service
 from tests.live.forward_pass import logprob_differences
 from tests.live.played_with_weights import LOGPROB_TOLERANCE

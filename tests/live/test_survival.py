@@ -8,7 +8,7 @@ from ray import serve
 from ray.serve._private.common import ReplicaState
 
 from rollout_client import RolloutClient
-from rollout_client.contract import RolloutResponse, Sampling
+from rollout_client.contract.rollouts import RolloutResponse, Sampling
 from service.startup.processes import wait_for_ends
 from tests.live.running_service import controller, ended_generations, replicas
 

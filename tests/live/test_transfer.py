@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from rollout_client import RolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from service.startup.ports import free_port

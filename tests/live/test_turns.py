@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from rollout_client import RolloutClient
-from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
+from rollout_client.contract.rollouts import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from rollout_client.trainers.nemo_rl import ServiceOptions, run_async_multi_turn_rollout
 from tests.growing_limits import in_the_middle

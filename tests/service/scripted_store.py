@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deployments.policy.versions.current_version import NamedVersions
-from rollout_client.policy_contract import (
+from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,
     PolicyUpdate,

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, SAMPLES
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.set_fields import set_fields
 
 

@@ -13,8 +13,8 @@ from pydantic import PrivateAttr, ValidationError, computed_field
 
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS
-from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
 from rollout_client.set_fields import set_fields
 

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.call_options import CallOptions
 from rollout_client.concurrency import async_call_blocking
+from rollout_client.contract.info import ServiceInfo
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.errors import RequestRejected
-from rollout_client.info_contract import ServiceInfo
 from rollout_client.rollout_calls import info_call, vocabulary_call
 from rollout_client.tokenizer_check import check_tokenizer, has_other_vocabulary
 

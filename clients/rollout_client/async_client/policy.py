@@ -8,6 +8,7 @@ from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.upload import send_upload
 from rollout_client.call_options import CallLimits, CallOptions, call_options, without_call_options
 from rollout_client.concurrency import async_call_blocking, async_sleep
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
 from rollout_client.errors import RequestRejected
 from rollout_client.policy_calls import (
@@ -22,7 +23,6 @@ from rollout_client.policy_calls import (
     rollback_call,
     with_logged_warnings,
 )
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.retry import has_not_begun
 from rollout_client.version_wait import VersionWait
 from rollout_client.weights.chunks import CHUNK_BYTES

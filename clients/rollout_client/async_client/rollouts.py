@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Unpack
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.stream import AsyncRolloutStream
 from rollout_client.call_options import CallOptions, call_options
-from rollout_client.contract import RolloutResponse, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.ndjson import NdjsonReader, in_input_order
 from rollout_client.progress import rollout_bar

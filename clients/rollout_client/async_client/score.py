@@ -5,8 +5,8 @@ from typing import Unpack
 
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.call_options import call_options
+from rollout_client.contract.scores import ScoreResponse
 from rollout_client.score_calls import ScoreOptions, score_call
-from rollout_client.score_contract import ScoreResponse
 
 
 class AsyncScoreMethods:

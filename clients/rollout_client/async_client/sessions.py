@@ -4,6 +4,7 @@ from typing import Any, Self, Unpack
 
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.call_options import CallOptions
+from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSample
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.rollout_calls import Call, Result
 from rollout_client.session_calls import (
@@ -15,7 +16,6 @@ from rollout_client.session_calls import (
     session_call,
     session_list_call,
 )
-from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSample
 
 
 class AsyncSession:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from rollout_client.cli.transcript import plain
-from rollout_client.info_contract import ServiceInfo
+from rollout_client.contract.info import ServiceInfo
 from rollout_client.version import CONTRACT_VERSION, __version__
 
 LONGEST_SHOWN_DIGEST = 12

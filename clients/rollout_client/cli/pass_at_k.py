@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import comb, sqrt
 from statistics import NormalDist
 
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results.final_rewards import final_reward, finish_reasons
 
 ALL_TASKS = "all"

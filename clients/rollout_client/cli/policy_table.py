@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_client.cli.transcript import plain
-from rollout_client.policy_contract import NamedPolicyState, PolicyState, PolicyUpdate, PushResult, VersionInfo
+from rollout_client.contract.policy import NamedPolicyState, PolicyState, PolicyUpdate, PushResult, VersionInfo
 
 SHOWN_DIGITS = 12
 DATE = "%Y-%m-%d %H:%M:%S"

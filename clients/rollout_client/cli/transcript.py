@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_client.cli.run.totals import Totals
-from rollout_client.contract import Message, RequestMetrics, SampleResult
+from rollout_client.contract.rollouts import Message, RequestMetrics, SampleResult
 from rollout_client.results.final_rewards import is_clipped
 from rollout_client.task_contract import TaskInfo
 

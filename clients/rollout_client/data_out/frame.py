@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_client.contract import SampleResult
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.results.final_rewards import is_clipped, last_finish_reason
 

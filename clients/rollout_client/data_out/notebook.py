@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from html import escape
 from itertools import chain
 
-from rollout_client.contract import PolicyVersions, SampleResult
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.rollouts import PolicyVersions, SampleResult
 from rollout_client.data_out.parts import parts_of
 from rollout_client.results.final_rewards import finish_reasons, last_finish_reason
 

@@ -4,8 +4,8 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from rollout_client.contract import RolloutSummary, SampleResult
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from rollout_client.contract import RolloutSummary, SampleResult
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.data_out.parts import parts_of
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.results.final_rewards import is_clipped, last_finish_reason

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.response_methods import DataOut
 from rollout_client.data_out.parts import parts_of
 from rollout_client.errors import RolloutError
 from rollout_client.results.final_rewards import final_reward

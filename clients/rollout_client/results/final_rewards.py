@@ -5,7 +5,7 @@ Those have a final reward that ended, rather than failed or were cut off.
 
 from collections.abc import Sequence
 
-from rollout_client.contract import FinishReason, SampleResult, SampleStatus
+from rollout_client.contract.rollouts import FinishReason, SampleResult, SampleStatus
 from rollout_client.errors import RolloutError
 
 FINAL_STATUSES: frozenset[SampleStatus] = frozenset({"completed", "truncated", "max_turns"})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rollout_client.contract import Message, SampleResult
+from rollout_client.contract.rollouts import Message, SampleResult
 from rollout_client.policy_names import read_label
 
 UNKNOWN_VERSION = -1

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import Unpack
 
 from rollout_client.call_options import CallOptions, call_options
+from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.errors import RequestRejected, StreamBroken
 from rollout_client.job_calls import (
@@ -19,7 +20,6 @@ from rollout_client.job_calls import (
     job_list_call,
     submit_call,
 )
-from rollout_client.jobs_contract import JobCursor, JobEvent, JobStatus
 from rollout_client.rollout_calls import Call, Result, RolloutOptions, Samples
 from rollout_client.sync_client.connection import Connection, body_chunks
 

@@ -7,6 +7,7 @@ from typing import Unpack, cast
 
 from rollout_client.call_options import CallLimits, CallOptions, call_options, without_call_options
 from rollout_client.concurrency import call_blocking, sleep
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
 from rollout_client.errors import RequestRejected
 from rollout_client.policy_calls import (
@@ -21,7 +22,6 @@ from rollout_client.policy_calls import (
     rollback_call,
     with_logged_warnings,
 )
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.retry import has_not_begun
 from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.upload import send_upload

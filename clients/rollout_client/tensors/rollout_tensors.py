@@ -10,7 +10,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results.advantages import STD_EPSILON, group_relative_advantages
 from rollout_client.results.token_row import UNKNOWN_VERSION
 from rollout_client.tensors.rollouts import GroupOf, ListedRollouts, Rollouts, idx_of

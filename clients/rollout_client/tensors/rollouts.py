@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.policy_names import read_label
 from rollout_client.results.final_rewards import final_reward
 from rollout_client.tensors.token_columns import Integers, TokenColumns

@@ -16,8 +16,15 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
-from rollout_client.contract import JsonObject, Message, ObservationFormat, PolicyDemand, SampleResult, Sampling
-from rollout_client.message_contract import GivenMessage
+from rollout_client.contract.messages import GivenMessage
+from rollout_client.contract.rollouts import (
+    JsonObject,
+    Message,
+    ObservationFormat,
+    PolicyDemand,
+    SampleResult,
+    Sampling,
+)
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
-from rollout_client.contract import JsonObject, ObservationFormat, SampleResult, Sampling
+from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult, Sampling
 from rollout_client.results.final_rewards import final_reward, last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions

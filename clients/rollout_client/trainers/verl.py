@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from rollout_client.contract import JsonObject, ObservationFormat, SampleResult
+from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward, last_finish_reason
 from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions

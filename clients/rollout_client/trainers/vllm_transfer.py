@@ -21,6 +21,7 @@ The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` 
 
 from typing import Any, TypeVar, Unpack
 
+from rollout_client.contract.policy import PolicyUpdate
 from rollout_client.errors import RequestRejected, RolloutError
 from rollout_client.policy_calls import (
     UpdateOptions,
@@ -29,7 +30,6 @@ from rollout_client.policy_calls import (
     start_transfer_call,
     update_transfer_call,
 )
-from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.rollout_calls import Call
 from rollout_client.sync_client.client import RolloutClient
 

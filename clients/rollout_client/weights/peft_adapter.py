@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollout_client.policy_contract import PolicyLayout
+from rollout_client.contract.policy import PolicyLayout
 from rollout_client.weights.file_tensors import adapter_weights
 from rollout_client.weights.safetensors_file import Data, TensorEntry
 from rollout_client.weights.tensor import Weights

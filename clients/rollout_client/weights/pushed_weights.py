@@ -6,8 +6,8 @@ It takes the host memory of one copy of the weights, in the service's dtypes, an
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rollout_client.contract.policy import PolicyState, PolicyUpdate, Version, WeightsKind
 from rollout_client.errors import WeightsDiffer
-from rollout_client.policy_contract import PolicyState, PolicyUpdate, Version, WeightsKind
 from rollout_client.weights.checksum import ThreadedChecksum
 from rollout_client.weights.delta import TensorChanges, apply_changes, as_bits, delta_weights, encode_changes
 from rollout_client.weights.safetensors_file import Data, Header, TensorEntry

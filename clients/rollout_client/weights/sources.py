@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
+from rollout_client.contract.policy import PolicyLayout, WeightsKind
 from rollout_client.optional_dependencies import needed_for
-from rollout_client.policy_contract import PolicyLayout, WeightsKind
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors, file_weights
 from rollout_client.weights.layout import fitted
 from rollout_client.weights.peft_adapter import module_adapter, with_accepted_rank

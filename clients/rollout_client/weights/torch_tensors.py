@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from rollout_client.policy_contract import PolicyLayout
+from rollout_client.contract.policy import PolicyLayout
 from rollout_client.weights.converted_tensors import ConvertedTensor, checkpoint_tensors
 from rollout_client.weights.layout import WRAPPERS, fitted
 from rollout_client.weights.merged_adapters import AdaptedLayers

@@ -26,7 +26,7 @@ from deployments.seeds import derived_seed
 from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
 from deployments.upstream.vllm.servers import ending_as_they_end
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 
 
 def prepare_chat(request: Any, call: ServedCall) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.policy_contract import PauseMode
+from rollout_client.contract.policy import PauseMode
 
 StoredKind = Literal["full", "adapter"]
 

@@ -28,7 +28,7 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     VersionPayload,
 )
-from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.contract.policy import ReplicaUpdate
 
 logger = logging.getLogger("rollout_service.policy")
 LONG_POLL_S = 20.0

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, Self
 
 from deployments.policy.failures import TrainerNotTrusted, TransferNotConfigured
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str], Awaitable[Sequence[str]]]

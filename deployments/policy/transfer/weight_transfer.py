@@ -35,8 +35,8 @@ from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyUpdate, ReplicaUpdate, SwitchOptions
+from rollout_client.contract.problems import FieldProblem
 
 TRAINER_RANKS = 1
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]

@@ -32,8 +32,8 @@ from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.policy.versions.weight_checks import changed_values
-from rollout_client.policy_contract import PolicyUpdate, PushOptions, ReplicaUpdate
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
+from rollout_client.contract.problems import FieldProblem
 
 UNSEEN_ADAPTER = (
     "The adapter is not zero, but so small that it changes no log-probability of the canary in the engine's precision: "

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from deployments.policy.failures import UpdateUnderWay
-from rollout_client.policy_contract import SwitchOptions
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import SwitchOptions
+from rollout_client.contract.problems import FieldProblem
 
 
 class UpdateLease:

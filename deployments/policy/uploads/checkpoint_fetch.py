@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec  # type: ignore[import-untyped]
 
 from deployments.policy.failures import SourceRefused
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 SUFFIXES = (".safetensors", ".json")
 """Of the files in a checkpoint's folder, those that are read."""

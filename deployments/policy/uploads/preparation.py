@@ -33,8 +33,8 @@ from deployments.policy.versions.weight_checks import (
     validate_full,
     validate_partial,
 )
-from rollout_client.policy_contract import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.layout import names_in_model
 from rollout_client.weights.safetensors_file import Header, NotSafetensors, read_header

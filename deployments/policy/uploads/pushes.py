@@ -17,7 +17,7 @@ from deployments.policy.uploads.uploads import ActivePushes, Uploads
 from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
-from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.policy_names import label_of
 
 

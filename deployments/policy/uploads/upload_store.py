@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
 from deployments.policy.versions.version_store import make_folder_durably, write_durably
-from rollout_client.policy_contract import UploadState
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import UploadState
+from rollout_client.contract.problems import FieldProblem
 
 
 def utc_now() -> datetime:

@@ -21,8 +21,8 @@ from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.weight_checks import largest_upload_bytes, too_large
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_client.policy_contract import PolicyUpdate, UploadState
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyUpdate, UploadState
+from rollout_client.contract.problems import FieldProblem
 
 
 @dataclass(frozen=True, slots=True)

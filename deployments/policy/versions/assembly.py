@@ -12,7 +12,7 @@ import zstandard
 
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.versions.weight_checks import too_large, weights_refused
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, tensor_blocks
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.policy.failures import PolicyNotCurrent
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 
 @dataclass(frozen=True, slots=True)

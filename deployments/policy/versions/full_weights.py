@@ -18,8 +18,8 @@ from deployments.policy.replicas.delta_application import write_applied
 from deployments.policy.versions.assembly import BASE_REMOVED, write_checkpoint
 from deployments.policy.versions.version_store import StoredVersion, VersionStore, make_folder_durably
 from deployments.policy.versions.weight_checks import layout_of
-from rollout_client.policy_contract import PolicyLayout, VersionInfo
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyLayout, VersionInfo
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors

@@ -10,7 +10,7 @@ from deployments.policy.replicas.file_fetch import read_range
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 
 class Payloads:

@@ -19,8 +19,8 @@ from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.full_weights import INITIAL, DeltaChains, InitialVersion
 from deployments.policy.versions.version_store import KnownVersions, StoredVersion, VersionStore
-from rollout_client.policy_contract import PushOptions, VersionInfo
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PushOptions, VersionInfo
+from rollout_client.contract.problems import FieldProblem
 
 OTHER_BASE = (
     "the adapter was trained on these full weights, and others are current, version {full}: make its own current first "

@@ -30,8 +30,8 @@ from pydantic import BaseModel, Field
 
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
-from rollout_client.policy_contract import VersionInfo
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import VersionInfo
+from rollout_client.contract.problems import FieldProblem
 
 
 def write_durably(path: Path, text: str) -> None:

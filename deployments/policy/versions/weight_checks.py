@@ -18,8 +18,8 @@ import numpy as np
 
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.versions.adapter_checks import adapter_problems
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.delta import (
     BadDelta,

@@ -9,7 +9,7 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from rollout_client import AsyncRolloutClient, ResponseNotUnderstood, RolloutTimeout, ServiceFailed, StreamBroken
-from rollout_client.contract import RequestMetrics
+from rollout_client.contract.rollouts import RequestMetrics
 from tests.clients.client_calls import breaking_server, call, stream
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from rollout_client.cli.app import app
 from rollout_client.cli.policy_table import versions_table
 from rollout_client.cli.transcript import metrics_table, transcript
-from rollout_client.contract import SampleResult
-from rollout_client.policy_contract import NamedPolicyState, PolicyState, VersionInfo
+from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.version import CONTRACT_VERSION
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import ScriptedService, result, running, sample

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from safetensors.torch import load
 
 from rollout_client import RolloutClient
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
 from rollout_client.weights.torch_tensor import NAMES
 from tests.clients.scripted_service import SUMMARY, Json, result
 

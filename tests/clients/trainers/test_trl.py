@@ -10,8 +10,8 @@ from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from safetensors.torch import load, load_file
 
 from rollout_client import Sampling
+from rollout_client.contract.policy import PushResult
 from rollout_client.errors import ServiceUnreachable, TokenizerDiffers
-from rollout_client.policy_contract import PushResult
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 from rollout_client.weights.sources import weights_to_send
 from tests.clients.scripted_service import Json, ScriptedService

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollout_client import AsyncRolloutClient, SampleInput
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.sessions import SessionLimits
 from rollout_client.trainers.trl import service_reward
 from rollout_client.trainers.trl_agents import AgentRolloutFunc, AgentsFailed
 from tests.clients.agent_service import AgentService

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.sources import full_weights
 from rollout_client.weights.torch_tensors import GatheredState, TorchSource, gather
 from tests.model_families import random_model

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from rollout_client import WeightsDoNotFit
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights import converted_tensors
 from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.sources import TensorsSource, full_weights

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rollout_client.policy_contract import PolicyLayout
+from rollout_client.contract.policy import PolicyLayout
 from rollout_client.weights.merged_adapters import AdapterNotMerged
 from rollout_client.weights.torch_tensor import TorchTensor
 from rollout_client.weights.torch_tensors import torch_tensors

@@ -21,7 +21,7 @@ from rollout_client import (
     ServiceUnreachable,
     WeightsDoNotFit,
 )
-from rollout_client.policy_contract import NamedPolicyState, PolicyLayout, PushResult
+from rollout_client.contract.policy import NamedPolicyState, PolicyLayout, PushResult
 from rollout_client.weights.peft_adapter import RankTooHigh
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from rollout_client import PolicyState, PolicyUpdate, WeightsDiffer
-from rollout_client.policy_contract import VersionInfo
+from rollout_client.contract.policy import VersionInfo
 from rollout_client.weights.delta import apply_delta
 from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights, joined
 from rollout_client.weights.safetensors_file import header_bytes, read_header

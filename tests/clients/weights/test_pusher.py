@@ -22,7 +22,7 @@ from rollout_client import (
     RolloutClient,
     WeightsDiffer,
 )
-from rollout_client.policy_contract import PushResult
+from rollout_client.contract.policy import PushResult
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import apply_delta
 from rollout_client.weights.safetensors_file import header_bytes, read_header

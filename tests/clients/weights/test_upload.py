@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import PolicyState, PolicyUpdate, UploadLost
-from rollout_client.policy_contract import UploadState, VersionInfo
+from rollout_client.contract.policy import UploadState, VersionInfo
 from rollout_client.rollout_calls import Call
 from rollout_client.weights.checksum import Checksum, weights_digest
 from rollout_client.weights.safetensors_file import TensorEntry, header_of

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
 
 SEEN: list[tuple[str, str, SampleInput]] = []

@@ -15,7 +15,7 @@ from deployments.generation.weight_updater import (
     WeightUpdater,
 )
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
-from rollout_client.policy_contract import PauseMode
+from rollout_client.contract.policy import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import run, settled
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_client.policy_contract import PolicyUpdate
+from rollout_client.contract.policy import PolicyUpdate
 from tests.deployments.policy.policy_world import World, changed, checksum_of, delta, versions, weights
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
 from tests.virtual_time import until

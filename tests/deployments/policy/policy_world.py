@@ -24,8 +24,8 @@ from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore
-from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, UploadState
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.safetensors_file import NotSafetensors
 from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedCluster, ScriptedReplica, Step

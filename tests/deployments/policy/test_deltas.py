@@ -8,7 +8,7 @@ from safetensors.torch import save
 
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.delta_world import BASE, DELTA, WHOLE, fleet, full_weights, push_deltas, version_files
 from tests.deployments.policy.policy_world import (
     INITIAL,

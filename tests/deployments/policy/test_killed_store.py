@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.killed_store import KilledStore, Remains
 from tests.deployments.policy.policy_world import World, adapter, changed, checksum_of, delta, play, versions, weights
 from tests.virtual_time import settled, until

@@ -18,7 +18,7 @@ from deployments.policy.failures import (
 )
 from deployments.policy.uploads import upload_store
 from deployments.policy.versions.run_identity import FolderRefused
-from rollout_client.policy_contract import PushOptions, SwitchOptions
+from rollout_client.contract.policy import PushOptions, SwitchOptions
 from tests.deployments.policy.policy_world import World, adapter, play, refused, taken, weights
 from tests.virtual_time import settled, until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import World, adapter, content_of, delta, play, refused, taken, weights
 from tests.paths import TINY_MODEL

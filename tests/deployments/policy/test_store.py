@@ -15,7 +15,7 @@ from deployments.policy.failures import (
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     INITIAL,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from deployments.policy.failures import PolicyFailure, WeightsRefused
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.safetensors_file import header_bytes, header_of
 
 Tensors = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.session_contract import SessionRequest, SessionReward
+from rollout_client.contract.sessions import SessionRequest, SessionReward
 from tests.deployments.sessions.harness import FakeEngine, Prepared, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
 from tests.deployments.storage.scripted_storage import ScriptedStorage

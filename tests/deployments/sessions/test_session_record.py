@@ -9,7 +9,7 @@ from deployments.failures import PromptRejected
 from deployments.sessions.message_comparison import drift_report, response_key
 from deployments.sessions.records import ChatContext, EngineCall
 from deployments.sessions.session_record import UnknownGeneration
-from rollout_client.session_contract import MessageDrift
+from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
 from tests.endurance.session_laws import forms

@@ -9,8 +9,8 @@ from deployments.sessions.failures import SessionClosed, SessionLimitReached, Se
 from deployments.sessions.session_book import USE_STORED_S
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StorageFailed, StoredChange, StoreReplaced
-from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionLimits, SessionReward
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionLimits, SessionReward
 from tests import virtual_time
 from tests.deployments.sessions.test_session_store import PLAIN, QUESTION, Kept, opening, runs
 

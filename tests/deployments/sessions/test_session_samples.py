@@ -1,8 +1,8 @@
 """The branches of a session as rollouts."""
 
 from deployments.sessions.samples import samples_of
-from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionSample
 from service.rollout_requests.json_encoder import json_of
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import small

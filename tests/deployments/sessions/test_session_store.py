@@ -19,8 +19,8 @@ from deployments.sessions.journal import opened_entry, opened_of
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionLimits, SessionRequest, SessionReward
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionLimits, SessionRequest, SessionReward
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 QUESTION = {"role": "user", "content": "Q"}

@@ -18,7 +18,7 @@ from deployments.sessions.records import ChatContext, Plan
 from deployments.sessions.store import SessionStore
 from deployments.sessions.store_client import AWAY_S, SessionStoreClient
 from deployments.storage.storage import StorageFailed, StoreReplaced
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
 
 METHODS = sorted(name for name in vars(SessionStoreClient) if not name.startswith("_"))

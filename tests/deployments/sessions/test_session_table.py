@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.sessions.session_table import SessionRefused, SessionTable
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.sessions import SessionLimits
 
 MOST_SESSIONS = 3
 MOST_BYTES = 100

@@ -13,7 +13,7 @@ from deployments.protocols.generation import GenerationRequest, GeneratorDescrip
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from deployments.simulation.timing import Timing
-from rollout_client.policy_contract import PushOptions
+from rollout_client.contract.policy import PushOptions
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled

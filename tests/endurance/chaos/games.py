@@ -7,7 +7,7 @@ from time import monotonic
 from uuid import uuid4
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import SampleInput, SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
 from rollout_client.errors import RolloutError, StreamBroken
 from tests.endurance.chaos.parts import TASK_NAME
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from tests.endurance.chaos.counted_puzzle import StepLog, turns_done_again
 from tests.endurance.chaos.games import ROLLOUTS, Games, Outcome, example_games
 from tests.endurance.chaos.results import Round

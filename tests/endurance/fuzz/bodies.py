@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
-from rollout_client.policy_contract import SAFETENSORS
+from rollout_client.contract.policy import SAFETENSORS
 from tests.endurance.fuzz.answers import answer_problems
 from tests.endurance.fuzz.mutation import mutated_bytes, mutated_json, mutated_lines, mutated_safetensors
 from tests.endurance.fuzz.tally import Tally

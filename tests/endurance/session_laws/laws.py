@@ -12,8 +12,8 @@ from itertools import chain
 from math import isclose
 from typing import NamedTuple
 
-from rollout_client.contract import Message
-from rollout_client.session_contract import SessionInfo, SessionSample
+from rollout_client.contract.rollouts import Message
+from rollout_client.contract.sessions import SessionInfo, SessionSample
 from tests.endurance.session_laws.random_agent import Call, Choice, PlayedSession
 
 ANSWERED_TOLERANCE = 1e-6

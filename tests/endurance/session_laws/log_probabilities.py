@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollout_client import AsyncRolloutClient, Sampling
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.sessions import SessionSample
 from tests.endurance.session_laws.laws import responses_of
 from tests.endurance.session_laws.random_agent import Call, Choice
 

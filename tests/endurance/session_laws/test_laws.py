@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from deployments.sessions.samples import samples_of
-from rollout_client.session_contract import SessionInfo, SessionSample
+from rollout_client.contract.sessions import SessionInfo, SessionSample
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import tiny
 from tests.endurance.session_laws.conversations import Conversation

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from benchmarks.process_group import no_process_left
 from benchmarks.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
-from rollout_client.policy_contract import PolicyState
+from rollout_client.contract.policy import PolicyState
 from rollout_client.weights.checksum import file_checksum
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.parts import KILLED

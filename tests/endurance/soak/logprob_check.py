@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.soak.known_weights import KnownWeights, State
 

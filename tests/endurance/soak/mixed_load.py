@@ -7,7 +7,7 @@ from contextlib import aclosing
 from random import Random
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import StreamBroken
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.soak.callers import Post

@@ -7,8 +7,8 @@ import httpx2
 from openai import APIError, APIStatusError, AsyncOpenAI
 
 from rollout_client import AsyncRolloutClient, SampleInput
-from rollout_client.contract import Sampling
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.rollouts import Sampling
+from rollout_client.contract.sessions import SessionLimits
 
 TASK_NAME = "math"
 """Whose environment judges the sessions."""

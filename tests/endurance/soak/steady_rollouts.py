@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.soak.callers import Callers
 from tests.endurance.soak.span_check import span_problems

@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.torch import save_file
 
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient
+from rollout_client.contract.policy import PauseMode, PolicyUpdate
 from rollout_client.errors import RequestRejected
-from rollout_client.policy_contract import PauseMode, PolicyUpdate
 from tests.endurance.soak.known_weights import KnownWeights, State
 from tests.endurance.soak.version_times import VersionTimes
 

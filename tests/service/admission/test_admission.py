@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract import RolloutRequest
+from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts

@@ -15,8 +15,8 @@ from deployments.protocols.generation import WeightSpan, packed_ids, packed_logp
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionInfo, SessionLimits, SessionRequest
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionInfo, SessionLimits, SessionRequest
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from rollout_client.policy_contract import CheckpointSource
+from rollout_client.contract.policy import CheckpointSource
 from service.http.request_body import read_json_body
 from service.problems import RequestProblem
 

@@ -16,9 +16,9 @@ from deployments.data.reader import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
-from rollout_client.contract import SampleStatus
-from rollout_client.jobs_contract import JobCursor, JobEvent
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.jobs import JobCursor, JobEvent
+from rollout_client.contract.rollouts import SampleStatus
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
 from service.jobs.ledger import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run

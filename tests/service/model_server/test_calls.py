@@ -9,8 +9,8 @@ import pytest
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from deployments.sessions.records import OpenSession
-from rollout_client.contract import Sampling
-from rollout_client.session_contract import SessionRequest
+from rollout_client.contract.rollouts import Sampling
+from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.model_server.calls import ModelCalls, of_session

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.policy.failures import VersionRefused
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
 from service.problems import RequestProblem, dotted, problem_response, shown, validation_problem
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from deployments.agents.settings import AgentSettings
-from rollout_client.contract import RolloutRequest
-from rollout_client.session_contract import SessionLimits
+from rollout_client.contract.rollouts import RolloutRequest
+from rollout_client.contract.sessions import SessionLimits
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollouts.agent_episode import AgentEpisode

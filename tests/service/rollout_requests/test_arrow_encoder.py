@@ -19,7 +19,7 @@ from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse,
 from rollout_client.arrow.response import ArrowResponse, read_response
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import Message, PolicyVersions
+from rollout_client.contract.rollouts import Message, PolicyVersions
 from rollout_client.policy_names import label_of
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at

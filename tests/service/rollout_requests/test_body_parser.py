@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import Problem
+from rollout_client.contract.problems import Problem
+from rollout_client.contract.rollouts import RolloutRequest
 from service.http.request_body import JSON
 from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
 from service.rollout_requests import body_parser

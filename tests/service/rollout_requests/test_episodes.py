@@ -12,7 +12,7 @@ from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import Generation, SamplingOptions
 from deployments.seeds import derived_seed
-from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
+from rollout_client.contract.rollouts import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import (

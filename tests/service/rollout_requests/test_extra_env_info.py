@@ -8,8 +8,8 @@ import pytest
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest
 from service.problems import RequestProblem
 from service.rollout_requests.sample_preparation import CHECKED_WITHIN_S, refuse_bad_extra_env_info
 from tests import virtual_time

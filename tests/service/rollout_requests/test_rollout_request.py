@@ -7,7 +7,7 @@ import pytest
 
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutRequest
+from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission
 from service.problems import RequestProblem
 from service.rollout_requests.body_parser import BodyParser, ReceivedRequest, read_rollout_request

@@ -18,8 +18,8 @@ from deployments.failures import (
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, GeneratorDescription, WeightSpan
-from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
 from rollout_env import StepOutcome
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission

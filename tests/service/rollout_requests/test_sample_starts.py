@@ -7,7 +7,7 @@ import pytest
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFailure
 from deployments.protocols.environments import StepRequest, TaskDescription
-from rollout_client.contract import RolloutRequest, SampleError
+from rollout_client.contract.rollouts import RolloutRequest, SampleError
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import EpisodeFactory

@@ -9,8 +9,8 @@ import pytest
 from deployments.data.reader import DataReader, DataRefused
 from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract import RolloutResponse
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.rollouts import RolloutResponse
+from rollout_client.contract.sample_ranges import SampleRange
 from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings
 from tests.service.scripted import ScriptedEnvironment, outcome

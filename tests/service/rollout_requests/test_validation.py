@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.protocols.generation import GeneratorDescription
-from rollout_client.contract import RolloutRequest
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import Capabilities, holds_non_finite, request_problems
 from service.settings import Limits
 

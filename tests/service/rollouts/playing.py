@@ -19,7 +19,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
-from rollout_client.contract import Keep, SampleResult
+from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost, EnvironmentShuttingDown
-from rollout_client.contract import Keep, SampleInput
-from rollout_client.session_contract import SessionRequest
+from rollout_client.contract.rollouts import Keep, SampleInput
+from rollout_client.contract.sessions import SessionRequest
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
 from service.rollouts.episode import Episode

@@ -15,7 +15,7 @@ from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRe
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
-from rollout_client.contract import Keep, Message
+from rollout_client.contract.rollouts import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract import (
+from rollout_client.contract.rollouts import (
     Message,
     PolicyVersions,
     RequestMetrics,

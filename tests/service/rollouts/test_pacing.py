@@ -10,7 +10,7 @@ import pytest
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest
-from rollout_client.contract import SampleStatus
+from rollout_client.contract.rollouts import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import (

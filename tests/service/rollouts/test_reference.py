@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from rollout_client.contract import SampleMetrics, SampleResult
+from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from tests import virtual_time
 from tests.service.rollouts.playing import InterruptedGenerator, RandomEnvironment, RandomGenerator, play, recipes
 from tests.service.rollouts.reference_loop import ReferenceSample, reference_rollout

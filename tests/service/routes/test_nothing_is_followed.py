@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.policy_contract import SAFETENSORS
+from rollout_client.contract.policy import SAFETENSORS
 from tests.paths import REPOSITORY
 from tests.service.scripted_http import ScriptedHttp
 

@@ -11,7 +11,7 @@ import pytest
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections

@@ -16,8 +16,8 @@ from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.sessions import SessionSample
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.rollouts import retries

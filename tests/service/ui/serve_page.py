@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.protocols.generation import GeneratorDescription
-from rollout_client.policy_contract import PolicyState, ReplicaPolicy, VersionInfo
+from rollout_client.contract.policy import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl
 from service.access.keys import hash_of, new_key
 from service.admission.admission import Admission

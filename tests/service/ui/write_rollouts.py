@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_client import RolloutResponse
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import json_line
 
 END, USER, ASSISTANT, NEWLINE = 261, 258, 259, 10

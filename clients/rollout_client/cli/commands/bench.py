@@ -28,7 +28,7 @@ from rollout_client.cli.run.playing import Playing
 from rollout_client.cli.run.seeds import with_seeds
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import number, plain
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.rollout_calls import RolloutOptions
 
 

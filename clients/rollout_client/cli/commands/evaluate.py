@@ -30,7 +30,7 @@ from rollout_client.cli.run.playing import Playing, groups_in, play_in_memory, p
 from rollout_client.cli.run.seeds import with_seeds
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import plain, totals_table
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
 

@@ -11,7 +11,7 @@ from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.policy_table import policy_tables, update_table
 from rollout_client.cli.transcript import plain
-from rollout_client.policy_contract import PauseMode, WeightsKind
+from rollout_client.contract.policy import PauseMode, WeightsKind
 
 CHECKSUM_DIGITS = 64
 policy_app = typer.Typer(invoke_without_command=True)

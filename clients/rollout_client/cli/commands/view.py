@@ -9,7 +9,7 @@ from rollout_client.cli.errors import errors_as_sentences
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import totals_table, transcript
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.results.final_rewards import is_clipped
 

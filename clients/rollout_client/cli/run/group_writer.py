@@ -4,7 +4,7 @@ import asyncio
 
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.cli.run.results_file import ResultsFile
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import json_line
 
 

@@ -10,7 +10,7 @@ Guarantees, in whatever order rollouts end and wherever a stream breaks:
 from collections import deque
 from collections.abc import Iterable, Set
 
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 
 INPUT_ROW = "input_row"
 """The field of each rollout that says which row of the input it plays, from 0."""

@@ -12,7 +12,7 @@ from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
 from rollout_client.cli.run.player import ChunkPlayer
 from rollout_client.cli.run.results_file import ResultsFile, run_of
 from rollout_client.cli.run.totals import Totals
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import RolloutOptions

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_client.contract import FinishReason, SampleResult, SampleStatus
+from rollout_client.contract.rollouts import FinishReason, SampleResult, SampleStatus
 from rollout_client.results.final_rewards import FINAL_STATUSES, finish_reasons
 
 

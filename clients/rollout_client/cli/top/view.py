@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from rollout_client.cli.top.exposition import COUNTERS, Series, Values
 from rollout_client.cli.top.rates import Rates
+from rollout_client.contract.info import ServiceInfo
+from rollout_client.contract.policy import PolicyState
 from rollout_client.health_contract import DegradedPart
-from rollout_client.info_contract import ServiceInfo
-from rollout_client.policy_contract import PolicyState
 
 HEALTHY = "serve_deployment_replica_healthy"
 SEEN_FOR_S = 30.0

@@ -20,8 +20,8 @@ from openenv.core.harness.training import TrainingTrace, TrainingTurn
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.async_client.client import AsyncRolloutClient
-from rollout_client.contract import JsonObject, Message
-from rollout_client.session_contract import SessionSample
+from rollout_client.contract.rollouts import JsonObject, Message
+from rollout_client.contract.sessions import SessionSample
 from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 
 SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")

@@ -11,7 +11,7 @@ from rich.console import Console
 from examples.task_configs import config_for
 from examples.train_agent import verifiers_harness
 from rollout_client import RolloutClient, Sampling
-from rollout_client.contract import SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.startup.local_service import local_service
 from tests.paths import REPOSITORY, SMALL_MODEL
 

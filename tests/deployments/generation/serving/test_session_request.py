@@ -8,7 +8,7 @@ from deployments.generation.serving.served_call import ServedCall
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest
 from deployments.seeds import derived_seed
-from rollout_client.contract import Sampling
+from rollout_client.contract.rollouts import Sampling
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

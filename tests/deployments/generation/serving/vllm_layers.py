@@ -27,8 +27,8 @@ from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.contract import Sampling
-from rollout_client.session_contract import SessionRequest, SessionSample
+from rollout_client.contract.rollouts import Sampling
+from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
 

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.replica_registry import Fleet, ReplicaLost, ReplicaRegistry, error_of
-from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.contract.policy import ReplicaUpdate
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.virtual_time import run, until

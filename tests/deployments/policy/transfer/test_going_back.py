@@ -22,7 +22,7 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica
 from deployments.policy.transfer.completion import ENDS_WITHIN_S
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.transfer.transfers import (
     BACK,
     BROKE,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.replicas.commands import LoadedWeights, StartTransfer
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.policy_world import INITIAL, NORM, World, checksum_of, delta, play, versions, weights
 from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedReplica
 from tests.deployments.policy.transfer.transfers import TRANSFER, MakeStore, in_virtual_time, meet, serving, transfer

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.policy.failures import TransferRefused
 from deployments.policy.transfer.weight_transfer import rank_offsets, shares, world_size
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 
 @pytest.mark.parametrize(

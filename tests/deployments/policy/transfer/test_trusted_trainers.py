@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from deployments.policy.failures import TrainerNotTrusted, TransferNotConfigured
 from deployments.policy.settings import TransferSettings
 from deployments.policy.transfer.trusted_trainers import FORM, TrustedTrainer, TrustedTrainers, resolve_host
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.problems import FieldProblem
 
 NAMES = {
     "trainer": ["10.0.0.4"],

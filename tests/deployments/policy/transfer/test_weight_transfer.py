@@ -22,7 +22,7 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     UpdateTransfer,
 )
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.transfer.transfers import (
     CHANGED,
     TRAINER,

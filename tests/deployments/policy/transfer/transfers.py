@@ -9,7 +9,7 @@ import pytest
 from deployments.policy.failures import TransferRefused
 from deployments.policy.replicas.commands import AbandonTransfer, Command, LoadedWeights, Stage, Swap
 from deployments.policy.store import PolicyStore
-from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
+from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.transferring_replicas import TransferringReplica
 from tests.virtual_time import run, until
 

@@ -10,7 +10,7 @@ import pytest
 from deployments.policy.failures import VersionRefused, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.contract.policy import SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     World,

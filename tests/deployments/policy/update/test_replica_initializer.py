@@ -12,7 +12,7 @@ from safetensors.torch import save
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.update.activation import LOADS_BESIDE_UPDATES
 from deployments.policy.versions.version_history import VersionHistory
-from rollout_client.policy_contract import PolicyUpdate
+from rollout_client.contract.policy import PolicyUpdate
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
 from tests.deployments.policy.scripted_replicas import Step
 from tests.deployments.policy.weight_files import GOOD, written

@@ -13,8 +13,8 @@ from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions
 from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, ReplicaRegistry
 from deployments.policy.update.two_phase_update import VersionUpdate, refuse_if_all_refused, update_replicas
-from rollout_client.policy_contract import ReplicaUpdate
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import ReplicaUpdate
+from rollout_client.contract.problems import FieldProblem
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import (
     STEPS,

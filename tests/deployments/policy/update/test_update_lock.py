@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.update.update_lock import UpdateLease, UpdateLock
-from rollout_client.policy_contract import SwitchOptions
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import SwitchOptions
+from rollout_client.contract.problems import FieldProblem
 from tests.virtual_time import run, settled
 
 REFUSE = SwitchOptions(if_busy="refuse")

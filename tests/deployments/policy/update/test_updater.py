@@ -15,7 +15,7 @@ from deployments.policy.failures import (
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.update.two_phase_update import SEEN_SHARE, UNSEEN_ADAPTER
 from deployments.policy.versions.version_store import StoredVersion
-from rollout_client.policy_contract import PushOptions, SwitchOptions
+from rollout_client.contract.policy import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     INITIAL,

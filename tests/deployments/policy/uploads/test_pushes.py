@@ -20,7 +20,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.policy_contract import PolicyUpdate, PushOptions, WeightsKind
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, WeightsKind
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import read_header
 from tests.deployments.policy.policy_world import (

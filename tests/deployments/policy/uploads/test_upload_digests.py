@@ -11,7 +11,7 @@ import zstandard
 from safetensors.torch import save
 
 from deployments.policy.failures import ChunkDamaged, VersionUnknown, WeightsRefused
-from rollout_client.policy_contract import PushOptions, WeightsKind
+from rollout_client.contract.policy import PushOptions, WeightsKind
 from rollout_client.weights import checksum
 from tests.deployments.policy.policy_world import (
     INITIAL,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
 from deployments.policy.uploads.upload_store import UploadStore
-from rollout_client.policy_contract import UploadState
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract.policy import UploadState
+from rollout_client.contract.problems import FieldProblem
 
 
 def files(store: UploadStore) -> set[str]:

@@ -11,7 +11,7 @@ from deployments.policy.failures import ChunkMisplaced, UploadsFull, VersionRefu
 from deployments.policy.uploads import upload_store
 from deployments.policy.uploads.uploads import OVERTAKEN
 from deployments.policy.versions.weight_checks import largest_upload_bytes
-from rollout_client.policy_contract import PolicyUpdate, PushOptions
+from rollout_client.contract.policy import PolicyUpdate, PushOptions
 from tests.deployments.policy.policy_world import World, delta, play, refused, versions, weights
 from tests.virtual_time import now, settled, until
 

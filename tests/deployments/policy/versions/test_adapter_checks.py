@@ -6,7 +6,7 @@ import pytest
 
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.versions.adapter_checks import adapter_problems, config_for_engines, names_for_engines
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.safetensors_file import header_of
 
 LAYER = "model.layers.0.self_attn.o_proj"

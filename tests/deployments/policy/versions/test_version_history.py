@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deployments.policy.failures import VersionRefused
-from rollout_client.policy_contract import PushOptions
+from rollout_client.contract.policy import PushOptions
 from tests.deployments.policy.policy_world import World, adapter, delta, play, refused, taken, versions, weights
 
 

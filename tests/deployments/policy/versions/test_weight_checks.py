@@ -18,7 +18,7 @@ from deployments.policy.versions.weight_checks import (
     validate_adapter,
     validate_full,
 )
-from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written

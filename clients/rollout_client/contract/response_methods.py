@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from rollout_client.contract import SampleResult
+    from rollout_client.contract.rollouts import SampleResult
 
 
 class DataOut:

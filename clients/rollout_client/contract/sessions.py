@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollout_client.contract import (
+from rollout_client.contract.rollouts import (
     Lenient,
     PolicyVersions,
     RolloutDemand,

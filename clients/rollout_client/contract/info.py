@@ -2,7 +2,7 @@
 
 from pydantic import JsonValue
 
-from rollout_client.contract import Lenient
+from rollout_client.contract.rollouts import Lenient
 
 
 class ModelInfo(Lenient):

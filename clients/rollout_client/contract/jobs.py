@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollout_client.contract import RolloutSummary, SampleResult
-from rollout_client.contract_models import Lenient, Strict
-from rollout_client.problem_contract import Problem
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.contract.base import Lenient, Strict
+from rollout_client.contract.problems import Problem
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
+from rollout_client.contract.sample_ranges import SampleRange
 
 JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
 IDEMPOTENCY_KEY = "idempotency-key"

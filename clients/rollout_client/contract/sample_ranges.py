@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rollout_client.contract_models import Strict
+from rollout_client.contract.base import Strict
 
 MOST_SAMPLES_OF_A_RANGE = 65_536
 Place = Annotated[int, Field(ge=0, lt=2**53)]

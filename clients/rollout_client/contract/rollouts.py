@@ -13,23 +13,23 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from rollout_client.branch_contract import Branch as Branch
-from rollout_client.contract_models import Lenient as Lenient
-from rollout_client.contract_models import Strict as Strict
-from rollout_client.data_out.methods import DataOut
+from rollout_client.contract.base import Lenient as Lenient
+from rollout_client.contract.base import Strict as Strict
+from rollout_client.contract.messages import MOST_TOOLS as MOST_TOOLS
+from rollout_client.contract.messages import FinishReason as FinishReason
+from rollout_client.contract.messages import GivenMessage as GivenMessage
+from rollout_client.contract.messages import JsonObject as JsonObject
+from rollout_client.contract.messages import Message as Message
+from rollout_client.contract.messages import PromptMessage as PromptMessage
+from rollout_client.contract.messages import Role as Role
+from rollout_client.contract.messages import TextPart as TextPart
+from rollout_client.contract.messages import TokenId as TokenId
+from rollout_client.contract.messages import WeightVersionSpan as WeightVersionSpan
+from rollout_client.contract.response_methods import DataOut
+from rollout_client.contract.sample_ranges import NextSampleRange, Place, SampleRange
 from rollout_client.demand_contract import PolicyDemand as PolicyDemand
 from rollout_client.demand_contract import RolloutDemand as RolloutDemand
-from rollout_client.message_contract import MOST_TOOLS as MOST_TOOLS
-from rollout_client.message_contract import FinishReason as FinishReason
-from rollout_client.message_contract import GivenMessage as GivenMessage
-from rollout_client.message_contract import JsonObject as JsonObject
-from rollout_client.message_contract import Message as Message
-from rollout_client.message_contract import PromptMessage as PromptMessage
-from rollout_client.message_contract import Role as Role
-from rollout_client.message_contract import TextPart as TextPart
-from rollout_client.message_contract import TokenId as TokenId
-from rollout_client.message_contract import WeightVersionSpan as WeightVersionSpan
 from rollout_client.priority_contract import Priority
-from rollout_client.sample_range_contract import NextSampleRange, Place, SampleRange
 
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "policy", "internal"]

@@ -13,7 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from rollout_client.contract_models import Lenient, Strict
+from rollout_client.contract.base import Lenient, Strict
 from rollout_client.policy_names import LABEL
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]

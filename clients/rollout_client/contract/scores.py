@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rollout_client.contract import Lenient, PolicyDemand, PolicyVersions, SampleError, Strict, TokenId
+from rollout_client.contract.rollouts import Lenient, PolicyDemand, PolicyVersions, SampleError, Strict, TokenId
 from rollout_client.priority_contract import Priority
 
 MOST_TOP_K = 20
