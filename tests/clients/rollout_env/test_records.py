@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from rollout_client.contract.rollouts import rollouts as contract
+from rollout_client.contract import rollouts as contract
 from rollout_env import Role, StopString
 
 FOREIGN = ("ray", "torch", "numpy", "httpx", "fastapi", "vllm", "rollout_client", "deployments", "service")
