@@ -1,9 +1,14 @@
 """Client of the rollout service. Light to import: httpx, pydantic and tenacity, nothing heavier."""
 
 from rollout_client.agent_runner import AgentRollout, agent_rollouts, play_agent
-from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.async_client.stream import AsyncRolloutStream
-from rollout_client.call_options import CallOptions, ClientOptions
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.pusher import AsyncPolicyPusher
+from rollout_client.calls.options import CallOptions, ClientOptions
+from rollout_client.calls.policy import UpdateOptions
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult
 from rollout_client.contract.problems import FieldProblem, Problem
@@ -41,19 +46,14 @@ from rollout_client.errors import (
     UploadLost,
     WeightsDiffer,
 )
-from rollout_client.policy_calls import UpdateOptions
 from rollout_client.resume import resumed
-from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.score_calls import ScoreOptions
 from rollout_client.staleness import Staleness, staleness
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.sync_client.stream import RolloutStream
 from rollout_client.task_contract import TaskInfo
 from rollout_client.version import __version__
-from rollout_client.weights.async_pusher import AsyncPolicyPusher
 from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.safetensors_file import NotSafetensors
-from rollout_client.weights.sync_pusher import PolicyPusher
 
 __all__ = [
     "AgentRollout",

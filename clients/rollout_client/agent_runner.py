@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rollout_client.async_client.client import AsyncRolloutClient
-from rollout_client.async_client.sessions import AsyncSession
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.sessions import AsyncSession
+from rollout_client.calls.progress import counting_bar
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.errors import RolloutError
-from rollout_client.progress import counting_bar
 
 AgentReward = float | dict[str, float] | None
 """One number, or named parts whose sum is the reward; `None` if the agent does not judge itself."""

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from rollout_client.call_options import CallOptions, without_call_options
+from rollout_client.calls.options import CallOptions, without_call_options
+from rollout_client.calls.rollouts import Call, as_given, parsed
 from rollout_client.contract.rollouts import PolicyDemand
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.priority_contract import Priority
-from rollout_client.rollout_calls import Call, as_given, parsed
 
 
 class ScoreOptions(CallOptions, total=False):

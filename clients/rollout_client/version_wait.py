@@ -2,11 +2,11 @@
 
 from http import HTTPStatus
 
+from rollout_client.calls.policy import policy_call
+from rollout_client.calls.rollouts import Call
 from rollout_client.contract.policy import PolicyState, Version
 from rollout_client.deadline import Deadline
 from rollout_client.errors import RequestRejected, RolloutTimeout
-from rollout_client.policy_calls import policy_call
-from rollout_client.rollout_calls import Call
 
 LONGEST_QUESTION_S = 20.0
 """Seconds; proxies cut connections that are silent for 30 s or more."""

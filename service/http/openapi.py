@@ -12,6 +12,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import models_json_schema
 
 from deployments.failures import StoreFailure
+from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.jobs import Acknowledgement, JobEvent, JobStatus
 from rollout_client.contract.policy import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
 from rollout_client.contract.problems import Problem
@@ -19,7 +20,6 @@ from rollout_client.contract.rollouts import RolloutRequest
 from rollout_client.contract.scores import ScoreRequest
 from rollout_client.contract.sessions import SessionRequest, SessionReward
 from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
-from rollout_client.ndjson import StreamLine
 from service.http.authorization import SESSION_KEY
 from service.http.examples import PROBLEM, REQUEST_ID
 from service.http.request_body import JSON

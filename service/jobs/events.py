@@ -18,9 +18,9 @@ from deployments.jobs.records import EventsPage
 from deployments.jobs.store_client import JobStoreClient
 from deployments.storage.storage import StorageFailed
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutSummary
-from rollout_client.ndjson import StreamLine
 from service.http.streaming import EMPTY_LINE, response_in_parts, with_heartbeats
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder

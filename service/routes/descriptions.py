@@ -40,6 +40,7 @@ from deployments.sessions.failures import (
     SessionUnknown,
 )
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.info import ServiceInfo, Vocabulary
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.policy import (
@@ -67,7 +68,6 @@ from rollout_client.contract.sessions import (
 )
 from rollout_client.health_contract import Ready
 from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
-from rollout_client.ndjson import StreamLine
 from rollout_client.task_contract import TaskList, TaskSamples
 from service.http import examples
 from service.http.openapi import (

@@ -21,8 +21,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def async_sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("rollout_client.async_client.connection.async_sleep", async_sleep)
-    monkeypatch.setattr("rollout_client.async_client.client.async_sleep", async_sleep)
-    monkeypatch.setattr("rollout_client.sync_client.connection.sleep", waited.append)
+    monkeypatch.setattr("rollout_client.calls.async_client.connection.async_sleep", async_sleep)
+    monkeypatch.setattr("rollout_client.calls.async_client.client.async_sleep", async_sleep)
+    monkeypatch.setattr("rollout_client.calls.sync_client.connection.sleep", waited.append)
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     return waited

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from rollout_client.call_options import CallLimits, CallOptions, ClientDefaults
+from rollout_client.calls.options import CallLimits, CallOptions, ClientDefaults
 from rollout_client.deadline import Deadline
 
 

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from rollout_client.calls.policy import push_query
 from rollout_client.contract.policy import PolicyUpdate
 from rollout_client.contract.rollouts import WeightVersionSpan
-from rollout_client.policy_calls import push_query
 from rollout_client.policy_names import PolicyName, VersionLabel, label_of, read_label
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Unpack
 
-from rollout_client.async_client.connection import AsyncConnection
-from rollout_client.call_options import call_options
+from rollout_client.calls.async_client.connection import AsyncConnection
+from rollout_client.calls.options import call_options
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.score_calls import ScoreOptions, score_call
 

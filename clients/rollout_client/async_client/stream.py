@@ -6,14 +6,14 @@ from typing import Self
 
 import httpx
 
-from rollout_client.async_client.connection import AsyncConnection, body_chunks
-from rollout_client.call_options import CallLimits, CallOptions
-from rollout_client.concurrency import async_cancelled
+from rollout_client.calls.async_client.connection import AsyncConnection, body_chunks
+from rollout_client.calls.concurrency import async_cancelled
+from rollout_client.calls.ndjson import NdjsonReader, PositionedSample
+from rollout_client.calls.options import CallLimits, CallOptions
+from rollout_client.calls.rollouts import Call
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
 from rollout_client.errors import RolloutError
-from rollout_client.ndjson import NdjsonReader, PositionedSample
-from rollout_client.rollout_calls import Call
 
 
 class AsyncRolloutStream:

@@ -13,9 +13,9 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.status import status_of
 from rollout_client.errors import RolloutError, ServiceUnreachable
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.version import __version__
 
 Level = Literal["ok", "note", "problem"]

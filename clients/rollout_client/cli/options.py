@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from rollout_client.api_key import KEY_VARIABLE, key_in_file
-from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.base_url import URL_VARIABLE
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.priority_contract import Priority
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 
 DEFAULT_RETRIES = 3
 """Fewer than the library's: somebody sits before the terminal, and a wrong URL is the likeliest reason."""

@@ -9,13 +9,13 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
+from rollout_client.calls.rollouts import Call, parsed
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.policy_table import policy_tables
 from rollout_client.cli.transcript import plain
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import StatusError
 from rollout_client.health_contract import DegradedPart, Ready
-from rollout_client.rollout_calls import Call, parsed
-from rollout_client.sync_client.client import RolloutClient
 
 HEALTH_TIMEOUT_S = 60.0
 NOT_SAID = frozenset(

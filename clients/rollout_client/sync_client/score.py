@@ -4,10 +4,10 @@
 from collections.abc import Iterable
 from typing import Unpack
 
-from rollout_client.call_options import call_options
+from rollout_client.calls.options import call_options
+from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.score_calls import ScoreOptions, score_call
-from rollout_client.sync_client.connection import Connection
 
 
 class ScoreMethods:

@@ -7,14 +7,14 @@ from typing import Self
 
 import httpx
 
-from rollout_client.call_options import CallLimits, CallOptions
-from rollout_client.concurrency import cancelled
+from rollout_client.calls.concurrency import cancelled
+from rollout_client.calls.ndjson import NdjsonReader, PositionedSample
+from rollout_client.calls.options import CallLimits, CallOptions
+from rollout_client.calls.rollouts import Call
+from rollout_client.calls.sync_client.connection import Connection, body_chunks
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
 from rollout_client.errors import RolloutError
-from rollout_client.ndjson import NdjsonReader, PositionedSample
-from rollout_client.rollout_calls import Call
-from rollout_client.sync_client.connection import Connection, body_chunks
 
 
 class RolloutStream:

@@ -6,15 +6,15 @@ from http import HTTPStatus
 
 from tenacity import Retrying
 
-from rollout_client.call_options import CallLimits
-from rollout_client.concurrency import call_blocking, sleep
+from rollout_client.calls.concurrency import call_blocking, sleep
+from rollout_client.calls.options import CallLimits
+from rollout_client.calls.policy import is_known, is_updating_to, policy_call, upload_state_call
+from rollout_client.calls.progress import upload_bar
+from rollout_client.calls.sync_client.connection import Connection
+from rollout_client.calls.upload import Upload
 from rollout_client.contract.policy import PolicyState, PolicyUpdate, UploadState
 from rollout_client.errors import RequestRejected
-from rollout_client.policy_calls import is_known, is_updating_to, policy_call, upload_state_call
-from rollout_client.progress import upload_bar
 from rollout_client.retry import call_policy, chunk_may_pass
-from rollout_client.sync_client.connection import Connection
-from rollout_client.weights.upload import Upload
 
 POLL_S = 1.0
 """Seconds between two questions whether an update has ended that went on after a disconnect."""

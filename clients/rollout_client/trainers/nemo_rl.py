@@ -16,6 +16,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import (
     JsonObject,
@@ -26,8 +28,6 @@ from rollout_client.contract.rollouts import (
     Sampling,
 )
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.missing_rewards import filled_in
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult, Sampling
 from rollout_client.results.final_rewards import final_reward, last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 from rollout_client.trainers.shared.push_from_trainer import push_from_trainer
-from rollout_client.weights.sync_pusher import PolicyPusher
 
 FieldsOf = Callable[[Prompt], Mapping[str, Any]]
 MASKED_LOGPROB = 0.0

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.rollouts import JsonObject
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
 from rollout_client.results.final_rewards import last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.dataset_rows import Prompt, messages_of
 from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
 

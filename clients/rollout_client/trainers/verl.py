@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward, last_finish_reason
 from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.dataset_rows import RowReader, messages_of
 from rollout_client.trainers.shared.missing_rewards import filled_in
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from rollout_client.sync_client.client import RolloutClient
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.trainers.verl import plain
 
 SAVED_MODEL = "huggingface"

@@ -21,17 +21,17 @@ The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` 
 
 from typing import Any, TypeVar, Unpack
 
-from rollout_client.contract.policy import PolicyUpdate
-from rollout_client.errors import RequestRejected, RolloutError
-from rollout_client.policy_calls import (
+from rollout_client.calls.policy import (
     UpdateOptions,
     finish_transfer_call,
     init_transfer_call,
     start_transfer_call,
     update_transfer_call,
 )
-from rollout_client.rollout_calls import Call
-from rollout_client.sync_client.client import RolloutClient
+from rollout_client.calls.rollouts import Call
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.contract.policy import PolicyUpdate
+from rollout_client.errors import RequestRejected, RolloutError
 
 Result = TypeVar("Result")
 TIMEOUT_S = 900.0

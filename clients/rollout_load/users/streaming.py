@@ -11,8 +11,8 @@ from locust.clients import ResponseContextManager
 from requests.exceptions import RequestException
 
 from rollout_client import RolloutError, SampleResult, StreamBroken
+from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.errors import error_of_response
-from rollout_client.ndjson import NdjsonReader
 from rollout_load.outcomes import Outcome, outcome_of_error, outcome_of_samples
 from rollout_load.summary import FIRST_METHOD
 from rollout_load.users.base import LONGEST_ANSWER_S, POOL, LoadUser

@@ -10,7 +10,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 
 from rollout_client import AsyncRolloutClient, RequestRejected, ServiceUnreachable, __version__
-from rollout_client.call_options import ClientDefaults
+from rollout_client.calls.options import ClientDefaults
 from tests.clients.client_calls import call, free_url, play
 from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sample, unavailable
 

@@ -8,8 +8,8 @@ import httpx
 
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.errors import RolloutError
-from rollout_client.ndjson import NdjsonReader
 from tests.endurance.fuzz.bodies import ROLLOUT, Mutate
 from tests.endurance.fuzz.mutation import mutated_bytes, mutated_lines
 from tests.endurance.fuzz.tally import Tally

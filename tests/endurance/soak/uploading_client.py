@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rollout_client import RolloutClient
-from rollout_client.policy_calls import next_version
+from rollout_client.calls.policy import next_version
 
 CHUNK_BYTES = 100_000
 """So that a kill hits each step of a push about as often."""

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.commands.evaluate import samples_of
 from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
 from rollout_client.cli.options import (
@@ -29,7 +30,6 @@ from rollout_client.cli.run.seeds import with_seeds
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import number, plain
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.rollout_calls import RolloutOptions
 
 
 @plays_rollouts

@@ -8,6 +8,8 @@ import typer
 from rich.table import Table
 
 from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
@@ -31,8 +33,6 @@ from rollout_client.cli.run.seeds import with_seeds
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import plain, totals_table
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.sync_client.client import RolloutClient
 
 
 @plays_rollouts

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.errors import errors_as_sentences
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, TimeoutS, Url, client_of, plays_rollouts
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.transcript import metrics_table, transcript
-from rollout_client.rollout_calls import RolloutOptions
 
 
 @plays_rollouts

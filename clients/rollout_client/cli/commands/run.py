@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
@@ -25,7 +26,6 @@ from rollout_client.cli.run.inputs import read_samples
 from rollout_client.cli.run.playing import Playing, play_to_file
 from rollout_client.cli.run.seeds import with_seeds
 from rollout_client.cli.transcript import totals_table
-from rollout_client.rollout_calls import RolloutOptions
 
 
 @plays_rollouts

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollout_client.calls.ndjson import numbered_lines
 from rollout_client.cli.run.plan import INPUT_ROW
-from rollout_client.ndjson import numbered_lines
 from rollout_client.optional_dependencies import needed_for
 
 HUB = "hf:"

@@ -5,12 +5,12 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.run.plan import RunPlan
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RequestRejected, StreamBroken
-from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.set_fields import set_fields
 
 INDEX = re.compile(r"^samples\[(\d+)\]")

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.progress import rollout_bar
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.run.group_writer import GroupWriter
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
 from rollout_client.cli.run.player import ChunkPlayer
@@ -14,8 +16,6 @@ from rollout_client.cli.run.results_file import ResultsFile, run_of
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import read_rollouts
-from rollout_client.progress import rollout_bar
-from rollout_client.rollout_calls import RolloutOptions
 
 OnGroup = Callable[[int, list[SampleResult]], Awaitable[None]]
 

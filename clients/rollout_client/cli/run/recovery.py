@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from rollout_client.calls.ndjson import BYTE_ORDER_MARK
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.cli.run.totals import Totals
-from rollout_client.ndjson import BYTE_ORDER_MARK
 
 
 @dataclass(slots=True)

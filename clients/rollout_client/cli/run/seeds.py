@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.calls.rollouts import RolloutOptions
 
 
 def with_seeds(samples: Sequence[Mapping[str, Any]], options: RolloutOptions) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable
 from time import monotonic
 from typing import TypeVar
 
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.policy import policy_call
+from rollout_client.calls.rollouts import Call, info_call
 from rollout_client.cli.status import NOT_SAID, readiness
 from rollout_client.cli.top.exposition import Series, values_of
 from rollout_client.cli.top.view import Reading, Top, TopView
@@ -22,8 +24,6 @@ from rollout_client.errors import (
     StreamBroken,
 )
 from rollout_client.health_contract import DegradedPart
-from rollout_client.policy_calls import policy_call
-from rollout_client.rollout_calls import Call, info_call
 
 ANSWER_WITHIN_S = 15.0
 """The service itself waits five seconds for its replicas, and for the metrics of each node."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list  # type: ignore[import-untyped]
 
+from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.policy import PushResult
 from rollout_client.errors import RolloutError
-from rollout_client.weights.sync_pusher import PolicyPusher
 from rollout_client.weights.torch_tensors import GatheredState
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}

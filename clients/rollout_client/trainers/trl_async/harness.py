@@ -19,7 +19,7 @@ from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolRe
 from openenv.core.harness.training import TrainingTrace, TrainingTurn
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.contract.rollouts import JsonObject, Message
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key

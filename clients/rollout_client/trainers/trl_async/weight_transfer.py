@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 
-from rollout_client.sync_client.client import RolloutClient
-from rollout_client.weights.sync_pusher import PolicyPusher
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.calls.sync_client.pusher import PolicyPusher
 
 
 class ServiceWeightTransfer(WeightTransferProtocol):

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
-from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.contract.rollouts import JsonObject, SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward

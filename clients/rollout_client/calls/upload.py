@@ -7,6 +7,8 @@ only be made again by reading the source from its start.
 
 from collections.abc import Iterator
 
+from rollout_client.calls.policy import Query, chunk_call, is_known
+from rollout_client.calls.rollouts import Call
 from rollout_client.contract.policy import (
     SAFETENSORS,
     WEIGHTS_DIGEST,
@@ -16,8 +18,6 @@ from rollout_client.contract.policy import (
     Version,
 )
 from rollout_client.errors import UploadLost
-from rollout_client.policy_calls import Query, chunk_call, is_known
-from rollout_client.rollout_calls import Call
 from rollout_client.weights.checksum import DigestedWeights
 from rollout_client.weights.chunks import CHUNK_BYTES, Chunk, chunks, compressed
 from rollout_client.weights.tensor import Weights

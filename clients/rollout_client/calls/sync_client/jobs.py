@@ -5,11 +5,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Unpack
 
-from rollout_client.call_options import CallOptions, call_options
-from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
-from rollout_client.errors import RequestRejected, StreamBroken
-from rollout_client.job_calls import (
+from rollout_client.calls.jobs import (
     EventReader,
     acknowledge_call,
     cursor_call,
@@ -20,8 +16,12 @@ from rollout_client.job_calls import (
     job_list_call,
     submit_call,
 )
-from rollout_client.rollout_calls import Call, Result, RolloutOptions, Samples
-from rollout_client.sync_client.connection import Connection, body_chunks
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.rollouts import Call, Result, RolloutOptions, Samples
+from rollout_client.calls.sync_client.connection import Connection, body_chunks
+from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
+from rollout_client.errors import RequestRejected, StreamBroken
 
 NOT_FOUND = 404
 

@@ -3,16 +3,16 @@
 import time
 from typing import TYPE_CHECKING, Unpack
 
-from rollout_client.call_options import CallOptions, call_options
-from rollout_client.concurrency import async_call_blocking
+from rollout_client.calls.concurrency import async_call_blocking
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.policy import PushCallOptions
 from rollout_client.contract.policy import PushResult
 from rollout_client.errors import RequestRejected
 from rollout_client.optional_dependencies import needed_for
-from rollout_client.policy_calls import PushCallOptions
 from rollout_client.weights.sources import TensorsSource, full_weights
 
 if TYPE_CHECKING:
-    from rollout_client.async_client.client import AsyncRolloutClient
+    from rollout_client.calls.async_client.client import AsyncRolloutClient
     from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights
 
 

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
+from rollout_client.calls.rollouts import Call, parsed
 from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
@@ -13,7 +14,6 @@ from rollout_client.contract.sessions import (
     SessionReward,
     SessionSamples,
 )
-from rollout_client.rollout_calls import Call, parsed
 
 SESSIONS = "/sessions"
 

@@ -5,12 +5,9 @@ import time
 from os import PathLike, fspath
 from typing import Unpack, cast
 
-from rollout_client.call_options import CallLimits, CallOptions, call_options, without_call_options
-from rollout_client.concurrency import call_blocking, sleep
-from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
-from rollout_client.errors import RequestRejected
-from rollout_client.policy_calls import (
+from rollout_client.calls.concurrency import call_blocking, sleep
+from rollout_client.calls.options import CallLimits, CallOptions, call_options, without_call_options
+from rollout_client.calls.policy import (
     PushCallOptions,
     UpdateOptions,
     checkpoint_call,
@@ -22,13 +19,16 @@ from rollout_client.policy_calls import (
     rollback_call,
     with_logged_warnings,
 )
+from rollout_client.calls.sync_client.connection import Connection
+from rollout_client.calls.upload import Upload
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
+from rollout_client.errors import RequestRejected
 from rollout_client.retry import has_not_begun
-from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.upload import send_upload
 from rollout_client.version_wait import VersionWait
 from rollout_client.weights.chunks import CHUNK_BYTES
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
-from rollout_client.weights.upload import Upload
 
 
 class PolicyMethods:

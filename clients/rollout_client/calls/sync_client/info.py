@@ -5,13 +5,13 @@ import logging
 from http import HTTPStatus
 from typing import Any, Unpack
 
-from rollout_client.call_options import CallOptions
-from rollout_client.concurrency import call_blocking
+from rollout_client.calls.concurrency import call_blocking
+from rollout_client.calls.options import CallOptions
+from rollout_client.calls.rollouts import info_call, vocabulary_call
+from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.errors import RequestRejected
-from rollout_client.rollout_calls import info_call, vocabulary_call
-from rollout_client.sync_client.connection import Connection
 from rollout_client.tokenizer_check import check_tokenizer, has_other_vocabulary
 
 logger = logging.getLogger("rollout_client")

@@ -6,7 +6,8 @@ from typing import Any, TypedDict
 
 from pydantic import RootModel
 
-from rollout_client.call_options import CallOptions
+from rollout_client.calls.options import CallOptions
+from rollout_client.calls.rollouts import Call, parsed
 from rollout_client.contract.policy import (
     CheckpointSource,
     IfBusy,
@@ -25,7 +26,6 @@ from rollout_client.contract.policy import (
     Version,
     WeightsKind,
 )
-from rollout_client.rollout_calls import Call, parsed
 
 logger = logging.getLogger("rollout_client")
 

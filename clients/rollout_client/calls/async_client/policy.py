@@ -4,14 +4,11 @@ import time
 from os import PathLike, fspath
 from typing import Unpack, cast
 
-from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.upload import send_upload
-from rollout_client.call_options import CallLimits, CallOptions, call_options, without_call_options
-from rollout_client.concurrency import async_call_blocking, async_sleep
-from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
-from rollout_client.errors import RequestRejected
-from rollout_client.policy_calls import (
+from rollout_client.calls.async_client.connection import AsyncConnection
+from rollout_client.calls.concurrency import async_call_blocking, async_sleep
+from rollout_client.calls.options import CallLimits, CallOptions, call_options, without_call_options
+from rollout_client.calls.policy import (
     PushCallOptions,
     UpdateOptions,
     checkpoint_call,
@@ -23,11 +20,14 @@ from rollout_client.policy_calls import (
     rollback_call,
     with_logged_warnings,
 )
+from rollout_client.calls.upload import Upload
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
+from rollout_client.errors import RequestRejected
 from rollout_client.retry import has_not_begun
 from rollout_client.version_wait import VersionWait
 from rollout_client.weights.chunks import CHUNK_BYTES
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
-from rollout_client.weights.upload import Upload
 
 
 class AsyncPolicyMethods:

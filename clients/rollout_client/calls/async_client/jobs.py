@@ -4,12 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Unpack
 
-from rollout_client.async_client.connection import AsyncConnection, body_chunks
-from rollout_client.call_options import CallOptions, call_options
-from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
-from rollout_client.errors import RequestRejected, StreamBroken
-from rollout_client.job_calls import (
+from rollout_client.calls.async_client.connection import AsyncConnection, body_chunks
+from rollout_client.calls.jobs import (
     EventReader,
     acknowledge_call,
     cursor_call,
@@ -20,7 +16,11 @@ from rollout_client.job_calls import (
     job_list_call,
     submit_call,
 )
-from rollout_client.rollout_calls import Call, Result, RolloutOptions, Samples
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.rollouts import Call, Result, RolloutOptions, Samples
+from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
+from rollout_client.errors import RequestRejected, StreamBroken
 
 NOT_FOUND = 404
 

@@ -5,8 +5,8 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
+from rollout_client.calls.rollouts import NDJSON, Call, RolloutOptions, Samples, parsed, rollout_body
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
-from rollout_client.rollout_calls import NDJSON, Call, RolloutOptions, Samples, parsed, rollout_body
 
 JOBS = "/jobs"
 

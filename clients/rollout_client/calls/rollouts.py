@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from rollout_client.call_options import CallOptions, without_call_options
+from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.info import ServiceInfo, Vocabulary
 from rollout_client.contract.rollouts import (
     Keep,
