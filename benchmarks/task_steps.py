@@ -22,7 +22,7 @@ from rich.table import Table
 from deployments.environments.math import MathEnvironment
 from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, game_sample
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
-from rollout_env.validation import validated_step
+from rollout_env.steps import validated_step
 
 BATCH = 64
 GAMES = 1024

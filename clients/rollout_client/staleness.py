@@ -8,7 +8,7 @@ from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.policy_names import read_label
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.response import ArrowResponse
+    from rollout_client.arrow.bodies import ArrowResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from rollout_env.environment import LostSession, TaskEnvironment, has_a_start, has_a_step
 from rollout_env.play import prompt_of
 from rollout_env.records import JsonObject
-from rollout_env.validation import problems_of
+from rollout_env.steps import problems_of
 
 JSON_OBJECT = TypeAdapter(JsonObject)
 MANY_SAMPLES = 64

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rollout_env.environment import TaskEnvironment, has_a_start
 from rollout_env.records import ChatMessage, StepOutcome
 from rollout_env.rollout_steps import RolloutSteps
-from rollout_env.validation import problems_of, validated_start
+from rollout_env.steps import problems_of, validated_start
 
 Sample = Mapping[str, Any]
 """A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""
@@ -120,7 +120,7 @@ async def begin(rollout: "ScriptedRollout", environment: TaskEnvironment) -> Ste
 
     Raises:
         ValueError: there is no prompt then.
-        Exception: what `rollout_env.validation.validated_start` raises.
+        Exception: what `rollout_env.steps.validated_start` raises.
     """
     outcome = None
     if has_a_start(type(environment)) and not rollout.was_started:

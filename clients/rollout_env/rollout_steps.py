@@ -7,7 +7,7 @@ from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, has_sessions
 from rollout_env.records import ChatMessage, StepOutcome
 from rollout_env.session import Session
-from rollout_env.validation import (
+from rollout_env.steps import (
     opened_session,
     validated_extra_env_info,
     validated_outcome,

@@ -31,7 +31,7 @@ from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
 from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
 from rollout_env.records import escaped_half_surrogates
 from rollout_env.rollout_steps import RolloutSteps
-from rollout_env.validation import validated_start
+from rollout_env.steps import validated_start
 
 GRACE_S = 3
 """How long steps may go on when the server ends."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment, load_environment_class
-from rollout_env.validation import validated_step
+from rollout_env.steps import validated_step
 
 
 class PartSettings(BaseModel):

@@ -12,7 +12,7 @@ from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
 from rollout_env.calls import call, is_plain
-from rollout_env.validation import opened_session, validated_extra_env_info, validated_outcome
+from rollout_env.steps import opened_session, validated_extra_env_info, validated_outcome
 
 CLOSE_TIMEOUT_S = 30.0
 """A session that is not closed by then no longer counts as one of `max_sessions`."""

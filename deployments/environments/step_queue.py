@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from deployments.rpc.batching import IterationBatcher
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
-from rollout_env.validation import batch_outcomes, validated_extra_env_info, validated_outcome
+from rollout_env.steps import batch_outcomes, validated_extra_env_info, validated_outcome
 
 
 class StepSlots:
@@ -90,7 +90,7 @@ class StepBatches:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
-        """Raises what `rollout_env.validation.validated_step` raises."""
+        """Raises what `rollout_env.steps.validated_step` raises."""
         state = validated_extra_env_info(self._environment, extra_env_info)
         step = BatchedStep(message_log, state, asyncio.get_running_loop().create_future())
         self._ready.add(step)

@@ -25,7 +25,7 @@ from rollout_client.priority_contract import Priority
 from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.response import ArrowResponse
+    from rollout_client.arrow.bodies import ArrowResponse
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -127,8 +127,8 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """
     with needed_for("Arrow", "arrow"):
+        from rollout_client.arrow.bodies import joined_body, read_response
         from rollout_client.arrow.request import arrow_body
-        from rollout_client.arrow.response import joined_body, read_response
         from rollout_client.arrow.schema import ARROW
 
     # Without samples there is nothing to make columns of.

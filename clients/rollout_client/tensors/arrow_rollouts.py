@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rollout_client.arrow.response import ArrowResponse
+from rollout_client.arrow.bodies import ArrowResponse
 from rollout_client.arrow.rows import values_of
 from rollout_client.arrow.schema import ROLLOUTS, SPAN
 from rollout_client.results.final_rewards import FINAL_STATUSES

@@ -17,7 +17,7 @@ from rollout_client.tensors.rollouts import GroupOf, ListedRollouts, Rollouts, i
 from rollout_client.tensors.token_columns import Integers, TokenColumns
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.response import ArrowResponse
+    from rollout_client.arrow.bodies import ArrowResponse
 
 PaddingSide = Literal["right", "left"]
 Value = TypeVar("Value")

@@ -21,7 +21,7 @@ from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult, Sampling
 from rollout_client.results.final_rewards import final_reward, last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
-from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
+from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 from rollout_client.trainers.shared.push_from_trainer import push_from_trainer
 
 FieldsOf = Callable[[Prompt], Mapping[str, Any]]

@@ -23,7 +23,7 @@ from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
 from rollout_client.results.final_rewards import last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
-from rollout_client.trainers.shared.dataset_rows import Prompt, messages_of
+from rollout_client.trainers.dataset_rows import Prompt, messages_of
 from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
 
 NOTHING = TokenRow([], [], [], [], 0)

@@ -24,7 +24,7 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward, last_finish_reason
 from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
-from rollout_client.trainers.shared.dataset_rows import RowReader, messages_of
+from rollout_client.trainers.dataset_rows import RowReader, messages_of
 from rollout_client.trainers.shared.missing_rewards import filled_in
 
 GREEDY: JsonObject = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from rollout_client.contract.policy import PolicyLayout
-from rollout_client.weights.converted_tensors import ConvertedTensor, checkpoint_tensors
 from rollout_client.weights.layout import WRAPPERS, fitted
 from rollout_client.weights.merged_adapters import AdaptedLayers
+from rollout_client.weights.model_tensors import ConvertedTensor, checkpoint_tensors
 from rollout_client.weights.torch_tensor import TorchTensor
 
 

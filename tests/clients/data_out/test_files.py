@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from rollout_client import RolloutResponse, RolloutSummary, read_rollouts
-from rollout_client.arrow.response import ArrowResponse
+from rollout_client.arrow.bodies import ArrowResponse
 from rollout_client.calls.ndjson import BYTE_ORDER_MARK
 from rollout_client.data_out.table import ROWS_OF_A_BATCH
 from tests.clients.client_calls import play_arrow

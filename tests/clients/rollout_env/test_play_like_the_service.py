@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, play
-from rollout_env.validation import validated_step
+from rollout_env.steps import validated_step
 from tests.service.rollouts import playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 

@@ -12,7 +12,7 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from rollout_client import WeightsDoNotFit
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.weights import converted_tensors
+from rollout_client.weights import model_tensors as converted_tensors
 from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.sources import TensorsSource, full_weights
 from rollout_client.weights.torch_tensors import GatheredState

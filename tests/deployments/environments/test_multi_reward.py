@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.environments.multi_reward import MultiRewardEnvironment
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, check, play
 from rollout_env.loading import EnvironmentNotLoadable, load_environment
-from rollout_env.validation import validated_step
+from rollout_env.steps import validated_step
 
 HERE = __name__
 

@@ -6,7 +6,7 @@ from random import Random
 
 import httpx
 
-from rollout_client.arrow.response import read_response
+from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.errors import RolloutError

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout_client.arrow.response import read_response
+from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
 from service.jobs.runner import MOST_GATHERING
 from service.settings import AdmissionBounds, AdmissionSettings

@@ -14,7 +14,7 @@ from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessa
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
-from rollout_client.arrow.response import read_response
+from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample

@@ -22,7 +22,7 @@ from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.task_contract import TaskInfo, TaskSamples
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.response import ArrowResponse
+    from rollout_client.arrow.bodies import ArrowResponse
 
 
 class AsyncRolloutMethods:

@@ -23,7 +23,7 @@ from rollout_client.sync_client.stream import RolloutStream
 from rollout_client.task_contract import TaskInfo, TaskSamples
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.response import ArrowResponse
+    from rollout_client.arrow.bodies import ArrowResponse
 
 
 class RolloutMethods:

@@ -11,8 +11,8 @@ from rollout_client.base_url import DEFAULT_URL
 from rollout_client.cli.errors import FAILED, errors_as_sentences
 from rollout_client.cli.options import ApiKeyFile, Url, async_client_of
 from rollout_client.cli.output import AsJson, out
-from rollout_client.cli.top.look import views
-from rollout_client.cli.top.table import top_tables
+from rollout_client.cli.top.command import top_tables
+from rollout_client.cli.top.readings import views
 from rollout_client.cli.top.view import TopView
 
 DEFAULT_INTERVAL_S = 2.0

@@ -11,7 +11,7 @@ Guarantees:
 from collections import deque
 from typing import NamedTuple
 
-from rollout_client.cli.top.exposition import Series, Values
+from rollout_client.cli.top.metrics import Series, Values
 
 FORGOTTEN_AFTER_S = 600.0
 """A series that was away for so long is of a replica that has ended."""

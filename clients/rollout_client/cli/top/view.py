@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from rollout_client.cli.top.exposition import COUNTERS, Series, Values
+from rollout_client.cli.top.metrics import COUNTERS, Series, Values
 from rollout_client.cli.top.rates import Rates
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.policy import PolicyState

@@ -22,7 +22,7 @@ from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.contract.rollouts import JsonObject, Message
 from rollout_client.contract.sessions import SessionSample
-from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
+from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 
 SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")
 """Of what TRL's worker says about sampling; its other fields are of no effect."""

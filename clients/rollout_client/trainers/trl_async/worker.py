@@ -15,7 +15,7 @@ from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.contract.rollouts import JsonObject, SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
-from rollout_client.trainers.shared.dataset_rows import RowReader, messages_of
+from rollout_client.trainers.dataset_rows import RowReader, messages_of
 from rollout_client.trainers.trl import TrainerOptions, rollout_options
 from rollout_client.trainers.trl_async.group_samples import Metrics, ModelVersions, group_samples
 from rollout_client.trainers.trl_async.weight_transfer import ServiceWeightTransfer

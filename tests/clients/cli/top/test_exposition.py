@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_client.cli.top.exposition import Series, values_of
+from rollout_client.cli.top.metrics import Series, values_of
 from tests.clients.cli.top.recorded import FIRST, GENERATOR
 
 

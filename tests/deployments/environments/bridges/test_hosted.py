@@ -20,7 +20,7 @@ from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentLost, RolloutFailure
 from deployments.protocols.environments import StepRequest
 from rollout_env import OutcomeInvalid, SampleRejected, TemporaryFailure, check, play
-from rollout_env.validation import validated_extra_env_info
+from rollout_env.steps import validated_extra_env_info
 
 MODULE = "tests.deployments.environments.bridges.hosted_environments"
 PROMPT = [{"role": "user", "content": "Q"}]

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.environments.bridges.hosted import HostedEnvironment, HostedEnvironmentError, HostSettings
 from rollout_env import SampleRejected, check, play
-from rollout_env.validation import validated_extra_env_info
+from rollout_env.steps import validated_extra_env_info
 from tests.paths import BRIDGED
 
 TASKSETS = str(BRIDGED / "verifiers_tasksets")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome
 from rollout_env.records import LARGEST_REWARD
-from rollout_env.validation import validated_extra_env_info, validated_outcome, validated_step
+from rollout_env.steps import validated_extra_env_info, validated_outcome, validated_step
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
 
 json_values = st.recursive(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollout_client.trainers.shared.dataset_rows import RowReader, fields_by_prompt
+from rollout_client.trainers.dataset_rows import RowReader, fields_by_prompt
 from tests.clients.trainers.scripted_trainer import PROMPTS
 
 

@@ -13,7 +13,7 @@ from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.policy import policy_call
 from rollout_client.calls.rollouts import Call, info_call
 from rollout_client.cli.status import NOT_SAID, readiness
-from rollout_client.cli.top.exposition import Series, values_of
+from rollout_client.cli.top.metrics import Series, values_of
 from rollout_client.cli.top.view import Reading, Top, TopView
 from rollout_client.errors import (
     ResponseNotUnderstood,
