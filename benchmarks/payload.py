@@ -31,8 +31,8 @@ from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObse
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
+from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import (
-    Message,
     PolicyVersions,
     RequestMetrics,
     RolloutRequest,

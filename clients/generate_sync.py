@@ -18,11 +18,8 @@ from unasync import Rule, unasync_files
 CLIENTS = Path(__file__).resolve().parent
 REPOSITORY = CLIENTS.parent
 PACKAGE = CLIENTS / "rollout_client"
-GENERATED_FROM = {
-    "async_client": "sync_client",
-    "weights/async_pusher.py": "weights/sync_pusher.py",
-}
-"""Folders, with every module in them, and single modules."""
+GENERATED_FROM = {"calls/async_client": "calls/sync_client"}
+"""Folders, with every module in them."""
 NAMES = {
     "aclose": "close",
     "aclosing": "closing",
@@ -30,7 +27,6 @@ NAMES = {
     "async_call_blocking": "call_blocking",
     "async_cancelled": "cancelled",
     "async_client": "sync_client",
-    "async_pusher": "sync_pusher",
     "async_sleep": "sleep",
 }
 """Beside these, each name that begins with `Async` loses that: `AsyncRolloutClient` becomes `RolloutClient`."""
@@ -53,7 +49,7 @@ def main() -> int:
             )
         return 1 if stale or orphans else 0
     for path in stale:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(generated[path])
     for path in orphans:
         path.unlink()
@@ -69,10 +65,9 @@ def generate() -> dict[Path, str]:
     }
 
 
-def modules(place: str) -> list[Path]:
-    """The modules of `place`, a folder or a module, relative to the package."""
-    found = sorted((PACKAGE / place).glob("*.py")) if (PACKAGE / place).is_dir() else [PACKAGE / place]
-    return [path.relative_to(PACKAGE) for path in found if path.exists()]
+def modules(folder: str) -> list[Path]:
+    """The modules in `folder`, relative to the package."""
+    return [path.relative_to(PACKAGE) for path in sorted((PACKAGE / folder).glob("*.py"))]
 
 
 def present_files() -> list[Path]:
@@ -84,7 +79,7 @@ def generated_text(source: Path, origin: str, target: str) -> str:
     names = {**NAMES, **dict(ASYNC_NAME.findall(text))}
     with TemporaryDirectory() as folder:
         copy = Path(folder) / source
-        copy.parent.mkdir()
+        copy.parent.mkdir(parents=True)
         copy.write_text(text)
         unasync_files([str(copy)], [Rule(origin, target, names)])
         text = Path(str(copy).replace(origin, target)).read_text()

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from deployments.environments.math import LARGEST_OPERAND, addition_prompt, addition_sample
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutClient, RolloutResponse, SampleInput, Sampling
-from rollout_client.results.final_rewards import final_reward
+from rollout_client.results import final_reward
 from service.startup.config import read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port

@@ -22,7 +22,7 @@ from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
-from rollout_client import api_key
+from rollout_client.calls import options as api_key
 from rollout_client.cli.run import player
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
@@ -271,7 +271,7 @@ READERS = {
     ),
     "key": Reader(lambda text: keys.KEY.sub("", text), ["rollout-", "rollout", "a"], ("service/access/keys.py::KEY",)),
     "key to send": Reader(
-        api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/api_key.py::CAN_BE_SENT",), after=" "
+        api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
     "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/http/request_ids.py::ALLOWED_ID",)),
     "idempotency key": Reader(

@@ -1,10 +1,11 @@
-"""What a call can raise: one tree under `RolloutError`, named by whose fault it is and what to do about it.
+"""Errors that a call raises: one tree under `RolloutError`, named by whose fault it is and what to do about it.
 
 Each `str()` is a sentence, or a list of what is wrong field by field. A sample that failed raises none of these: it is
-returned as data, with `status: error`.
+returned as data, with `status: error`. `needed_for` tells which extra installs a missing package.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -13,6 +14,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollout_client.contract.problems import FieldProblem, Problem
+
+
+@contextmanager
+def needed_for(what: str, extra: str) -> Iterator[None]:
+    """Around an import. Raises `ModuleNotFoundError` with the extra that installs the missing package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise ModuleNotFoundError(f'{what} needs {package}: pip install "rollout-client[{extra}]"') from error
+
 
 MOST_SHOWN_FIELDS = 10
 LONGEST_SHOWN_TEXT = 300

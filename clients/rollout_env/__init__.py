@@ -2,8 +2,7 @@
 
 from rollout_env.check import CheckFailed, check
 from rollout_env.check_rules import Finding
-from rollout_env.environment import LostSession, TaskEnvironment
-from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
+from rollout_env.environment import LostSession, Session, TaskEnvironment
 from rollout_env.models import (
     ChatModel,
     ModelRefused,
@@ -16,8 +15,17 @@ from rollout_env.models import (
     json_data,
 )
 from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
-from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
-from rollout_env.session import Session
+from rollout_env.records import (
+    ChatMessage,
+    JsonObject,
+    OutcomeInvalid,
+    Role,
+    SampleRejected,
+    StartOutcome,
+    StepOutcome,
+    StopString,
+    TemporaryFailure,
+)
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 
 __all__ = [

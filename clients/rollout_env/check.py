@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from rollout_env.check_rules import Checker, Finding, Limits, Replies
+from rollout_env.check_rules import Checker, Finding, Replies, StepLimits
 from rollout_env.environment import TaskEnvironment
 from rollout_env.play import Sample, run
 
@@ -57,7 +57,7 @@ def check(
         step_timeout_s: how long a step may take, in seconds.
     """
     instances = [environment] if isinstance(environment, TaskEnvironment) else made_twice(environment)
-    checker = Checker(instances, replies, Limits(max_block_s, step_timeout_s))
+    checker = Checker(instances, replies, StepLimits(max_block_s, step_timeout_s))
     if findings := run(checker.findings(samples, seed, repeatable)):
         raise CheckFailed(findings)
 

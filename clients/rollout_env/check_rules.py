@@ -1,5 +1,7 @@
-"""The rules that `check` applies, and what it says of an environment that breaks one."""
+"""The rules that `check` applies while it plays an environment, and what it says of one that breaks a rule."""
 
+import asyncio
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,11 +18,41 @@ from rollout_env.check_static_rules import (
     sample_problems,
 )
 from rollout_env.environment import TaskEnvironment
-from rollout_env.errors import OutcomeInvalid
 from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin
-from rollout_env.records import StepOutcome
-from rollout_env.rollout_steps import RolloutSteps
-from rollout_env.step_watch import StepTooSlow, longest_block
+from rollout_env.records import OutcomeInvalid, StepOutcome
+from rollout_env.steps import RolloutSteps
+
+BEAT_S = 0.02
+Result = TypeVar("Result")
+
+
+class StepTooSlow(Exception):
+    """The step took longer than it may."""
+
+
+async def longest_block(step: Awaitable[Result], timeout_s: float) -> tuple[Result, float]:
+    """Awaits the step and measures the longest time in seconds for which the event loop did not get to run.
+
+    Blocks shorter than `BEAT_S` are not seen, longer ones up to `BEAT_S` too short.
+
+    Raises:
+        StepTooSlow: the step takes longer than `timeout_s`; it is cancelled.
+        Exception: what the step raises.
+    """
+    longest_s = 0.0
+    task = asyncio.ensure_future(step)
+    started = last = time.monotonic()
+    try:
+        while not task.done():
+            if last - started > timeout_s:
+                raise StepTooSlow
+            await asyncio.wait([task], timeout=BEAT_S)
+            now = time.monotonic()
+            longest_s, last = max(longest_s, now - last - BEAT_S), now
+        return task.result(), longest_s
+    finally:
+        task.cancel()
+
 
 Rule = Literal[
     "attributes", "example_samples", "sample", "start", "step", "outcome", "metadata", "blocking", "state", "close"
@@ -34,7 +66,7 @@ LONGEST_QUOTE = 40
 HERE = Path(__file__).parent
 
 
-class Problem(NamedTuple):
+class RuleProblem(NamedTuple):
     rule: Rule
     text: str
     traceback: str = ""
@@ -55,7 +87,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Of one step, in seconds."""
 
     block_s: float
@@ -74,7 +106,7 @@ class Played(NamedTuple):
 class Checker:
     """One check of one environment. A problem is kept once, with the place where it was found first."""
 
-    def __init__(self, instances: Sequence[TaskEnvironment], replies: Replies, limits: Limits) -> None:
+    def __init__(self, instances: Sequence[TaskEnvironment], replies: Replies, limits: StepLimits) -> None:
         self._instances = instances
         self._replies = replies
         self._limits = limits
@@ -90,13 +122,13 @@ class Checker:
         await self._close()
         return list(self._findings.values())
 
-    def _add(self, problem: Problem, place: str = "") -> None:
+    def _add(self, problem: RuleProblem, place: str = "") -> None:
         sentence = f"{place}: {problem.text}." if place else f"{problem.text}."
         self._findings.setdefault((problem.rule, problem.text), Finding(problem.rule, sentence, problem.traceback))
 
     def _add_all(self, rule: Rule, place: str, texts: Iterable[str]) -> bool:
         """Whether there were any."""
-        problems = [Problem(rule, text) for text in texts]
+        problems = [RuleProblem(rule, text) for text in texts]
         for problem in problems:
             self._add(problem, place)
         return bool(problems)
@@ -113,7 +145,9 @@ class Checker:
                 ):
                     self._add_all("example_samples", "", many_examples_problems(environment, seed))
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(Problem("example_samples", f"example_samples raised {described(error)}", traceback_of(error)))
+                self._add(
+                    RuleProblem("example_samples", f"example_samples raised {described(error)}", traceback_of(error))
+                )
                 return []
         named = [(f"Sample {number}", sample) for number, sample in enumerate(samples)]
         return [
@@ -149,7 +183,7 @@ class Checker:
         await self._close_session(steps)
         return rollout.result()
 
-    async def _start_twice(self, sample: Sample) -> Problem | None:
+    async def _start_twice(self, sample: Sample) -> RuleProblem | None:
         """Starts two rollouts of one sample, where possible on two instances, and returns the first problem."""
         rollouts = ScriptedRollout(sample), ScriptedRollout(sample)
         for rollout, environment in zip(rollouts, (self._instances[0], self._instances[-1]), strict=True):
@@ -157,15 +191,15 @@ class Checker:
                 return problem
         if rollouts[0].result() != rollouts[1].result():
             text = "start returned something else the second time: seed what is random by a field of extra_env_info"
-            return Problem("start", text)
+            return RuleProblem("start", text)
         return None
 
-    async def _start(self, rollout: ScriptedRollout, environment: TaskEnvironment) -> Problem | None:
+    async def _start(self, rollout: ScriptedRollout, environment: TaskEnvironment) -> RuleProblem | None:
         """Starts the rollout and returns the first problem with it."""
         outcome, problem = await self._watched("start", "start", begin(rollout, environment))
         return problem or (metadata_problem(environment, outcome) if outcome is not None else None)
 
-    async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: Reply) -> Problem | None:
+    async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: Reply) -> RuleProblem | None:
         """Plays one turn and returns the first problem with it."""
         rollout.add_reply(reply)
         step = steps.step(rollout.messages_so_far(), rollout.extra_env_info)
@@ -177,7 +211,7 @@ class Checker:
 
     async def _watched(
         self, rule: Literal["start", "step"], subject: str, work: Awaitable[Outcome]
-    ) -> tuple[Outcome | None, Problem | None]:
+    ) -> tuple[Outcome | None, RuleProblem | None]:
         """Awaits a call of the environment. Returns what it gave, and the first problem with the call itself.
 
         Args:
@@ -186,13 +220,13 @@ class Checker:
         try:
             outcome, blocked_s = await longest_block(work, self._limits.step_s)
         except StepTooSlow:
-            return None, Problem(rule, f"{subject} took longer than {self._limits.step_s:g} s")
+            return None, RuleProblem(rule, f"{subject} took longer than {self._limits.step_s:g} s")
         except OutcomeInvalid as error:
-            return None, Problem("outcome", str(error).rstrip("."))
+            return None, RuleProblem("outcome", str(error).rstrip("."))
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return None, Problem(rule, f"{rule} raised {described(error)}", traceback_of(error))
+            return None, RuleProblem(rule, f"{rule} raised {described(error)}", traceback_of(error))
         if blocked_s > self._limits.block_s:
-            return outcome, Problem("blocking", blocking_text(subject, self._limits.block_s))
+            return outcome, RuleProblem("blocking", blocking_text(subject, self._limits.block_s))
         return outcome, None
 
     async def _compare(self, first: Played, second: Played) -> None:
@@ -217,29 +251,29 @@ class Checker:
                 problem = await self._turn(rollout, of_rollout, played.replies[turn])
                 difference = problem.text if problem else difference_in(played.result, rollout.result(), turn)
                 if difference:
-                    self._add(Problem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
+                    self._add(RuleProblem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
                     return
 
     async def _close_session(self, steps: RolloutSteps) -> None:
         try:
             await steps.close()
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            self._add(Problem("close", f"close of a session raised {described(error)}", traceback_of(error)))
+            self._add(RuleProblem("close", f"close of a session raised {described(error)}", traceback_of(error)))
 
     async def _close(self) -> None:
         for environment in self._instances:
             try:
                 await call(environment.close)
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(Problem("close", f"close raised {described(error)}", traceback_of(error)))
+                self._add(RuleProblem("close", f"close raised {described(error)}", traceback_of(error)))
 
 
-def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Problem | None:
+def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> RuleProblem | None:
     """What is wrong with metadata that the outcome's own validation lets through."""
     if outcome.metadata is None:
         return None
     if not outcome.terminated and (problem := extra_env_info_problem(environment, outcome.metadata)):
-        return Problem("metadata", f"the next step would not accept it as extra_env_info: {problem}")
+        return RuleProblem("metadata", f"the next step would not accept it as extra_env_info: {problem}")
     return None
 
 

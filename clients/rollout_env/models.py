@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rollout_env.errors import TemporaryFailure
-from rollout_env.records import ChatMessage, JsonObject
+from rollout_env.records import ChatMessage, JsonObject, TemporaryFailure
 
 MARKER_CHARACTERS = re.compile("[<~\u25c1]|\\[(?=[/|]|[a-z]?[A-Z])")
 """One of them is in each control token of the common families of models: `<|im_end|>`, `</s>`, `[INST]`, `]~b]`."""

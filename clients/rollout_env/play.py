@@ -11,8 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollout_env.environment import TaskEnvironment, has_a_start
 from rollout_env.records import ChatMessage, StepOutcome
-from rollout_env.rollout_steps import RolloutSteps
-from rollout_env.steps import problems_of, validated_start
+from rollout_env.steps import RolloutSteps, problems_of, validated_start
 
 Sample = Mapping[str, Any]
 """A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""

@@ -1,4 +1,4 @@
-"""The records that an environment and the service exchange."""
+"""The records that an environment and the service exchange, and what an environment raises."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,27 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Discriminator, Field, FiniteFloat, GetPydanticSchema, JsonValue, Tag
 from typing_extensions import TypedDict
+
+
+class SampleRejected(Exception):
+    """The sample's `extra_env_info` is no state of this task.
+
+    An environment raises it when `extra_env_info` has the right fields but cannot be played, such as a game that is
+    over. The service reports the sample as failed, with this message, and does not try it again.
+    """
+
+
+class TemporaryFailure(Exception):
+    """Nothing is wrong with the sample: something that the step needs cannot be had just now.
+
+    An environment raises it for a server that does not answer or a connection that broke. The service makes the step
+    again, as often as the request's `retries` allow, and reports the sample as failed, but retryable, after that.
+    """
+
+
+class OutcomeInvalid(Exception):
+    """A step returned something that is no valid `StepOutcome`. The message names the field and the problem."""
+
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 """Of a message. A model's chat template may know only some of them; `user` is known to all."""

@@ -90,7 +90,7 @@ It has one replica; an entry under `deployments` gives it more, and cores.
 """
 
 
-class Written(NamedTuple):
+class WrittenEnvironment(NamedTuple):
     """A new environment."""
 
     import_path: str
@@ -103,7 +103,7 @@ class NotWritten(Exception):
     """The new environment cannot be written. The message says why."""
 
 
-def write_environment(name: str, folder: Path) -> Written:
+def write_environment(name: str, folder: Path) -> WrittenEnvironment:
     """Writes `NAME.py` and `test_NAME.py` into the folder, which is made if it is missing.
 
     Raises:
@@ -120,4 +120,4 @@ def write_environment(name: str, folder: Path) -> Written:
     for path, text in files.items():
         path.write_text(text.replace("TASK", task).replace("MODULE", module))
     next_steps = NEXT_STEPS.format(files=" and ".join(map(str, files)), folder=folder, module=module, task=task)
-    return Written(f"{module}:{task}Environment", list(files), next_steps)
+    return WrittenEnvironment(f"{module}:{task}Environment", list(files), next_steps)

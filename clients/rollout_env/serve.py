@@ -28,17 +28,15 @@ from starlette.routing import Route
 
 from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
-from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
-from rollout_env.records import escaped_half_surrogates
-from rollout_env.rollout_steps import RolloutSteps
-from rollout_env.steps import validated_start
+from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure, escaped_half_surrogates
+from rollout_env.steps import RolloutSteps, validated_start
 
 GRACE_S = 3
 """How long steps may go on when the server ends."""
 Handler = Callable[[Any], Awaitable[Any]]
 
 
-class SessionUnknown(Exception):
+class UnknownSession(Exception):
     """There is no session of this id: it was closed, or was another process's."""
 
 
@@ -106,7 +104,7 @@ class EnvironmentServer:
     async def _step(self, asked: Any) -> Any:
         steps = self._sessions.get(asked["session_id"])
         if steps is None:
-            raise SessionUnknown
+            raise UnknownSession
         return asdict(await steps.step(asked["message_log"], asked["extra_env_info"]))
 
     async def _close(self, request: Request) -> Response:
@@ -131,7 +129,7 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             problem = {"kind": "temporary", "message": str(error)}
         except OutcomeInvalid as error:
             problem = {"kind": "invalid", "message": str(error)}
-        except SessionUnknown:
+        except UnknownSession:
             problem = {"kind": "lost", "message": "The session is not known any more."}
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is an answer
             message = f"{type(error).__name__}: {error}"

@@ -1,28 +1,77 @@
-"""Connects the load test with locust's events.
+"""Connects the load test with locust: its events, its shapes, and the tab "Rollouts" of its web interface.
 
 One process of its own, or a master and its workers: each process that has users counts what they do; a worker sends
 what it has counted with its reports, the master sums it up. Exit code and summary are those of the process that has
 all of it.
 """
 
+import json
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
-from locust import events
+from flask import Response, jsonify, request
+from locust import LoadTestShape, events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from rollout_load.option_shape import OptionShape
-from rollout_load.options import DEFAULT_HOST, LoadOptions, add_arguments, load_options
-from rollout_load.report import add_to_html, line_of, text_of
+from rollout_load.options import DEFAULT_HOST, LoadOptions, add_arguments, load_options, users_at
+from rollout_load.outcomes import LoadTotals
 from rollout_load.samples import NoSamples
-from rollout_load.summary import Summary, summary_of
-from rollout_load.thresholds import broken_limits
-from rollout_load.totals import LoadTotals
-from rollout_load.users.base import POOL, TOTALS, LoadUser
-from rollout_load.web_tab import add_tab
+from rollout_load.summary import Summary, add_to_html, broken_limits, line_of, rows_of, summary_of, text_of
+from rollout_load.users import POOL, TOTALS, LoadUser
+
+KEY = "rollouts"
+
+
+def add_tab(environment: Environment, totals: LoadTotals) -> None:
+    """Adds both to the web interface of `environment`, which has one."""
+    web_ui = environment.web_ui
+    assert web_ui is not None
+    app = web_ui.app
+    assert app is not None
+    columns = [{"key": "name", "title": "Name"}, {"key": "value", "title": "Value"}]
+    web_ui.template_args |= {
+        "extended_tabs": [{"title": "Rollouts", "key": KEY}],
+        "extended_tables": [{"key": KEY, "structure": columns}],
+    }
+
+    def rows() -> list[dict[str, str]]:
+        return [{"name": name, "value": value} for name, value in rows_of(summary_of(environment.stats, totals))]
+
+    @app.after_request
+    def with_rows(response: Response) -> Response:
+        if request.path == "/stats/requests" and response.is_json:
+            known: dict[str, Any] = response.get_json()
+            response.set_data(json.dumps(known | {"extended_stats": [{"key": KEY, "data": rows()}]}))
+        return response
+
+    @app.route("/rollouts")
+    def rollouts() -> Response:
+        return jsonify(summary_of(environment.stats, totals).document())
+
+
+DEFAULT_LENGTH_S = 60.0
+
+
+class OptionShape(LoadTestShape):
+    """Ends the run with `--run-time`."""
+
+    use_common_options = True
+
+    def __init__(self, shape: str, peak: int | None, length_s: float | None) -> None:
+        super().__init__()
+        self._shape = shape
+        self._peak = peak or 1
+        self._length_s = length_s or DEFAULT_LENGTH_S
+
+    def tick(self) -> tuple[int, float] | None:
+        elapsed = self.get_run_time() / self._length_s
+        if elapsed >= 1:
+            return None
+        return users_at(self._shape, elapsed, self._peak), float(self._peak)
+
 
 logger = logging.getLogger(__name__)
 REPORT_KEY = "rollouts"

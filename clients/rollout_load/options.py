@@ -1,15 +1,40 @@
-"""What a run is asked to do: options of locust's command line, each of which an environment variable can give too.
+"""Options of a run: those of locust's command line, each of which an environment variable can give too, and shapes.
 
 Values stay text in locust's own namespace, which the master sends to its workers and the web interface shows;
 `load_options` reads them.
+
+A shape says how many users there are at a time, of `--users` and within `--run-time`; `constant` is locust's own:
+
+ramp    one more after the other until 80% of the time is over: at how many does latency turn?
+spike   a fifth of the users, all of them for the fifth of the time in the middle: does it come back?
+soak    all of them after 5% of the time, until the end: does throughput hold? The summary compares its quarters
 """
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
-from rollout_load.shapes import SHAPES
+SHAPES = ("constant", "ramp", "spike", "soak")
+RAMP_PART = 0.8
+SPIKE_BASE = 0.2
+SPIKE_BEGINS, SPIKE_ENDS = 0.4, 0.6
+SOAK_CLIMB = 0.05
+
+
+def users_at(shape: str, elapsed: float, peak: int) -> int:
+    """The users of `shape` when this part of the time is over; at least one, at most `peak`."""
+    if shape == "ramp":
+        wanted = ceil(peak * elapsed / RAMP_PART)
+    elif shape == "spike":
+        wanted = peak if SPIKE_BEGINS <= elapsed < SPIKE_ENDS else ceil(peak * SPIKE_BASE)
+    elif shape == "soak":
+        wanted = ceil(peak * elapsed / SOAK_CLIMB)
+    else:
+        wanted = peak
+    return min(max(wanted, 1), peak)
+
 
 DEFAULT_HOST = "http://127.0.0.1:8000"
 CLASSES = ("interactive", "groups", "multi-turn", "streaming", "agent", "pusher")
@@ -20,7 +45,7 @@ FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LoadLimits:
     """What a run may be at worst; `None` and missing keys bound nothing."""
 
     max_error_rate: float = 0.01
@@ -49,7 +74,7 @@ class LoadOptions:
     agent_calls: int
     push_weights: str
     push_every_s: float
-    limits: Limits
+    limits: LoadLimits
 
 
 def shares(text: str) -> dict[str, int]:
@@ -135,5 +160,7 @@ def load_options(given: Namespace) -> LoadOptions:
         agent_calls=given.agent_calls,
         push_weights=given.push_weights,
         push_every_s=given.push_every_s,
-        limits=Limits(given.max_error_rate, p95_limits(given.max_p95_s), given.min_tokens_per_s, given.min_turns_per_s),
+        limits=LoadLimits(
+            given.max_error_rate, p95_limits(given.max_p95_s), given.min_tokens_per_s, given.min_turns_per_s
+        ),
     )

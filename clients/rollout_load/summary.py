@@ -1,12 +1,20 @@
-"""A run in numbers: what locust measured of requests, and what came of the rollouts."""
+"""The summary of a run: locust's figures of requests, what came of the rollouts, and which bounds were not kept.
 
+It is shown as text, as a table in locust's HTML report, and as a line of JSON for programs. Importing it does not
+import locust.
+"""
+
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_load.totals import LoadTotals
+from rollout_load.options import FIRST, LoadLimits
+from rollout_load.outcomes import LoadTotals
 
 if TYPE_CHECKING:
-    # Whoever imports locust has their sockets and threads changed to gevent's.
     from locust.stats import RequestStats, StatsEntry
 
 FIRST_METHOD = "FIRST"
@@ -112,3 +120,79 @@ def summary_of(stats: "RequestStats", totals: LoadTotals) -> Summary:
 def latency_of(entry: "StatsEntry") -> Latency:
     p50, p95 = (entry.get_response_time_percentile(share) / 1000 for share in (0.5, 0.95))
     return Latency(entry.num_requests, entry.num_failures, p50, p95)
+
+
+WIDTH = 18
+
+
+def rows_of(summary: Summary) -> list[tuple[str, str]]:
+    """What locust's own tables do not show: name and value."""
+    totals = summary.totals
+    rows = [
+        ("Rollouts", f"{totals.rollouts}, {summary.rate(totals.rollouts):.1f} a second"),
+        ("Statuses", counts(totals.statuses)),
+        ("Turns a second", f"{summary.turns_per_s:.1f}"),
+        ("Tokens a second", f"{summary.tokens_per_s:.1f}"),
+        ("Errors by kind", counts(totals.errors)),
+    ]
+    if summary.first is not None:
+        rows.append(("First rollout", f"p50 {summary.first.p50_s:.2f} s, p95 {summary.first.p95_s:.2f} s"))
+    if totals.pushes:
+        rows.append(("Pushes", str(totals.pushes)))
+    if (held := totals.last_quarter_over_first()) is not None:
+        rows.append(("Held", f"the last quarter had {held:.2f} of the tokens of the first"))
+    return rows
+
+
+def counts(by_name: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(by_name.items())) or "none"
+
+
+def text_of(summary: Summary, broken: list[str]) -> str:
+    rows = rows_of(summary) + [("Not kept", sentence) for sentence in broken]
+    return "".join(f"{name:<{WIDTH}}{value}\n" for name, value in rows)
+
+
+def line_of(summary: Summary, broken: list[str], exit_code: int) -> str:
+    return json.dumps(summary.document() | {"broken": broken, "exit_code": exit_code})
+
+
+def add_to_html(path: Path, summary: Summary, broken: list[str]) -> None:
+    """Adds the rows to the report that locust has written."""
+    rows = rows_of(summary) + [("Not kept", sentence) for sentence in broken]
+    cells = "".join(f"<tr><th align='left'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    table = f"<section style='padding: 2em; font-family: sans-serif'><h2>Rollouts</h2><table>{cells}</table></section>"
+    html = path.read_text(encoding="utf-8")
+    head, body, tail = html.rpartition("</body>")
+    path.write_text(f"{head}{table}{body}{tail}" if body else f"{html}{table}", encoding="utf-8")
+
+
+def broken_limits(summary: Summary, limits: LoadLimits) -> list[str]:
+    """A run without requests breaks the first bound, whatever the bounds are."""
+    if not summary.requests:
+        return ["No request was answered."]
+    return [*broken_rates(summary, limits), *broken_latencies(summary, limits)]
+
+
+def broken_rates(summary: Summary, limits: LoadLimits) -> Iterator[str]:
+    if summary.error_rate > limits.max_error_rate:
+        yield f"{summary.error_rate:.2%} of the requests failed; {limits.max_error_rate:.2%} may."
+    least = {
+        "tokens": (summary.tokens_per_s, limits.min_tokens_per_s),
+        "turns": (summary.turns_per_s, limits.min_turns_per_s),
+    }
+    for what, (rate, bound) in least.items():
+        if bound is not None and rate < bound:
+            yield f"There were {rate:.1f} {what} a second; {bound:g} are wanted."
+
+
+def broken_latencies(summary: Summary, limits: LoadLimits) -> Iterator[str]:
+    bounds = limits.max_p95_s or {}
+    measured = {name: (kind_of_entry(name), entry.p95_s) for name, entry in summary.entries.items()}
+    if summary.first is not None:
+        measured["The first finished rollout of a stream"] = (FIRST, summary.first.p95_s)
+    for name, (kind, p95_s) in measured.items():
+        # The bound of all classes is one of whole requests.
+        bound = bounds.get(kind, None if kind == FIRST else bounds.get(""))
+        if bound is not None and p95_s > bound:
+            yield f"{name}: the p95 is {p95_s:.3f} s; {bound:g} s are allowed."

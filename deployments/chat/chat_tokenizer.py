@@ -39,7 +39,7 @@ from deployments.protocols.chat import (
     prompt_message,
 )
 from rollout_client.contract.info import TokenizerInfo
-from rollout_client.contract.rollouts import Message, PromptMessage
+from rollout_client.contract.messages import Message, PromptMessage
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
 

@@ -46,7 +46,7 @@ from deployments.policy.replicas.commands import (
     VersionPayload,
 )
 from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
-from rollout_client.policy_names import label_of
+from rollout_client.contract.base import label_of
 
 if TYPE_CHECKING:
     from deployments.generation.weight_updater import WeightUpdater

@@ -62,7 +62,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.logprob_texts import make_no_unseen_texts
-from rollout_client.policy_names import label_of
+from rollout_client.contract.base import label_of
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 WATCH_EVERY_S = 1.0

@@ -28,8 +28,8 @@ from typing import Any, Self, TypeVar
 import torch
 
 from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.model_tensors import DTYPES, data_of
 from rollout_client.weights.safetensors_file import Data, TensorEntry, header_bytes, header_of
-from rollout_client.weights.torch_tensor import DTYPES, data_of
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.1

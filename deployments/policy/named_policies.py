@@ -28,9 +28,9 @@ from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import VersionStore
 from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.policy_names import label_of
 
 
 class NamedPolicyRegistry(ExpiringFiles):

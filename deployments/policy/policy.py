@@ -30,9 +30,9 @@ from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.payloads import stored_file
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate, PushOptions, ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.policy_names import label_of
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.contract.rollouts import Message, ObservationFormat, PromptMessage, TextPart
+from rollout_client.contract.messages import Message, PromptMessage, TextPart
+from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage
 
 

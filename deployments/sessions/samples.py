@@ -7,16 +7,10 @@ from deployments.protocols.generation import packed_ids
 from deployments.sessions.message_comparison import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
 from deployments.sessions.session_record import Node, SessionRecord
-from rollout_client.contract.rollouts import (
-    Message,
-    PolicyVersions,
-    SampleInput,
-    SampleMetrics,
-    SampleStatus,
-    WeightVersionSpan,
-)
+from rollout_client.contract.base import read_label
+from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.rollouts import PolicyVersions, SampleInput, SampleMetrics, SampleStatus
 from rollout_client.contract.sessions import SessionSample
-from rollout_client.policy_names import read_label
 
 NO_TASK = ""
 """The `task_name` of a session without a task."""

@@ -31,8 +31,8 @@ from deployments.sessions.message_comparison import (
     shown_text,
 )
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from rollout_client.contract.base import read_label
 from rollout_client.contract.sessions import CallDrift
-from rollout_client.policy_names import read_label
 
 BEGINS_RESPONSE = b"generation prompt"
 """The key of the ids between a prompt's last message and a response. No digest has this length."""

@@ -24,8 +24,8 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.simulation.timing import TimedGenerations, Timing
+from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import PauseMode
-from rollout_client.policy_names import label_of
 
 INITIAL_VERSION = 0
 

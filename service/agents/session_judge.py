@@ -10,8 +10,8 @@ from deployments.protocols.chat import chat_message
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
+from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import Message
 from rollout_client.contract.sessions import SessionSample
 from rollout_env import StepOutcome
 from service.rollouts.metrics import UNNAMED_REWARD

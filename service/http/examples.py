@@ -5,14 +5,20 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, JsonValue
 
 from rollout_client.contract.info import (
+    DegradedPart,
     EncodedText,
     ModelInfo,
+    Ready,
     ServiceInfo,
     ServiceVersions,
+    TaskInfo,
+    TaskList,
+    TaskSamples,
     TokenizerInfo,
     Vocabulary,
 )
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobList, JobStatus
+from rollout_client.contract.messages import Message, PromptMessage, WeightVersionSpan
 from rollout_client.contract.policy import (
     CheckpointSource,
     PolicyLayout,
@@ -30,22 +36,17 @@ from rollout_client.contract.policy import (
 )
 from rollout_client.contract.problems import FieldProblem, Problem
 from rollout_client.contract.rollouts import (
-    Message,
     PolicyVersions,
-    PromptMessage,
     RolloutRequest,
     RolloutResponse,
     SampleInput,
     SampleMetrics,
     SampleResult,
     Sampling,
-    WeightVersionSpan,
 )
 from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.contract.sessions import SessionInfo
-from rollout_client.health_contract import DegradedPart, Ready
-from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 from rollout_client.version import CONTRACT_VERSION
 
 CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"

@@ -18,8 +18,7 @@ from rollout_client.contract.policy import CheckpointSource, RollbackTarget, Tra
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from rollout_client.contract.scores import ScoreRequest
-from rollout_client.contract.sessions import SessionRequest, SessionReward
-from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
+from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall, SessionRequest, SessionReward
 from service.http.authorization import SESSION_KEY
 from service.http.examples import PROBLEM, REQUEST_ID
 from service.http.request_body import JSON

@@ -19,9 +19,10 @@ from pydantic_core import from_json
 from deployments.jobs.records import Claim
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.storage.storage import EntryName
-from rollout_client.contract.rollouts import Message, SampleError, SampleInput, WeightVersionSpan
+from rollout_client.contract.base import set_fields
+from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.rollouts import SampleError, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.set_fields import set_fields
 from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
 from service.jobs.writer import JobWriter
 from service.rollout_requests.json_encoder import json_of

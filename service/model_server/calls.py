@@ -20,7 +20,7 @@ from deployments.protocols.model_server import (
 )
 from deployments.seeds import derived_seed
 from deployments.sessions.records import OpenSession
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.key_usage import KeyUsage

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from deployments.failures import PolicyStoreLost
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.versions.current_version import NamedVersions
-from rollout_client.contract.rollouts import PolicyDemand
+from rollout_client.contract.base import PolicyDemand
 from service.rollouts.staleness import OnVersion, VersionFeed
 
 logger = logging.getLogger("rollout_service.remote")

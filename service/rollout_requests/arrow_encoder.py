@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKEN_IDS, TOKENS
-from rollout_client.contract.rollouts import Message, RolloutSummary, SampleResult
-from rollout_client.set_fields import set_fields
+from rollout_client.contract.base import set_fields
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.json_encoder import ResponseEncoder
 from service.rollouts.episode_records import Echo
 

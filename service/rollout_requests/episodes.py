@@ -14,7 +14,8 @@ from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import GeneratorDescription, RequestShare, SamplingOptions
 from deployments.seeds import derived_seed
-from rollout_client.contract.rollouts import Message, RolloutRequest, SampleInput, Sampling
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, invalid_request

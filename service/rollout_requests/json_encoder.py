@@ -12,8 +12,8 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from rollout_client.set_fields import set_fields
 from service.rollouts.episode_records import Echo
 
 

@@ -13,10 +13,9 @@ from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ResponseParser
 from deployments.protocols.generation import Environment, Generator
-from rollout_client.contract.info import ServiceInfo
+from rollout_client.contract.info import ServiceInfo, TaskInfo
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
 from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange
-from rollout_client.task_contract import TaskInfo
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns

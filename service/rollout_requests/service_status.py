@@ -15,8 +15,7 @@ from deployments.agents.settings import agent_deployment
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator, GeneratorDescription
 from deployments.protocols.model_server import public_model_name
-from rollout_client.contract.info import ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
-from rollout_client.health_contract import DegradedPart
+from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
 from service.settings import AdmissionSettings, Limits

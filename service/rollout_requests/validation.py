@@ -12,8 +12,9 @@ from pydantic import JsonValue
 
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
 from deployments.protocols.generation import GeneratorDescription
+from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import Message, RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from service.problems import NON_FINITE, invalid_request, unknown_task
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import Limits

@@ -17,9 +17,10 @@ from typing import Any, Literal, Protocol
 from deployments.failures import AgentFailed, RolloutFailure
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import WeightSpan, packed_ids
-from rollout_client.contract.rollouts import Message, SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.base import set_fields
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionRequest, SessionSample
-from rollout_client.set_fields import set_fields
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart

@@ -25,7 +25,8 @@ from deployments.protocols.chat import (
 )
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, packed_ids
-from rollout_client.contract.rollouts import Message, SampleError, SampleResult, SampleStatus
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, sampling_of_turn
 from service.rollouts.messages import (

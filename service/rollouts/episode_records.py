@@ -12,7 +12,7 @@ from typing import Any, Self
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from deployments.seeds import derived_seed
-from rollout_client.contract.rollouts import Message
+from rollout_client.contract.messages import Message
 from service.rollouts.staleness import VersionBounds, oldest_version
 
 

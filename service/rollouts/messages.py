@@ -20,7 +20,7 @@ from typing import Any
 from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, TokenizedObservation
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
 from deployments.protocols.weight_versions import joined_spans
-from rollout_client.contract.rollouts import Message, WeightVersionSpan
+from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_env import ChatMessage
 
 FIRST_WINDOW = 16

@@ -9,15 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from rollout_client.contract.rollouts import (
-    FinishReason,
-    PolicyVersions,
-    RequestMetrics,
-    SampleMetrics,
-    SampleResult,
-    SampleStatus,
-)
-from rollout_client.policy_names import label_of, read_label
+from rollout_client.contract.base import label_of, read_label
+from rollout_client.contract.messages import FinishReason
+from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult, SampleStatus
 from service.rollouts.progress import MetricCounts
 
 UNNAMED_REWARD = "reward"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue
 
-from rollout_client.contract.rollouts import Message, SampleError, SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import SampleError, SampleInput, SampleResult, SampleStatus
 
 if TYPE_CHECKING:
     from service.rollouts.episode import Episode

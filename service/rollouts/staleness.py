@@ -15,8 +15,8 @@ from typing import Protocol
 
 from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols.generation import Generation, WeightSpan
-from rollout_client.contract.rollouts import Message, WeightVersionSpan
-from rollout_client.policy_names import label_of, read_label
+from rollout_client.contract.base import label_of, read_label
+from rollout_client.contract.messages import Message, WeightVersionSpan
 from service.rollouts.messages import first_tokens
 
 OnVersion = Callable[[int | None], None]

@@ -41,7 +41,8 @@ from deployments.sessions.failures import (
 )
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.info import ServiceInfo, Vocabulary
+from rollout_client.contract import policy as policy_contract
+from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.policy import (
     SAFETENSORS,
@@ -56,19 +57,17 @@ from rollout_client.contract.policy import (
     UploadState,
 )
 from rollout_client.contract.rollouts import RolloutRequest, RolloutResponse
-from rollout_client.contract.rollouts import policy as policy_contract
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse
 from rollout_client.contract.sessions import (
     DriftReport,
+    ModelServerAnswer,
+    ModelServerCall,
     SessionInfo,
     SessionList,
     SessionRequest,
     SessionReward,
     SessionSamples,
 )
-from rollout_client.health_contract import Ready
-from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
-from rollout_client.task_contract import TaskList, TaskSamples
 from service.http import examples
 from service.http.openapi import (
     BINARY,

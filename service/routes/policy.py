@@ -6,6 +6,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from rollout_client.contract.base import PolicyName
 from rollout_client.contract.policy import (
     CheckpointSource,
     PolicyLayout,
@@ -19,7 +20,6 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
 )
-from rollout_client.policy_names import PolicyName
 from service.http.authorization import needs
 from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of

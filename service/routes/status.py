@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
-from rollout_client.contract.info import ServiceInfo, Vocabulary
-from rollout_client.health_contract import Ready
+from rollout_client.contract.info import Ready, ServiceInfo, Vocabulary
 from service.http.authorization import OPEN, needs
 from service.http.request_body import JSON
 from service.metrics.exposition import ExportersLost, all_metrics

@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
+from rollout_client.contract.info import TaskList, TaskSamples
 from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.task_contract import TaskList, TaskSamples
 from service.http.authorization import needs
 from service.http.streaming import response_in_parts
 from service.problems import task_not_found

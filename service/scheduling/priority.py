@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from deployments.protocols.generation import RequestShare
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 
 WEIGHTS = {"interactive": 16.0, "train": 1.0, "batch": 1 / 16}

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from deployments.protocols.generation import packed_ids
+from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import PolicyDemand
 from rollout_client.contract.scores import ScoreRequest
-from rollout_client.priority_contract import Priority
 from service.problems import invalid_request, validation_problem
 
 MOST_NUMBERS = 2**26

@@ -21,9 +21,9 @@ from deployments.protocols.generation import (
     ScoredPrompt,
     ScoringRequest,
 )
+from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
-from rollout_client.policy_names import label_of, read_label
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy
 from service.rollouts.metrics import policy_versions

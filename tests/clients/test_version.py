@@ -7,8 +7,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from rollout_client import ContractDiffers, RolloutError
-from rollout_client.contract_check import check_contract, warn_of
-from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
+from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION, check_contract, warn_of
 from tests.clients.client_calls import play
 from tests.clients.scripted_service import SUMMARY, ScriptedService, results_of, sample
 

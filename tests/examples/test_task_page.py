@@ -7,8 +7,8 @@ import pytest
 
 from examples.task_configs import config_for, known_tasks, missing_package
 from examples.task_page import LONGEST_TEXT, fields_table, task_section, transcript
+from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import SampleInput, SampleResult
-from rollout_client.task_contract import TaskInfo
 from rollout_env.loading import checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.commands import ServiceNotStarted

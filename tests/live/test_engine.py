@@ -34,7 +34,8 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     SamplingOptions,
 )
-from rollout_client.contract.rollouts import PromptMessage, SampleResult
+from rollout_client.contract.messages import PromptMessage
+from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.loop import play_sample
 from tests.paths import REPOSITORY, TINY_MODEL
 from tests.service.rollouts.playing import async_context

@@ -10,7 +10,7 @@ import pytest
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.weights.peft_adapter import RankTooHigh
+from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.forward_pass import (
     State,
     logprob_differences,

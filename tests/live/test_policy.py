@@ -17,7 +17,7 @@ from rollout_client.contract.policy import PolicyState
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.weights.checksum import Checksum
-from rollout_client.weights.peft_adapter import RankTooHigh
+from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
     State,

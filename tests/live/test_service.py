@@ -10,8 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_client import RequestRejected, RolloutClient
-from rollout_client.contract.rollouts import Message, RolloutResponse, SampleInput, SampleResult, Sampling
-from rollout_client.resume import resumed
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, Sampling
+from rollout_client.results import resumed
 from tests.growing_limits import in_the_middle
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE

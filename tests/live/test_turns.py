@@ -7,8 +7,9 @@ import torch
 from transformers import AutoTokenizer
 
 from rollout_client import RolloutClient
-from rollout_client.contract.rollouts import Keep, Message, SampleInput, SampleResult, Sampling
-from rollout_client.resume import resumed
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import Keep, SampleInput, SampleResult, Sampling
+from rollout_client.results import resumed
 from rollout_client.trainers.nemo_rl import ServiceOptions, run_async_multi_turn_rollout
 from tests.growing_limits import in_the_middle
 from tests.live.following_environment import QUESTION, following

@@ -19,7 +19,7 @@ from models.small.recipe.chat_format import (
     make_tokenizer,
     rendered_ids,
 )
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from rollout_env import ChatMessage
 from tests.paths import SMALL_MODEL
 

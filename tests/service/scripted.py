@@ -17,7 +17,8 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     SamplingOptions,
 )
-from rollout_client.contract.rollouts import Message, ObservationFormat
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt

@@ -1,22 +1,37 @@
-"""Reads the Arrow answer of `POST /rollout`, which `service/rollout_requests/arrow_encoder.py` writes.
+"""The Arrow bodies of `POST /rollout`: writes the request and reads the answer.
 
-Token ids and log-probabilities are not copied out of the body; Python objects are made when `samples` is first read.
+The samples of a request are columns; its other fields are JSON in the schema's metadata. Token ids and
+log-probabilities of an answer are not copied out of the body; Python objects are made when `samples` is first read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-from pydantic import PrivateAttr, ValidationError, computed_field
+from pydantic import BaseModel, PrivateAttr, ValidationError, computed_field
+from pydantic_core import to_json
 
-from rollout_client.arrow.rows import rows_of
-from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS
+from rollout_client.arrow.rows import record_batch, rows_of
+from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPLES, SUMMARY, TOKENS
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
-from rollout_client.set_fields import set_fields
+
+
+def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
+    """Raises `ValueError` if a value does not fit its column, or is not JSON."""
+    rows = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
+    names = {FURTHER_FIELDS.name}.union(*rows)
+    schema = pa.schema([field for field in SAMPLES if field.name in names], {REQUEST: to_json(options)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(record_batch(rows, schema))
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
 
 WHAT = "The Arrow answer of POST /rollout"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from rollout_client.arrow.schema import FURTHER_FIELDS, JSON_METADATA
-from rollout_client.set_fields import set_fields
+from rollout_client.contract.base import set_fields
 
 Row = Mapping[str, Any]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem, not_understood
-from rollout_client.set_fields import set_fields
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -1,15 +1,161 @@
-"""The options of a client and of each of its calls, and what follows from both for one call. No I/O."""
+"""Options of a client and of each of its calls: address, API key, deadline, retries and headers. No I/O.
 
-from collections.abc import Mapping
+The API key is sent in the header `Authorization` of requests to the service, and never appears in a message, a log line
+or a `repr`. httpx drops the header where a redirect leads to another host.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypedDict, cast
 from uuid import uuid4
 
 import httpx
 
-from rollout_client.deadline import ROLLOUT_ADVICE, Deadline
+from rollout_client.errors import RolloutTimeout, ServiceUnreachable, StreamBroken
 from rollout_client.retry import DEFAULT_RETRIES
 from rollout_client.version import USER_AGENT
+
+CONNECT_TIMEOUT_S = 5.0
+"""Reaching a host takes milliseconds; only the rollout itself is long."""
+
+SHORT_CALL_TIMEOUT_S = 60.0
+"""For calls that play no rollouts and change no weights: longer than a proxy takes to come back."""
+
+SHORT_CALL_ADVICE = "allow more with timeout_s."
+ROLLOUT_ADVICE = "what was still running is cancelled. Allow more with timeout_s, or ask for fewer or shorter rollouts."
+UPDATE_ADVICE = "the update may still go on: ask client.policy(). Allow more with timeout_s."
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Lies `timeout_s` seconds after it was made; `None` sets no limit."""
+
+    timeout_s: float | None
+    started_at: float = field(default_factory=time.monotonic)
+    advice: str = ROLLOUT_ADVICE
+    """The end of the sentence of `error`."""
+
+    def left_s(self) -> float | None:
+        """Seconds until the deadline. Raises `RolloutTimeout` after it."""
+        if self.timeout_s is None:
+            return None
+        left_s = self.started_at + self.timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise self.error()
+        return left_s
+
+    def http_timeout(self) -> httpx.Timeout:
+        """For one attempt. Raises `RolloutTimeout` after the deadline."""
+        left_s = self.left_s()
+        return httpx.Timeout(left_s, connect=min(CONNECT_TIMEOUT_S, left_s or CONNECT_TIMEOUT_S), pool=None)
+
+    def error(self) -> RolloutTimeout:
+        return RolloutTimeout(
+            f"The response was not complete after {time.monotonic() - self.started_at:.3g} s; {self.advice}"
+        )
+
+
+@contextmanager
+def before_the_response(url: str, deadline: Deadline) -> Iterator[None]:
+    """Around sending a request, until the headers of its response have arrived."""
+    try:
+        yield
+    except httpx.ConnectTimeout as error:
+        raise ServiceUnreachable(f"{url} does not answer: connecting timed out.", may_have_arrived=False) from error
+    except httpx.TimeoutException as error:
+        raise deadline.error() from error
+    except httpx.RequestError as error:
+        may_have_arrived = not isinstance(error, httpx.ConnectError)
+        raise ServiceUnreachable(f"{url} cannot be reached: {error}", may_have_arrived) from error
+
+
+@contextmanager
+def during_the_response(deadline: Deadline) -> Iterator[None]:
+    """Around reading the body of a response."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise deadline.error() from error
+    except httpx.RequestError as error:
+        raise StreamBroken(f"The response broke off: {error}") from error
+
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+URL_VARIABLE = "ROLLOUT_URL"
+
+
+def service_url(base_url: str | None, http_client: httpx.Client | httpx.AsyncClient | None = None) -> httpx.URL:
+    """`base_url` or, without it, that of `http_client`, then the environment variable `ROLLOUT_URL`, then loopback.
+
+    Raises:
+        ValueError: what was found is not an `http` or `https` URL with a host.
+    """
+    of_http_client = "" if http_client is None else str(http_client.base_url)
+    found = base_url or of_http_client or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    try:
+        url = httpx.URL(found)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{found!r} is not a URL: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"{found!r} is not the URL of a service; it must look like {DEFAULT_URL}.")
+    return url
+
+
+def shown(url: httpx.URL) -> str:
+    """`url` for messages: without the password that it may carry, and without a slash at its end."""
+    return str(url.copy_with(userinfo=b"")).rstrip("/")
+
+
+KEY_VARIABLE = "ROLLOUT_API_KEY"
+LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "::1"}
+CAN_BE_SENT = re.compile(r"[\x21-\x7e]+")
+logger = logging.getLogger("rollout_client")
+
+
+def key_headers(
+    api_key: str | None,
+    url: httpx.URL,
+    headers: Mapping[str, str] | None = None,
+    http_client: httpx.Client | httpx.AsyncClient | None = None,
+) -> httpx.Headers:
+    """The header with `api_key` or, without it, with the environment variable `ROLLOUT_API_KEY`.
+
+    The variable is not used where `headers` or `http_client` say already who is calling.
+
+    Raises:
+        ValueError: both `api_key` and `headers` say who is calling, or the key has characters that no header can have.
+    """
+    has_header = "authorization" in httpx.Headers(headers)
+    if api_key is not None and has_header:
+        raise ValueError("api_key and the header Authorization both say who is calling: leave one out.")
+    if http_client is not None:
+        has_header |= "authorization" in http_client.headers or http_client.auth is not None
+    if api_key is None and not has_header:
+        api_key = os.environ.get(KEY_VARIABLE, "").strip() or None
+    if api_key is None:
+        return httpx.Headers()
+    if CAN_BE_SENT.fullmatch(api_key) is None:
+        raise ValueError("The API key is empty, or has spaces or characters that are not ASCII; copy it anew.")
+    if url.scheme == "http" and url.host not in LOOPBACK_HOSTS:
+        logger.warning("The API key goes to %s without encryption: use https.", url.host)
+    return httpx.Headers({"authorization": f"Bearer {api_key}"})
+
+
+def key_in_file(path: Path | None) -> str | None:
+    """What the file holds, without white space around it; `None` for no file. Raises `OSError`, `ValueError`."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} holds no API key: it is not ASCII text.") from None
+
 
 REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_KEY = "idempotency-key"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.optional_dependencies import needed_for
-from rollout_client.results.final_rewards import final_reward
+from rollout_client.errors import needed_for
+from rollout_client.results import final_reward
 
 
 @contextmanager

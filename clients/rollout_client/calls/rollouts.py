@@ -1,6 +1,9 @@
-"""The calls of `/rollout`, `/tasks`, `/info` and `/readyz`: what each sends and how its response is read. No I/O."""
+"""The calls of `/rollout`, `/score`, `/tasks`, `/info` and `/readyz`: what each sends, and how its response is parsed.
 
-from collections.abc import Callable, Mapping, Sequence
+No I/O. `Call` is one HTTP request of any resource.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -9,20 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from rollout_client.calls.options import CallOptions, without_call_options
-from rollout_client.contract.info import ServiceInfo, Vocabulary
-from rollout_client.contract.rollouts import (
-    Keep,
-    ObservationFormat,
-    PolicyDemand,
-    RolloutResponse,
-    SampleInput,
-    Sampling,
-)
+from rollout_client.contract.base import PolicyDemand, Priority
+from rollout_client.contract.info import ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.rollouts import Keep, ObservationFormat, RolloutResponse, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.errors import not_understood
-from rollout_client.optional_dependencies import needed_for
-from rollout_client.priority_contract import Priority
-from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
+from rollout_client.contract.scores import ScoreResponse
+from rollout_client.errors import needed_for, not_understood
 
 if TYPE_CHECKING:
     from rollout_client.arrow.bodies import ArrowResponse
@@ -127,8 +122,7 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """
     with needed_for("Arrow", "arrow"):
-        from rollout_client.arrow.bodies import joined_body, read_response
-        from rollout_client.arrow.request import arrow_body
+        from rollout_client.arrow.bodies import arrow_body, joined_body, read_response
         from rollout_client.arrow.schema import ARROW
 
     # Without samples there is nothing to make columns of.
@@ -184,3 +178,37 @@ def parsed(model: type[Model], what: str, body: bytes) -> Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise not_understood(what, error) from error
+
+
+class ScoreOptions(CallOptions, total=False):
+    """What a score takes beside its sequences. The service has a default for what is missing or `None`."""
+
+    top_k: int | None
+    """For each position, so many of the most likely tokens come back too."""
+    start: int | Sequence[int] | None
+    """The first position that is asked for; one number for all sequences, or one for each."""
+    policy: PolicyDemand | Mapping[str, Any] | None
+    """The weights that score."""
+    priority: Priority | None
+    """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
+    sequence_retries: int | None
+    """How often the service repeats the scoring of one sequence after a failure of the fleet; the request's field
+    `retries`. `retries` is the number of further attempts of the whole request, by the client."""
+
+
+def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Call[ScoreResponse]:
+    """Each sequence is a list of token ids, or a one-dimensional array or tensor of them."""
+
+    def read(body: bytes) -> ScoreResponse:
+        return parsed(ScoreResponse, "The response of POST /score", body)
+
+    given = {name: as_given(value) for name, value in without_call_options(options).items() if value is not None}
+    if "sequence_retries" in given:
+        given["retries"] = given.pop("sequence_retries")
+    body = to_json({"sequences": [list_of(sequence) for sequence in sequences], **given})
+    return Call("POST", "/score", read, body=body)
+
+
+def list_of(sequence: Any) -> list[int]:
+    ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
+    return ids

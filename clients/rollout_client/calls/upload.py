@@ -1,11 +1,12 @@
-"""The state machine of a resumable upload: which chunk is sent next, also after a disconnect. No I/O.
+"""The state machine of a resumable upload in chunks: which chunk is sent next, also after a disconnect. No I/O.
 
 A disconnect resends at most one chunk. The last chunk names the digest of all of them: what was damaged on its way is
-sent again as a whole. Memory holds the current chunk and one block of the source; earlier chunks can
-only be made again by reading the source from its start.
+sent again as a whole. Memory holds the current chunk and one block of the source; earlier chunks can only be made again
+by reading the source from its start.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from rollout_client.calls.policy import Query, chunk_call, is_known
 from rollout_client.calls.rollouts import Call
@@ -17,10 +18,59 @@ from rollout_client.contract.policy import (
     UploadState,
     Version,
 )
-from rollout_client.errors import UploadLost
+from rollout_client.errors import UploadLost, needed_for
 from rollout_client.weights.checksum import DigestedWeights
-from rollout_client.weights.chunks import CHUNK_BYTES, Chunk, chunks, compressed
-from rollout_client.weights.tensor import Weights
+from rollout_client.weights.safetensors_file import BLOCK_BYTES, Data, Weights
+
+CHUNK_BYTES = 32 << 20
+ZSTD_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes `[begin, end)` of an upload."""
+
+    begin: int
+    body: bytes
+    is_last: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.body)
+
+
+def chunks(blocks: Iterable[Data], chunk_bytes: int) -> Iterator[Chunk]:
+    """`blocks` as chunks of `chunk_bytes`; the last one may be shorter, and there is always one.
+
+    Holds one chunk and one block in memory.
+    """
+    begin, held_bytes, parts = 0, 0, list[memoryview]()
+    for block in blocks:
+        rest = memoryview(block)
+        while len(rest):
+            if held_bytes == chunk_bytes:
+                # A full chunk is given out only when more bytes follow, because the last one is marked.
+                chunk = Chunk(begin, b"".join(parts))
+                yield chunk
+                begin, held_bytes, parts = chunk.end, 0, []
+                del chunk
+            part, rest = rest[: chunk_bytes - held_bytes], rest[chunk_bytes - held_bytes :]
+            parts.append(part)
+            held_bytes += len(part)
+    yield Chunk(begin, b"".join(parts), is_last=True)
+
+
+def compressed(blocks: Iterable[Data]) -> Iterator[bytes]:
+    """`blocks` as one zstd stream; raises `ModuleNotFoundError` if zstandard is not installed."""
+    with needed_for("Compressing weights", "weights"):
+        import zstandard
+    stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
+    for block in blocks:
+        view = memoryview(block)
+        for begin in range(0, len(view), BLOCK_BYTES):
+            yield stream.compress(view[begin : begin + BLOCK_BYTES])
+    yield stream.flush()
+
 
 MAX_RESTARTS = 3
 

@@ -1,4 +1,4 @@
-"""The command `rollout`: puts the commands together."""
+"""The command `rollout`: puts the commands together, those of the server's package and of rollout-env included."""
 
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -7,15 +7,24 @@ import typer
 
 from rollout_client.cli.commands.bench import bench
 from rollout_client.cli.commands.doctor import doctor
-from rollout_client.cli.commands.environments import env
 from rollout_client.cli.commands.evaluate import evaluate
-from rollout_client.cli.commands.play import play
+from rollout_client.cli.commands.play import play, view
 from rollout_client.cli.commands.policy import policy_app, push
 from rollout_client.cli.commands.run import run
 from rollout_client.cli.commands.service import info, status, tasks
-from rollout_client.cli.commands.top import top
-from rollout_client.cli.commands.view import view
+from rollout_client.cli.output import errors_as_sentences
+from rollout_client.cli.top.command import top
 from rollout_client.version import __version__
+
+
+def env(context: typer.Context) -> None:
+    with errors_as_sentences():
+        try:
+            from rollout_env.__main__ import main as env_main
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("rollout env needs rollout-env: pip install ./clients/rollout_env") from error
+    env_main(context.args)
+
 
 SERVER_COMMANDS = "rollout_client.server_commands"
 """The group of entry points by which the server's package brings its commands."""

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from rollout_client.api_key import KEY_VARIABLE, key_in_file
-from rollout_client.base_url import URL_VARIABLE
 from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.options import KEY_VARIABLE, URL_VARIABLE, key_in_file
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Priority
 
 DEFAULT_RETRIES = 3
 """Fewer than the library's: somebody sits before the terminal, and a wrong URL is the likeliest reason."""

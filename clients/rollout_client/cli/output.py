@@ -1,10 +1,40 @@
-"""What a command prints: tables for a reader, or with `--json` one JSON document for a program."""
+"""Output of a command: tables for a reader, or with `--json` one JSON document for a program.
 
-from typing import Annotated, Any
+A failure is one sentence on stderr and an exit code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic_core import to_json
 from rich.console import Console, RenderableType
+
+from rollout_client.errors import RolloutError
+
+FAILED = 1
+TOO_MANY_ERRORS = 3
+"""More rollouts failed than `--max-error-rate` allows. 2 is what typer ends with for wrong arguments."""
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        # Of `| head`: who reads has enough. Typer ends the command without a word.
+        raise
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error), error)
+    except (RolloutError, ValueError, ModuleNotFoundError) as error:
+        refuse(str(error), error)
+
+
+def refuse(sentence: str, error: Exception | None = None) -> NoReturn:
+    typer.secho(sentence, err=True, fg=typer.colors.RED)
+    raise typer.Exit(FAILED) from error
+
 
 out = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of tables.")]

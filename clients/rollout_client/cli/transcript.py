@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_client.cli.run.totals import Totals
-from rollout_client.contract.rollouts import Message, RequestMetrics, SampleResult
-from rollout_client.results.final_rewards import is_clipped
-from rollout_client.task_contract import TaskInfo
+from rollout_client.contract.info import TaskInfo
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import RequestMetrics, SampleResult
+from rollout_client.results import is_clipped
 
 STATUS_STYLES: Mapping[str, str] = {
     "completed": "green",

@@ -1,8 +1,67 @@
-"""The contract of `/info`: what a service is, so that clients and trainers can check that they match it."""
+"""The contract of `/info`, `/tasks` and `/readyz`: what a service is, which tasks it plays, and whether it is ready."""
+
+from typing import Literal
 
 from pydantic import JsonValue
 
-from rollout_client.contract.rollouts import Lenient
+from rollout_client.contract.base import Lenient
+from rollout_client.contract.rollouts import SampleInput
+
+
+class TaskInfo(Lenient):
+    """One task that the service can play."""
+
+    task_name: str
+    """What a sample's `task_name` says to be played by this environment."""
+    description: str
+    """What the task is."""
+    fields: dict[str, JsonValue]
+    """JSON schema of the task's `extra_env_info`."""
+    tools: list[dict[str, JsonValue]] = []  # noqa: RUF012 - pydantic copies it
+    """JSON schemas of the functions that a model may call; the chat template gets them."""
+    example: SampleInput
+    """A sample that can be posted as it is."""
+    splits: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
+    """Rows of each split of the task's data; empty for a task without data, whose environment makes its samples."""
+
+
+class TaskList(Lenient):
+    """The answer of `GET /tasks`."""
+
+    tasks: list[TaskInfo]
+    """Every task that the service can play."""
+
+
+class TaskSamples(Lenient):
+    """The answer of `GET /tasks/{task_name}/samples`: a page of samples."""
+
+    samples: list[SampleInput]
+    """Samples that can be posted as they are; fewer than were asked for if they are large."""
+    next_start: int
+    """Where the next page begins."""
+
+
+class DegradedPart(Lenient):
+    """Something that does not answer. Rollouts are served without it."""
+
+    part: Literal["generator", "environment", "data", "policy", "jobs", "sessions"]
+    """Which kind of deployment it belongs to."""
+    task_name: str | None = None
+    """Of an environment: its task."""
+    replica_id: str | None = None
+    """The replica that does not answer; null if none of the deployment does."""
+    reason: str
+    """What happened when it was asked, a sentence."""
+
+
+class Ready(Lenient):
+    """Rollouts can be served."""
+
+    status: Literal["ready"] = "ready"
+    """Always `ready`; a service that is not ready answers 503."""
+    degraded: list[DegradedPart] = []  # noqa: RUF012 - pydantic copies it
+    """What does not answer, by task and replica, or a store. Rollouts of other tasks, and by other replicas,
+    are served."""
 
 
 class ModelInfo(Lenient):

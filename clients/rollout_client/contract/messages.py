@@ -1,4 +1,4 @@
-"""The messages of a rollout, as a caller sends them and as the service returns them. Imported through `contract.py`."""
+"""The messages of a rollout, as a caller sends them and as the service returns them, and branches of agents."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,8 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from rollout_client.contract.base import Lenient, Strict
-from rollout_client.policy_names import LABEL
+from rollout_client.contract.base import LABEL, Lenient, Strict
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 FinishReason = Literal["stop", "length"]
@@ -129,3 +128,13 @@ class GivenMessage(Message):
                 f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
             )
         return self
+
+
+class Branch(Lenient):
+    """A further conversation of a rollout that an agent has played: of a subagent, or one that it has left."""
+
+    message_log: list[Message]
+    """Prompt and responses, with their tokens."""
+    shared_messages: list[int] = []  # noqa: RUF012 - pydantic copies it
+    """Indexes in `message_log` of generated messages that the rollout's own log, or an earlier branch, has too. A loss
+    that must count each token once leaves them out."""

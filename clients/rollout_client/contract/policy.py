@@ -37,8 +37,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollout_client.contract.rollouts import Lenient, Strict
-from rollout_client.policy_names import PolicyName, label_of
+from rollout_client.contract.base import Lenient, PolicyName, Strict, label_of
 
 SAFETENSORS = "application/vnd.safetensors"
 WEIGHTS_DIGEST = "weights-digest"

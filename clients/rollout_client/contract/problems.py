@@ -2,7 +2,7 @@
 
 from pydantic import Field, JsonValue
 
-from rollout_client.contract.rollouts import Lenient
+from rollout_client.contract.base import Lenient
 
 
 class FieldProblem(Lenient):

@@ -3,33 +3,25 @@
 Requests are strict: an unknown field is an error. The exception is a sample, which may carry further fields; they come
 back untouched. Lengths are in tokens, times in seconds; log-probabilities are natural logarithms.
 
-The docstrings under the fields are the descriptions in the service's OpenAPI document. Other files hold parts of it,
-such as `message_contract.py`; they are imported through this one.
+The docstrings under the fields are the descriptions in the service's OpenAPI document.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from rollout_client.branch_contract import Branch as Branch
-from rollout_client.contract.base import Lenient as Lenient
-from rollout_client.contract.base import Strict as Strict
-from rollout_client.contract.messages import MOST_TOOLS as MOST_TOOLS
-from rollout_client.contract.messages import FinishReason as FinishReason
-from rollout_client.contract.messages import GivenMessage as GivenMessage
-from rollout_client.contract.messages import JsonObject as JsonObject
-from rollout_client.contract.messages import Message as Message
-from rollout_client.contract.messages import PromptMessage as PromptMessage
-from rollout_client.contract.messages import Role as Role
-from rollout_client.contract.messages import TextPart as TextPart
-from rollout_client.contract.messages import TokenId as TokenId
-from rollout_client.contract.messages import WeightVersionSpan as WeightVersionSpan
+from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
+from rollout_client.contract.messages import (
+    MOST_TOOLS,
+    Branch,
+    GivenMessage,
+    JsonObject,
+    Message,
+    PromptMessage,
+)
 from rollout_client.contract.response_methods import DataOut
 from rollout_client.contract.sample_ranges import NextSampleRange, Place, SampleRange
-from rollout_client.demand_contract import PolicyDemand as PolicyDemand
-from rollout_client.demand_contract import RolloutDemand as RolloutDemand
-from rollout_client.priority_contract import Priority
 
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "policy", "internal"]
@@ -327,3 +319,9 @@ class RolloutResponse(DataOut, RolloutSummary):
         from rollout_client.data_out.files import load_response
 
         return load_response(cls, Path(path))
+
+
+def parts_of(response: DataOut) -> tuple[RolloutSummary, list[SampleResult]]:
+    """What it says of the request, with the fields that were set, and its rollouts."""
+    fields = {name: value for name, value in set_fields(cast(BaseModel, response)).items() if name != "samples"}
+    return RolloutSummary(**fields), response.samples

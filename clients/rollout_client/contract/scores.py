@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rollout_client.contract.rollouts import Lenient, PolicyDemand, PolicyVersions, SampleError, Strict, TokenId
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Lenient, PolicyDemand, Priority, Strict
+from rollout_client.contract.messages import TokenId
+from rollout_client.contract.rollouts import PolicyVersions, SampleError
 
 MOST_TOP_K = 20
 """What vLLM allows unless its `max_logprobs` says otherwise."""

@@ -7,24 +7,33 @@ Lengths are in tokens, times in seconds; log-probabilities are natural logarithm
 A record is a forest. A call whose conversation goes on from what the session has generated continues that branch with
 the engine's own ids; a conversation that was edited, compacted, cut or repeated starts another branch. No generated
 token is recorded twice.
+
+`ModelServerCall` and `ModelServerAnswer` are the bodies of those APIs, with or without a session, as far as OpenAPI
+shows them. Their fields are those of OpenAI's and Anthropic's references; the official clients have types for all of
+them.
 """
 
 from datetime import datetime
 from math import isfinite
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollout_client.contract.rollouts import (
-    Lenient,
-    PolicyVersions,
-    RolloutDemand,
-    SampleInput,
-    SampleResult,
-    Sampling,
-    Strict,
-)
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
+from rollout_client.contract.rollouts import PolicyVersions, SampleInput, SampleResult, Sampling
+
+
+class ModelServerCall(BaseModel):
+    """A body of OpenAI's or Anthropic's API. Its fields are those that vLLM's server of the same route takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ModelServerAnswer(BaseModel):
+    """An answer of OpenAI's or Anthropic's API, or an error in its form, as vLLM's server gives them."""
+
+    model_config = ConfigDict(extra="allow")
+
 
 MOST_CALLS = 10_000
 MOST_TOKENS = 2**26

@@ -8,10 +8,9 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rollout_client.calls.ndjson import numbered_lines
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.data_out.parts import parts_of
-from rollout_client.set_fields import set_fields
+from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult, parts_of
 
 JSON_LINES = ".jsonl"
 PARQUET = ".parquet"

@@ -5,8 +5,8 @@ from typing import Any
 
 from rollout_client.contract.response_methods import DataOut
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.optional_dependencies import needed_for
-from rollout_client.results.final_rewards import is_clipped, last_finish_reason
+from rollout_client.errors import needed_for
+from rollout_client.results import is_clipped, last_finish_reason
 
 with needed_for("A data frame", "pandas"):
     import pandas as pd

@@ -6,9 +6,8 @@ from html import escape
 from itertools import chain
 
 from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import PolicyVersions, SampleResult
-from rollout_client.data_out.parts import parts_of
-from rollout_client.results.final_rewards import finish_reasons, last_finish_reason
+from rollout_client.contract.rollouts import PolicyVersions, SampleResult, parts_of
+from rollout_client.results import finish_reasons, last_finish_reason
 
 MOST_ROWS = 8
 LONGEST_TEXT = 120

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from rollout_client.data_out.parts import parts_of
-from rollout_client.optional_dependencies import needed_for
-from rollout_client.results.final_rewards import is_clipped, last_finish_reason
-from rollout_client.set_fields import set_fields
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult, parts_of
+from rollout_client.errors import needed_for
+from rollout_client.results import is_clipped, last_finish_reason
 
 if TYPE_CHECKING:
     import datasets

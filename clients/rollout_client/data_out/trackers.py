@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rollout_client.contract.response_methods import DataOut
-from rollout_client.data_out.parts import parts_of
+from rollout_client.contract.rollouts import parts_of
 from rollout_client.errors import RolloutError
-from rollout_client.results.final_rewards import final_reward
+from rollout_client.results import final_reward
 
 Figures = Mapping[str, float]
 Histograms = Mapping[str, list[float]]

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from rollout_client.arrow.bodies import ArrowResponse
 from rollout_client.arrow.rows import values_of
 from rollout_client.arrow.schema import ROLLOUTS, SPAN
-from rollout_client.results.final_rewards import FINAL_STATUSES
-from rollout_client.tensors.rollouts import GroupOf, Rollouts, idx_of
-from rollout_client.tensors.token_columns import Integers, TokenColumns
+from rollout_client.results import FINAL_STATUSES
+from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 
 REWARDS = ROLLOUTS.field("rewards")
 

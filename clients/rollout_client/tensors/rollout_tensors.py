@@ -11,10 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.results.advantages import STD_EPSILON, group_relative_advantages
-from rollout_client.results.token_row import UNKNOWN_VERSION
-from rollout_client.tensors.rollouts import GroupOf, ListedRollouts, Rollouts, idx_of
-from rollout_client.tensors.token_columns import Integers, TokenColumns
+from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
+from rollout_client.tensors.rollouts import GroupOf, Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
 
 if TYPE_CHECKING:
     from rollout_client.arrow.bodies import ArrowResponse

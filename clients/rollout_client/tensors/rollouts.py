@@ -1,6 +1,7 @@
-"""The rollouts of a training step, whatever form they came in: `Rollouts`, and `ListedRollouts` over Python lists.
+"""The rollouts of a training step as flat numpy arrays of tokens, whatever form they came in. Needs numpy.
 
-`ArrowRollouts` in `arrow_rollouts.py` reads the same from an Arrow answer. Needs numpy.
+`to_tensors` reads `Rollouts`: `ListedRollouts` over Python lists, or `ArrowRollouts` (`arrow_rollouts.py`) over an
+Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,10 +12,97 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rollout_client.contract.base import read_label
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.policy_names import read_label
-from rollout_client.results.final_rewards import final_reward
-from rollout_client.tensors.token_columns import Integers, TokenColumns
+from rollout_client.results import UNKNOWN_VERSION, final_reward
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """The N tokens of the M messages of B rollouts, concatenated in order."""
+
+    message_counts: Integers
+    """[B]: number of messages of each rollout."""
+    token_counts: Integers
+    """[M]: number of `token_ids` of each message."""
+    logprob_counts: Integers
+    """[M]: number of `generation_logprobs` of each message; -1 for a message without them."""
+    clipped: NDArray[np.bool_]
+    """[M]: whether the message's `finish_reason` is `length`."""
+    token_ids: NDArray[Any]
+    """[N], int32 or int64."""
+    generation_logprobs: NDArray[Any]
+    """The log-probabilities of the generated messages only, concatenated; floats."""
+    spans: Sequence[tuple[int, int, int, int]]
+    """The `weight_versions` of all messages as (message, version, start, end). `message` is an index into [M]; `start`
+    and `end` count tokens within that message."""
+
+    @property
+    def lengths(self) -> Integers:
+        """[B]: number of tokens of each rollout."""
+        return np.diff(boundaries(self.token_counts)[boundaries(self.message_counts)])
+
+    @property
+    def is_generated(self) -> NDArray[np.bool_]:
+        """[N]: whether the policy generated the token."""
+        return np.repeat(self.logprob_counts >= 0, self.token_counts)
+
+    @property
+    def prompt_lengths(self) -> Integers:
+        """[B]: number of tokens before the first generated token; all tokens where none was generated."""
+        prompts = self.lengths
+        rollout = np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+        message_begins = boundaries(self.token_counts)
+        rollout_begins = message_begins[boundaries(self.message_counts)[:-1]]
+        begins_in_rollout = message_begins[:-1] - rollout_begins[rollout]
+        generated = self.logprob_counts > 0
+        np.minimum.at(prompts, rollout[generated], begins_in_rollout[generated])
+        return prompts
+
+    @property
+    def clipped_rollouts(self) -> NDArray[np.bool_]:
+        """[B]: whether its length has cut the last generated message of the rollout."""
+        clipped = np.zeros(len(self.message_counts), np.bool_)
+        rollout = np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+        generated = np.flatnonzero(self.logprob_counts >= 0)
+        is_last = np.ones(len(generated), np.bool_)
+        is_last[:-1] = rollout[generated[1:]] != rollout[generated[:-1]]
+        last = generated[is_last]
+        clipped[rollout[last]] = self.clipped[last]
+        return clipped
+
+    @property
+    def aligned_logprobs(self) -> NDArray[np.float32]:
+        """[N]: the log-probability of each token; 0 for a token that the policy did not generate."""
+        aligned = np.zeros(len(self.token_ids), np.float32)
+        aligned[self.is_generated] = self.generation_logprobs
+        return aligned
+
+    @property
+    def weight_versions(self) -> Integers:
+        """[N]: -1 for a token that the policy did not generate, or whose version is not known."""
+        versions = np.full(len(self.token_ids), UNKNOWN_VERSION, np.int64)
+        begins = boundaries(self.token_counts).tolist()
+        for message, version, start, end in self.spans:
+            if self.logprob_counts[message] >= 0:
+                versions[begins[message] + start : min(begins[message] + end, begins[message + 1])] = version
+        return versions
+
+    def check(self) -> None:
+        """Raises `ValueError` if a generated message does not have one log-probability per token."""
+        for message in np.flatnonzero((self.logprob_counts >= 0) & (self.logprob_counts != self.token_counts)):
+            raise ValueError(
+                f"A message has {self.token_counts[message]} token_ids and {self.logprob_counts[message]} "
+                "generation_logprobs; there must be one for each token."
+            )
+
+
+def boundaries(counts: Integers) -> Integers:
+    """The index at which each run of `counts` begins, then the index after the last; one longer than `counts`."""
+    return np.concatenate(([0], np.cumsum(counts)))
+
 
 GroupOf = Callable[[SampleResult], Hashable]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_client.contract.rollouts import JsonObject
+from rollout_client.contract.messages import JsonObject
 
 Prompt = Sequence[Mapping[str, Any]] | str
 """Chat messages, or plain text."""

@@ -18,17 +18,10 @@ import torch
 
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
-from rollout_client.contract.messages import GivenMessage
-from rollout_client.contract.rollouts import (
-    JsonObject,
-    Message,
-    ObservationFormat,
-    PolicyDemand,
-    SampleResult,
-    Sampling,
-)
-from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
-from rollout_client.trainers.shared.missing_rewards import filled_in
+from rollout_client.contract.base import PolicyDemand
+from rollout_client.contract.messages import GivenMessage, JsonObject, Message
+from rollout_client.contract.rollouts import ObservationFormat, SampleResult, Sampling
+from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]

@@ -18,11 +18,10 @@ from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
-from rollout_client.contract.rollouts import JsonObject
+from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
-from rollout_client.results.final_rewards import last_finish_reason
-from rollout_client.results.token_row import TokenRow, token_row
+from rollout_client.results import TokenRow, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import Prompt, messages_of
 from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
 

@@ -21,11 +21,18 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
-from rollout_client.contract.rollouts import JsonObject, ObservationFormat, SampleResult
-from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward, last_finish_reason
-from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
+from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.rollouts import ObservationFormat, SampleResult
+from rollout_client.results import (
+    UNKNOWN_VERSION,
+    RolloutsNotFinal,
+    TokenRow,
+    filled_in,
+    final_reward,
+    last_finish_reason,
+    token_row,
+)
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
-from rollout_client.trainers.shared.missing_rewards import filled_in
 
 GREEDY: JsonObject = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
 EMPTY_COLUMNS = ("tool_rewards", "min_global_steps", "max_global_steps", "extras")
@@ -50,7 +57,7 @@ class DataProto(Protocol):
     ) -> Self: ...
 
 
-class ServiceSettings(BaseModel):
+class VerlSettings(BaseModel):
     """The config below `actor_rollout_ref.rollout.custom.rollout_service`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -199,9 +206,9 @@ class ServiceAgentLoopManager:
 # From verl's config and batch to the request
 
 
-def settings_of(rollout_config: Any) -> ServiceSettings:
+def settings_of(rollout_config: Any) -> VerlSettings:
     custom = plain(rollout_config.get("custom")) or {}
-    return ServiceSettings.model_validate(custom.get("rollout_service") or {})
+    return VerlSettings.model_validate(custom.get("rollout_service") or {})
 
 
 def plain(value: Any) -> Any:
@@ -227,7 +234,7 @@ def load_tokenizer(model_config: Any) -> Any:
 
 
 def request_options(
-    rollout_config: Any, settings: ServiceSettings, is_validation: bool, *, greedy: bool
+    rollout_config: Any, settings: VerlSettings, is_validation: bool, *, greedy: bool
 ) -> RolloutOptions:
     """verl's sampling for training or validation; `greedy` is for the baselines of REMAX."""
     source = rollout_config.val_kwargs if is_validation else rollout_config

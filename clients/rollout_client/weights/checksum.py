@@ -12,8 +12,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
-from rollout_client.weights.safetensors_file import Data, header_bytes, read_header, read_header_bytes, tensor_blocks
-from rollout_client.weights.tensor import Weights
+from rollout_client.weights.safetensors_file import (
+    Data,
+    Weights,
+    header_bytes,
+    read_header,
+    read_header_bytes,
+    tensor_blocks,
+)
 
 HASHED_BEHIND = 1
 """How many tensors of a `ThreadedChecksum` may wait while another one is hashed."""

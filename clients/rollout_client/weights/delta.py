@@ -18,11 +18,11 @@ from rollout_client.weights.safetensors_file import (
     Data,
     Header,
     TensorEntry,
+    Weights,
     header_of,
     read_header,
     read_tensor,
 )
-from rollout_client.weights.tensor import Weights
 
 Bits = NDArray[np.unsignedinteger]
 """A flattened tensor: each value as an unsigned integer of the same size."""

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.weights.tensor import SourceTensor
+from rollout_client.weights.safetensors_file import SourceTensor
 
 T = TypeVar("T", bound=SourceTensor)
 CASTABLE = frozenset({"F64", "F32", "F16", "BF16"})

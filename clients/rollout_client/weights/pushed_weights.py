@@ -10,8 +10,7 @@ from rollout_client.contract.policy import PolicyState, PolicyUpdate, Version, W
 from rollout_client.errors import WeightsDiffer
 from rollout_client.weights.checksum import ThreadedChecksum
 from rollout_client.weights.delta import TensorChanges, apply_changes, as_bits, delta_weights, encode_changes
-from rollout_client.weights.safetensors_file import Data, Header, TensorEntry
-from rollout_client.weights.tensor import Weights
+from rollout_client.weights.safetensors_file import Data, Header, TensorEntry, Weights
 
 
 @dataclass(frozen=True, slots=True)

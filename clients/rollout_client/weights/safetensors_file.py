@@ -1,16 +1,17 @@
 """Safetensors files: headers are checked before use, and tensors are read and written block by block.
 
 A file is 8 bytes (length of the header, little-endian), the header (JSON, padded with spaces), then the data of the
-tensors, little-endian, one after another. This module needs neither torch nor numpy, and holds one block in memory.
+tensors, little-endian, one after another. `Weights` is the content of a file that is made while it is read,
+`SourceTensor` one tensor that goes into it. Needs neither torch nor numpy, and holds one block in memory.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Data = bytes | bytearray | memoryview
 """Bytes of a tensor, or a part of them. A `memoryview` has items of one byte."""
@@ -242,3 +243,49 @@ def tensor_blocks(
 def read_tensor(path: str | os.PathLike[str], header: Header, entry: TensorEntry) -> bytes:
     """The data of one tensor; raises what `tensor_blocks` raises."""
     return b"".join(tensor_blocks(path, header, entry))
+
+
+class SourceTensor(Protocol):
+    """One tensor of a source; its data are read only when they are sent.
+
+    `FileTensor` reads a safetensors file, `TorchTensor` a tensor in memory.
+    """
+
+    @property
+    def dtype(self) -> str:
+        """The name that safetensors has for it: `BF16`, `F32`, ..."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether reading it is a collective operation of several processes."""
+        ...
+
+    def blocks(self, dtype: str) -> Iterator[Data]:
+        """Its data, cast to `dtype`, little-endian, in blocks of any size."""
+        ...
+
+    def is_tied_to(self, other: "SourceTensor") -> bool:
+        """Whether `other`, of the same shape, is the same tensor under another name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The content of a safetensors file, made while it is read: a header, and a function that reads each tensor."""
+
+    header: Header
+    read: Callable[[TensorEntry], Iterator[Data]]
+    is_repeatable: bool = True
+    """Whether the content can be read again. Sharded tensors cannot: every process would have to take part again."""
+    checksum: str | None = None
+    """The `Checksum` of its tensors where it is known already: then sending them does not compute it again."""
+
+    def blocks(self) -> Iterator[Data]:
+        """The bytes of the file in order, in blocks of any size."""
+        yield header_bytes(self.header.entries, self.header.metadata)
+        for entry in self.header.entries:
+            yield from self.read(entry)

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from rollout_client.contract.policy import PolicyLayout, WeightsKind
-from rollout_client.optional_dependencies import needed_for
-from rollout_client.weights.file_tensors import adapter_weights, file_tensors, file_weights
+from rollout_client.errors import needed_for
+from rollout_client.weights.file_tensors import (
+    adapter_weights,
+    file_tensors,
+    file_weights,
+    module_adapter,
+    with_accepted_rank,
+)
 from rollout_client.weights.layout import fitted
-from rollout_client.weights.peft_adapter import module_adapter, with_accepted_rank
-from rollout_client.weights.safetensors_file import header_of
-from rollout_client.weights.tensor import SourceTensor, Weights
+from rollout_client.weights.safetensors_file import SourceTensor, Weights, header_of
 
 if TYPE_CHECKING:
     import torch

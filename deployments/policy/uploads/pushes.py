@@ -17,8 +17,8 @@ from deployments.policy.uploads.uploads import ActivePushes, Uploads
 from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
+from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
-from rollout_client.policy_names import label_of
 
 
 class Updates(Protocol):

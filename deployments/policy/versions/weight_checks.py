@@ -29,8 +29,7 @@ from rollout_client.weights.delta import (
     delta_entries,
     read_changes,
 )
-from rollout_client.weights.file_tensors import file_tensors
-from rollout_client.weights.peft_adapter import rank_problem
+from rollout_client.weights.file_tensors import file_tensors, rank_problem
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,
     MAX_HEADER_BYTES,

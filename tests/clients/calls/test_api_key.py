@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rollout_client import AsyncRolloutClient, RequestRejected, RolloutClient, RolloutError
-from rollout_client.api_key import KEY_VARIABLE, key_in_file
+from rollout_client.calls.options import KEY_VARIABLE, key_in_file
 from tests.clients.scripted_service import SUMMARY, result, sample
 
 KEY = "rollout-0123456789abcdefghijklmnopqrstuvwxyz"

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from rollout_client.base_url import service_url, shown
+from rollout_client.calls.options import service_url, shown
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import httpx
 import pytest
 
-from rollout_client.calls.options import CallLimits, CallOptions, ClientDefaults
-from rollout_client.deadline import Deadline
+from rollout_client.calls.options import CallLimits, CallOptions, ClientDefaults, Deadline
 
 
 @pytest.mark.parametrize(

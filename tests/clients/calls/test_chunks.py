@@ -7,9 +7,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.weights.chunks import Chunk, chunks, compressed
-from rollout_client.weights.safetensors_file import BLOCK_BYTES, TensorEntry, header_of
-from rollout_client.weights.tensor import Weights
+from rollout_client.calls.upload import Chunk, chunks, compressed
+from rollout_client.weights.safetensors_file import BLOCK_BYTES, TensorEntry, Weights, header_of
 
 BLOCKS = st.lists(st.binary(max_size=20), max_size=8)
 

@@ -22,7 +22,7 @@ from rollout_client import (
     WeightsDoNotFit,
 )
 from rollout_client.contract.policy import NamedPolicyState, PolicyLayout, PushResult
-from rollout_client.weights.peft_adapter import RankTooHigh
+from rollout_client.weights.file_tensors import RankTooHigh
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import (
     CUT,
@@ -458,7 +458,7 @@ def test_weights_that_were_damaged_on_their_way_are_sent_again_as_a_whole(
 def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
     policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_client.async_client.upload.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_client.calls.async_client.policy.POLL_S", 0.01)
     policy.script += [None, None, CUT_AFTER]
     policy.updating += [1, 1, 1]
     assert call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=80).version == 1

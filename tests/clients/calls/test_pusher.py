@@ -263,7 +263,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:
         import sys
         sys.modules.update(dict.fromkeys(["numpy", "zstandard", "torch"]))
         import rollout_client
-        from rollout_client.weights.chunks import compressed
+        from rollout_client.calls.upload import compressed
         with rollout_client.RolloutClient() as client:
             for needs in (
                 lambda: rollout_client.PolicyPusher(client),

@@ -14,8 +14,7 @@ from rollout_client.calls.rollouts import Call
 from rollout_client.calls.upload import MAX_RESTARTS, Upload
 from rollout_client.contract.policy import UploadState, VersionInfo
 from rollout_client.weights.checksum import Checksum, weights_digest
-from rollout_client.weights.safetensors_file import TensorEntry, header_of
-from rollout_client.weights.tensor import Weights
+from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_of
 
 VERSION = 3
 NOTHING_KNOWN = PolicyState(current=0, versions=[], replicas=[])

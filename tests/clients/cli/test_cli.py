@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from typer.testing import CliRunner, Result
 
 from rollout_client.cli.app import app
-from rollout_client.cli.policy_table import versions_table
+from rollout_client.cli.commands.policy import versions_table
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
 from rollout_client.contract.rollouts import SampleResult

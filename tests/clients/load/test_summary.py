@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from rollout_load.options import Limits
-from rollout_load.report import add_to_html, line_of, text_of
-from rollout_load.summary import Latency, Summary, entry_name, kind_of_entry
-from rollout_load.thresholds import broken_limits
-from rollout_load.totals import LoadTotals
+from rollout_load.options import LoadLimits
+from rollout_load.outcomes import LoadTotals
+from rollout_load.summary import (
+    Latency,
+    Summary,
+    add_to_html,
+    broken_limits,
+    entry_name,
+    kind_of_entry,
+    line_of,
+    text_of,
+)
 
 TOTALS = LoadTotals(40, 100, 1000, 0, Counter({"completed": 39}), Counter({"overloaded": 1}))
 SUMMARY = Summary(
@@ -22,37 +29,37 @@ SUMMARY = Summary(
     first=Latency(requests=10, failed=0, p50_s=0.2, p95_s=0.4),
     totals=TOTALS,
 )
-KEPT = Limits(max_error_rate=0.01, max_p95_s={"": 8.0, "interactive": 1.0, "first": 0.4})
+KEPT = LoadLimits(max_error_rate=0.01, max_p95_s={"": 8.0, "interactive": 1.0, "first": 0.4})
 
 
 def test_bounds_that_are_just_kept_are_kept() -> None:
     assert broken_limits(SUMMARY, KEPT) == []
-    assert broken_limits(SUMMARY, Limits(min_tokens_per_s=100.0, min_turns_per_s=10.0)) == []
+    assert broken_limits(SUMMARY, LoadLimits(min_tokens_per_s=100.0, min_turns_per_s=10.0)) == []
 
 
 @pytest.mark.parametrize(
     ("limits", "sentence"),
     [
-        (Limits(max_error_rate=0.0), "1.00% of the requests failed; 0.00% may."),
-        (Limits(min_tokens_per_s=100.5), "There were 100.0 tokens a second; 100.5 are wanted."),
-        (Limits(min_turns_per_s=11), "There were 10.0 turns a second; 11 are wanted."),
-        (Limits(max_p95_s={"": 7.5}), "/rollout (groups): the p95 is 8.000 s; 7.5 s are allowed."),
+        (LoadLimits(max_error_rate=0.0), "1.00% of the requests failed; 0.00% may."),
+        (LoadLimits(min_tokens_per_s=100.5), "There were 100.0 tokens a second; 100.5 are wanted."),
+        (LoadLimits(min_turns_per_s=11), "There were 10.0 turns a second; 11 are wanted."),
+        (LoadLimits(max_p95_s={"": 7.5}), "/rollout (groups): the p95 is 8.000 s; 7.5 s are allowed."),
         (
-            Limits(max_p95_s={"": 9.0, "interactive": 0.5}),
+            LoadLimits(max_p95_s={"": 9.0, "interactive": 0.5}),
             "/rollout (interactive): the p95 is 1.000 s; 0.5 s are allowed.",
         ),
         (
-            Limits(max_p95_s={"first": 0.3}),
+            LoadLimits(max_p95_s={"first": 0.3}),
             "The first finished rollout of a stream: the p95 is 0.400 s; 0.3 s are allowed.",
         ),
     ],
 )
-def test_a_bound_that_is_not_kept_is_a_sentence(limits: Limits, sentence: str) -> None:
+def test_a_bound_that_is_not_kept_is_a_sentence(limits: LoadLimits, sentence: str) -> None:
     assert broken_limits(SUMMARY, limits) == [sentence]
 
 
 def test_a_run_without_an_answer_has_failed_whatever_the_bounds_are() -> None:
-    assert broken_limits(Summary(0.0, {}, None, LoadTotals()), Limits(max_error_rate=1.0)) == [
+    assert broken_limits(Summary(0.0, {}, None, LoadTotals()), LoadLimits(max_error_rate=1.0)) == [
         "No request was answered."
     ]
 

@@ -5,12 +5,11 @@ from collections import Counter
 import msgpack
 import pytest
 
-from rollout_load.outcomes import Outcome
-from rollout_load.totals import SLOT_S, LoadTotals
+from rollout_load.outcomes import SLOT_S, LoadOutcome, LoadTotals
 
 
-def outcome(tokens: int = 10) -> Outcome:
-    return Outcome(2, 3, tokens, Counter({"completed": 2}), Counter({"generation": 1}))
+def outcome(tokens: int = 10) -> LoadOutcome:
+    return LoadOutcome(2, 3, tokens, Counter({"completed": 2}), Counter({"generation": 1}))
 
 
 def test_outcomes_add_up() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.results.advantages import group_relative_advantages, sample_std
+from rollout_client.results import group_relative_advantages, sample_std
 
 REWARDS_AND_GROUPS = st.lists(st.tuples(st.none() | st.floats(-100, 100), st.integers(0, 2)), max_size=8)
 

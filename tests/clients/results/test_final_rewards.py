@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_client.results.final_rewards import (
+from rollout_client.results import (
     RolloutsNotFinal,
     final_reward,
     is_clipped,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rollout_client.results.token_row import TokenRow, token_row
+from rollout_client.results import TokenRow, token_row
 from tests.clients.message_logs import TWO_TURNS, generated, given_message, rollout
 
 

@@ -6,15 +6,15 @@ from typing import get_args
 
 import pytest
 
-from rollout_client.contract import rollouts as contract
+from rollout_client.contract import messages, rollouts
 from rollout_env import Role, StopString
 
 FOREIGN = ("ray", "torch", "numpy", "httpx", "fastapi", "vllm", "rollout_client", "deployments", "service")
 
 
 def test_roles_and_stop_strings_are_those_of_the_contract() -> None:
-    assert get_args(Role) == get_args(contract.Role)
-    assert get_args(StopString)[1].metadata == get_args(contract.StopString)[1].metadata
+    assert get_args(Role) == get_args(messages.Role)
+    assert get_args(StopString)[1].metadata == get_args(rollouts.StopString)[1].metadata
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollout_env.step_watch import StepTooSlow, longest_block
+from rollout_env.check_rules import StepTooSlow, longest_block
 
 
 async def blocks_twice() -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
-from rollout_client.results.final_rewards import is_clipped
+from rollout_client.results import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
 from tests.clients.message_logs import ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
 from tests.clients.scripted_service import SUMMARY

@@ -11,7 +11,7 @@ from safetensors.torch import load
 
 from rollout_client import RolloutClient
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
-from rollout_client.weights.torch_tensor import NAMES
+from rollout_client.weights.model_tensors import NAMES
 from tests.clients.scripted_service import SUMMARY, Json, result
 
 END = 261

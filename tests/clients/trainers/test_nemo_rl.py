@@ -9,7 +9,7 @@ import torch
 from fastapi.responses import JSONResponse
 
 from rollout_client import RolloutClient
-from rollout_client.results.final_rewards import RolloutsNotFinal
+from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers.nemo_rl import run_async_multi_turn_rollout, run_multi_turn_rollout
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
 

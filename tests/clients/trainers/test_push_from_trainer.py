@@ -6,8 +6,8 @@ import pytest
 
 from rollout_client import PolicyPusher
 from rollout_client.errors import ServiceUnreachable
-from rollout_client.trainers.shared import push_from_trainer as module
-from rollout_client.trainers.shared.push_from_trainer import WeightsNotPushed, push_from_trainer
+from rollout_client.trainers import trl as module
+from rollout_client.trainers.trl import WeightsNotPushed, push_from_trainer
 from tests.clients.trainers.scripted_trainer import PushingClient, trainer
 
 

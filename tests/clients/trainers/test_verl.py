@@ -15,7 +15,7 @@ import torch
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
-from rollout_client.results.final_rewards import RolloutsNotFinal
+from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers import verl
 from rollout_client.trainers.verl import ServiceAgentLoopManager
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result

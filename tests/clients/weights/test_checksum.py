@@ -21,8 +21,7 @@ from rollout_client.weights.checksum import (
     weights_digest,
 )
 from rollout_client.weights.file_tensors import file_weights
-from rollout_client.weights.safetensors_file import TensorEntry, header_of, read_header, read_tensor
-from rollout_client.weights.tensor import Weights
+from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_of, read_header, read_tensor
 
 TENSORS = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
 

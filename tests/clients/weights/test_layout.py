@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_client import WeightsDoNotFit
 from rollout_client.weights.layout import fitted, names_in_model
-from rollout_client.weights.safetensors_file import Data
-from rollout_client.weights.tensor import SourceTensor
+from rollout_client.weights.safetensors_file import Data, SourceTensor
 from tests.clients.scripted_policy import layout_of
 
 LAYOUT = layout_of({"embed": ("BF16", [4, 3]), "mask": ("BOOL", [2])})

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from rollout_client.contract.policy import PolicyLayout
-from rollout_client.weights.merged_adapters import AdapterNotMerged
-from rollout_client.weights.torch_tensor import TorchTensor
-from rollout_client.weights.torch_tensors import torch_tensors
+from rollout_client.weights.model_tensors import TorchTensor
+from rollout_client.weights.torch_tensors import AdapterNotMerged, torch_tensors
 
 LAYOUT = PolicyLayout(tensors={})
 

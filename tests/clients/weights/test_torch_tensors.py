@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import nn
 
 from rollout_client.contract.policy import PolicyLayout
-from rollout_client.weights.torch_tensor import DTYPES, TorchTensor, cast
+from rollout_client.weights.model_tensors import DTYPES, TorchTensor, cast
 from rollout_client.weights.torch_tensors import torch_tensors
 from tests.clients.weights.sharded_push import EXPERTS
 from tests.model_families import random_model

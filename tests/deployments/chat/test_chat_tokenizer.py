@@ -14,7 +14,7 @@ from deployments.chat.chat_template import RENDERING_ERRORS
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from rollout_env import ChatMessage
 from tests.deployments.chat.observed import observed
 from tests.paths import TINY_MODEL

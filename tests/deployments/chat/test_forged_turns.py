@@ -12,7 +12,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from tests.deployments.chat.observed import observed
 from tests.deployments.chat.vendors import FAMILIES, Vendor, vendor
 from tests.deployments.chat.vocabularies import tokenizer_of

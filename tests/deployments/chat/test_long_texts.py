@@ -13,7 +13,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.text_encoder import MARGIN_CHARACTERS
 from deployments.failures import PromptRejected
 from deployments.protocols.chat import ChatOptions, SplitSpecialTokens, TokenizedObservation
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from tests.paths import TINY_MODEL
 
 RAW, CHAT = ChatOptions(observation_format="raw"), ChatOptions(observation_format="chat")

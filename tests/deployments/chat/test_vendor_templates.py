@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from tests.deployments.chat.vendors import FAMILIES, Family, Vendor, vendor
 
 ROOM = 100_000

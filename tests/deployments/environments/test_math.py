@@ -20,7 +20,7 @@ from deployments.environments.math import MathEnvironment, MathInfo, compare, gr
 from deployments.environments.replies import AnswerForm, answer_in, last_box, letter_of
 from deployments.failures import EnvironmentLost
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
-from rollout_env.step_watch import longest_block
+from rollout_env.check_rules import longest_block
 from tests.deployments.environments.math_pairs import RIGHT as RIGHT_ANSWERS
 from tests.deployments.environments.math_pairs import WRONG as WRONG_ANSWERS
 

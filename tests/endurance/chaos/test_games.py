@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rollout_client import SampleInput, SampleResult
-from rollout_client.contract.rollouts import PromptMessage
+from rollout_client.contract.messages import PromptMessage
 from rollout_client.errors import StreamBroken
 from tests.clients.message_logs import ONE_TURN, TWO_TURNS
 from tests.endurance.chaos.games import Games, Outcome

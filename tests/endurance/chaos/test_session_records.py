@@ -1,6 +1,6 @@
 """What chaos says of records of sessions that are not what their agents were answered."""
 
-from rollout_client.contract.rollouts import Message
+from rollout_client.contract.messages import Message
 from tests.endurance.chaos.sessions.records import Answered, answered, problems_of, responses_in
 from tests.endurance.chaos.sessions.results import SessionRound, by_kind
 

@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
-from rollout_client.demand_contract import PolicyDemand
+from rollout_client.contract.base import PolicyDemand
 
 VOCABULARY = 262
 """Of the embedded model."""

@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 from safetensors.numpy import save
 
-from rollout_client.arrow.request import arrow_body
+from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.policy import SAFETENSORS
 from tests.endurance.fuzz.answers import answer_problems

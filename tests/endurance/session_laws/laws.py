@@ -12,7 +12,7 @@ from itertools import chain
 from math import isclose
 from typing import NamedTuple
 
-from rollout_client.contract.rollouts import Message
+from rollout_client.contract.messages import Message
 from rollout_client.contract.sessions import SessionInfo, SessionSample
 from tests.endurance.session_laws.random_agent import Call, Choice, PlayedSession
 

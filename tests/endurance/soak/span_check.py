@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rollout_client.contract.rollouts import Message
+from rollout_client.contract.messages import Message
 from tests.endurance.soak.version_times import VersionTimes
 
 

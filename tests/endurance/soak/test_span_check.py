@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_client.contract.rollouts import Message, WeightVersionSpan
+from rollout_client.contract.messages import Message, WeightVersionSpan
 from tests.endurance.soak.span_check import span_problems
 from tests.endurance.soak.version_times import VersionTimes
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.samples import metrics_of
-from rollout_client.contract.rollouts import Message, Role, SampleInput, WeightVersionSpan
+from rollout_client.contract.messages import Message, Role, WeightVersionSpan
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from service.rollouts.agent_episode import AgentEpisode, AgentRunOutcome, AgentRunRequest, Agents, AgentTask
 from tests.service.scripted import EpisodeRecipe, ids_of

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.versions.current_version import NamedVersions
-from rollout_client.contract.rollouts import PolicyDemand
+from rollout_client.contract.base import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time
 

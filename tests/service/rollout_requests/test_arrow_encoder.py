@@ -19,8 +19,9 @@ from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse,
 from rollout_client.arrow.bodies import ArrowResponse, read_response
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.rollouts import Message, PolicyVersions
-from rollout_client.policy_names import label_of
+from rollout_client.contract.base import label_of
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import PolicyVersions
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome

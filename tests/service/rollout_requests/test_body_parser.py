@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.arrow.request import arrow_body
+from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutRequest

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rollout_client.calls.ndjson import StreamLine
+from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import Problem
-from rollout_client.contract.rollouts import Message, RolloutSummary, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests import json_encoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder, json_of, plain
 from service.rollout_requests.result_encoding import problem_line, sample_line, summary_line

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rollout_client.arrow.request import arrow_body
+from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission

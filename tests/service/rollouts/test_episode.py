@@ -13,7 +13,8 @@ from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.generation import Generation, WeightSpan
 from deployments.seeds import derived_seed
-from rollout_client.contract.rollouts import Message, SampleMetrics, SampleResult, WeightVersionSpan
+from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from tests import virtual_time

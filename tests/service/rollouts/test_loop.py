@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
-from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
-from rollout_client.contract.rollouts import Keep, Message
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import Keep
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode

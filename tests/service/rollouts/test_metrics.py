@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.rollouts import (
-    Message,
-    PolicyVersions,
-    RequestMetrics,
-    SampleMetrics,
-    SampleResult,
-    WeightVersionSpan,
-)
+from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 from service.rollouts.metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator, percentile
 from tests.paths import REPOSITORY
 

@@ -8,7 +8,8 @@ from deployments.protocols.chat import (
     ResponseParser,
     ResponseToParse,
 )
-from rollout_client.contract.rollouts import GivenMessage, SampleResult
+from rollout_client.contract.messages import GivenMessage
+from rollout_client.contract.rollouts import SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, play_sample
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule

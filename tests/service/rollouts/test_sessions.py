@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from deployments.failures import EnvironmentLost, RestartableSessionLost, SessionLost
 from deployments.protocols.generation import Generation, GenerationRequest
-from rollout_client.contract.rollouts import Keep, Message
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import Keep
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import play_request

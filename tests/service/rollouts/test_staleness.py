@@ -15,7 +15,8 @@ from deployments.failures import GenerationLost, OtherVersionLoaded, PolicyDropp
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.weight_versions import refuse_other_version
-from rollout_client.contract.rollouts import FinishReason, Keep, Message, SampleResult, WeightVersionSpan
+from rollout_client.contract.messages import FinishReason, Message, WeightVersionSpan
+from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode

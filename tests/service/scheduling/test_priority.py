@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_client.priority_contract import Priority
+from rollout_client.contract.base import Priority
 from service.scheduling.priority import counts_by_priority, weight_of
 
 

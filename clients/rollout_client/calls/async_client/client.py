@@ -8,19 +8,24 @@ from typing import Self, Unpack
 import httpx
 from tenacity import AsyncRetrying
 
-from rollout_client.api_key import key_headers
-from rollout_client.async_client.score import AsyncScoreMethods
-from rollout_client.base_url import service_url, shown
 from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.async_client.info import AsyncInfoMethods
+from rollout_client.calls.async_client.info import AsyncInfoMethods, AsyncScoreMethods
 from rollout_client.calls.async_client.jobs import AsyncJobs
 from rollout_client.calls.async_client.policy import AsyncPolicyMethods
 from rollout_client.calls.async_client.rollouts import AsyncRolloutMethods
 from rollout_client.calls.async_client.sessions import AsyncSessionMethods
 from rollout_client.calls.concurrency import async_sleep
-from rollout_client.calls.options import ClientDefaults, ClientOptions, merged, user_agent_of
+from rollout_client.calls.options import (
+    UPDATE_ADVICE,
+    ClientDefaults,
+    ClientOptions,
+    key_headers,
+    merged,
+    service_url,
+    shown,
+    user_agent_of,
+)
 from rollout_client.calls.rollouts import Call, Result, readiness_call
-from rollout_client.deadline import UPDATE_ADVICE
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)

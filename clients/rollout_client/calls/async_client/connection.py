@@ -7,15 +7,21 @@ from typing import Any
 import httpx
 from tenacity import AsyncRetrying
 
-from rollout_client.base_url import shown
 from rollout_client.calls.concurrency import async_cancelled, async_sleep
-from rollout_client.calls.options import IDEMPOTENCY_KEY, CallLimits, ClientDefaults, merged
+from rollout_client.calls.options import (
+    IDEMPOTENCY_KEY,
+    CallLimits,
+    ClientDefaults,
+    Deadline,
+    before_the_response,
+    during_the_response,
+    merged,
+    shown,
+)
 from rollout_client.calls.rollouts import Call, Result, end_run_call
-from rollout_client.contract_check import check_contract
-from rollout_client.deadline import Deadline
 from rollout_client.errors import ContractDiffers, RolloutError, error_of_response
-from rollout_client.http_errors import before_the_response, during_the_response
 from rollout_client.retry import call_policy, may_pass
+from rollout_client.version import check_contract
 
 END_RUN_WITHIN_S = 5.0
 

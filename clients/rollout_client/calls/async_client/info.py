@@ -1,17 +1,32 @@
-"""The methods of the client that show what the service is, and check that a trainer matches it."""
+"""The methods of the client that describe the service, check a trainer's tokenizer, and score given tokens."""
 
 import logging
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.concurrency import async_call_blocking
-from rollout_client.calls.options import CallOptions
-from rollout_client.calls.rollouts import info_call, vocabulary_call
+from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
+from rollout_client.calls.rollouts import ScoreOptions, info_call, score_call, vocabulary_call
 from rollout_client.contract.info import ServiceInfo
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
+from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import RequestRejected
 from rollout_client.tokenizer_check import check_tokenizer, has_other_vocabulary
+
+
+class AsyncScoreMethods:
+    _connection: AsyncConnection
+
+    async def score(self, sequences: Iterable[Iterable[int]], **options: Unpack[ScoreOptions]) -> ScoreResponse:
+        """The log-probability of each token of `sequences` under the service's weights, in input order.
+
+        Each sequence is a list of token ids, or a one-dimensional array or tensor of them. The log-probabilities are
+        those of temperature 1, without top-p, top-k and min-p. A sequence that failed has an `error`.
+        """
+        limits = self._connection.defaults.limits(call_options(options))
+        return await self._connection.result(score_call(sequences, options), limits)
+
 
 logger = logging.getLogger("rollout_client")
 

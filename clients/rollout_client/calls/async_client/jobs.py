@@ -16,10 +16,9 @@ from rollout_client.calls.jobs import (
     job_list_call,
     submit_call,
 )
-from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
 from rollout_client.calls.rollouts import Call, Result, RolloutOptions, Samples
 from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.errors import RequestRejected, StreamBroken
 
 NOT_FOUND = 404

@@ -1,33 +1,91 @@
-"""The methods of the client that show and change the weights."""
+"""The methods of the client that show and change the weights.
+
+An `Upload` is sent chunk by chunk. Where a response is missing, the service is asked what has arrived.
+"""
 
 import time
+from contextlib import nullcontext
+from http import HTTPStatus
 from os import PathLike, fspath
 from typing import Unpack, cast
 
-from rollout_client.async_client.upload import send_upload
+from tenacity import AsyncRetrying
+
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.concurrency import async_call_blocking, async_sleep
-from rollout_client.calls.options import CallLimits, CallOptions, call_options, without_call_options
+from rollout_client.calls.options import (
+    SHORT_CALL_ADVICE,
+    SHORT_CALL_TIMEOUT_S,
+    UPDATE_ADVICE,
+    CallLimits,
+    CallOptions,
+    call_options,
+    without_call_options,
+)
 from rollout_client.calls.policy import (
     PushCallOptions,
     UpdateOptions,
+    VersionWait,
     checkpoint_call,
     drop_policy_call,
+    is_known,
+    is_updating_to,
     next_version,
     policy_call,
     policy_layout_call,
     push_query,
     rollback_call,
+    upload_state_call,
     with_logged_warnings,
 )
-from rollout_client.calls.upload import Upload
-from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
+from rollout_client.calls.progress import upload_bar
+from rollout_client.calls.upload import CHUNK_BYTES, Upload
+from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, UploadState, WeightsKind
 from rollout_client.errors import RequestRejected
-from rollout_client.retry import has_not_begun
-from rollout_client.version_wait import VersionWait
-from rollout_client.weights.chunks import CHUNK_BYTES
+from rollout_client.retry import call_policy, chunk_may_pass, has_not_begun
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
+
+POLL_S = 1.0
+"""Seconds between two questions whether an update has ended that went on after a disconnect."""
+
+
+async def send_upload(connection: AsyncConnection, upload: Upload, limits: CallLimits, progress: bool) -> PolicyUpdate:
+    """Returns once every replica serves the weights of `upload`."""
+    with upload_bar(upload.version) if progress else nullcontext(no_bar) as show:
+        while upload.update is None:
+            policy = call_policy(limits.retries, limits.deadline.timeout_s, chunk_may_pass)
+            await AsyncRetrying(sleep=async_sleep, **policy)(send_chunk, connection, upload, limits)
+            show(upload.arrived_bytes, upload.total_bytes)
+    return upload.update
+
+
+async def send_chunk(connection: AsyncConnection, upload: Upload, limits: CallLimits) -> None:
+    if upload.is_in_doubt:
+        upload.found(await what_arrived(connection, upload.version, upload.name, limits))
+    call = await async_call_blocking(upload.next_call)
+    upload.answered(await connection.result_of_one_attempt(call, limits))
+
+
+async def what_arrived(
+    connection: AsyncConnection, version: int, name: str | None, limits: CallLimits
+) -> UploadState | PolicyState:
+    """The state of the upload of `version` or, where there is none, of the whole policy."""
+    state = await connection.result_of_one_attempt(policy_call(), limits)
+    while is_updating_to(state, version, name):
+        await async_sleep(POLL_S)
+        state = await connection.result_of_one_attempt(policy_call(), limits)
+    if is_known(state, version, name):
+        return state
+    try:
+        return await connection.result_of_one_attempt(upload_state_call(version, name), limits)
+    except RequestRejected as error:
+        if error.problem.status != HTTPStatus.NOT_FOUND:
+            raise
+        return state
+
+
+def no_bar(_arrived_bytes: int, _total_bytes: int | None) -> None:
+    pass
 
 
 class AsyncPolicyMethods:

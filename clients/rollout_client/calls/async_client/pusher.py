@@ -7,8 +7,7 @@ from rollout_client.calls.concurrency import async_call_blocking
 from rollout_client.calls.options import CallOptions, call_options
 from rollout_client.calls.policy import PushCallOptions
 from rollout_client.contract.policy import PushResult
-from rollout_client.errors import RequestRejected
-from rollout_client.optional_dependencies import needed_for
+from rollout_client.errors import RequestRejected, needed_for
 from rollout_client.weights.sources import TensorsSource, full_weights
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import Any, Self, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.options import CallOptions
+from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
 from rollout_client.calls.rollouts import Call, Result
 from rollout_client.calls.sessions import (
     drift_call,
@@ -15,7 +15,6 @@ from rollout_client.calls.sessions import (
     session_list_call,
 )
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSample
-from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 
 
 class AsyncSession:

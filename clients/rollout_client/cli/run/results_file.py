@@ -1,16 +1,94 @@
-"""The file to which groups are appended, and beside it what run it is of. One process has it at a time."""
+"""The results file of a run: groups are appended to it, and it is recovered after a kill. One process has it at a time.
 
+Beside it lies which run it is of. A group is appended in one piece; those that end while the disk is busy are written
+together. A kill can leave any part of the last piece: that part is cut off, and its group is played again. Anything
+else that is not in order was not written by a run, and is an error.
+"""
+
+import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import from_json, to_json
 
-from rollout_client.cli.run.recovery import Recovered, recovered
+from rollout_client.calls.ndjson import BYTE_ORDER_MARK
+from rollout_client.cli.run.plan import INPUT_ROW
+from rollout_client.cli.run.totals import Totals
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.data_out.files import json_line
+
+
+@dataclass(slots=True)
+class Recovered:
+    kept_bytes: int = 0
+    """Length of the whole groups, which stand at the beginning of the file."""
+    rows: set[int] = field(default_factory=set)
+    """The rows of the input whose groups they are."""
+    totals: Totals = field(default_factory=Totals)
+
+
+def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
+    """Reads the lines of the file, each with its end.
+
+    Raises `ValueError` that names the line which no run with `num_generations` wrote.
+    """
+    found = Recovered()
+    end = 0
+    group: list[dict[str, Any]] = []
+    torn: int | None = None
+    for number, line in enumerate(lines, start=1):
+        if torn is not None:
+            raise ValueError(f"line {torn} is no rollout, and others follow it")
+        end += len(line)
+        rollout = rollout_of(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
+        if rollout is None:
+            torn = number
+            continue
+        check_place(rollout, group, found.rows, number)
+        group.append(rollout)
+        if len(group) == num_generations:
+            found.rows.add(rollout[INPUT_ROW])
+            found.kept_bytes = end
+            for ended in group:
+                found.totals.add(
+                    ended["status"],
+                    ended["total_reward"],
+                    ended["metrics"]["assistant_tokens"],
+                    [
+                        message.get("finish_reason")
+                        for message in ended["message_log"]
+                        if message.get("generation_logprobs") is not None
+                    ],
+                )
+            group = []
+    return found
+
+
+def rollout_of(line: bytes) -> dict[str, Any] | None:
+    """`None` for a line that is not whole."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        value = from_json(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def check_place(rollout: dict[str, Any], group: list[dict[str, Any]], rows: set[int], number: int) -> None:
+    """Raises `ValueError` unless `rollout` is the next of `group`, or the first of a row that is not there yet."""
+    row, generation = rollout.get(INPUT_ROW), rollout.get("generation_index")
+    if not isinstance(row, int):
+        raise ValueError(f"line {number} has no {INPUT_ROW}")
+    if generation != len(group) or row in rows or (group and row != group[0][INPUT_ROW]):
+        raise ValueError(f"line {number} has generation {generation} of row {row}, which does not come there")
+
 
 NOT_OF_A_RUN = frozenset({"priority", "sample_retries"})
 """Options that change when rollouts end, not what they are: a run may go on with others."""
@@ -104,3 +182,18 @@ class ResultsFile:
             raise ValueError(
                 f"{self._path} is of a run with other options: {to_json(found['options']).decode()}. {advice}"
             )
+
+
+class GroupWriter:
+    def __init__(self, file: ResultsFile) -> None:
+        self._file = file
+        self._waiting: list[bytes] = []
+        self._is_writing = asyncio.Lock()
+
+    async def write(self, row: int, group: list[SampleResult]) -> None:
+        """Returns when the group is on the disk."""
+        self._waiting.extend(json_line(sample, **{INPUT_ROW: row}) for sample in group)
+        async with self._is_writing:
+            lines, self._waiting = self._waiting, []
+            if lines:
+                await asyncio.to_thread(self._file.append, b"".join(lines))

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_client.contract.rollouts import FinishReason, SampleResult, SampleStatus
-from rollout_client.results.final_rewards import FINAL_STATUSES, finish_reasons
+from rollout_client.contract.messages import FinishReason
+from rollout_client.contract.rollouts import SampleResult, SampleStatus
+from rollout_client.results import FINAL_STATUSES, finish_reasons
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from typing import TypeVar
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.policy import policy_call
 from rollout_client.calls.rollouts import Call, info_call
-from rollout_client.cli.status import NOT_SAID, readiness
+from rollout_client.cli.commands.service import NOT_SAID, readiness
 from rollout_client.cli.top.metrics import Series, values_of
 from rollout_client.cli.top.view import Reading, Top, TopView
+from rollout_client.contract.info import DegradedPart
 from rollout_client.errors import (
     ResponseNotUnderstood,
     RolloutTimeout,
@@ -23,7 +24,6 @@ from rollout_client.errors import (
     StatusError,
     StreamBroken,
 )
-from rollout_client.health_contract import DegradedPart
 
 ANSWER_WITHIN_S = 15.0
 """The service itself waits five seconds for its replicas, and for the metrics of each node."""

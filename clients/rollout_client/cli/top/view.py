@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from rollout_client.cli.top.metrics import COUNTERS, Series, Values
-from rollout_client.cli.top.rates import Rates
-from rollout_client.contract.info import ServiceInfo
+from rollout_client.cli.top.metrics import COUNTERS, Rates, Series, Values
+from rollout_client.contract.info import DegradedPart, ServiceInfo
 from rollout_client.contract.policy import PolicyState
-from rollout_client.health_contract import DegradedPart
 
 HEALTHY = "serve_deployment_replica_healthy"
 SEEN_FOR_S = 30.0
@@ -128,7 +126,7 @@ class Top:
         if reading.values is not None:
             counters = {series: value for series, value in reading.values.items() if series.name in COUNTERS}
             self._rates.take(reading.at_s, counters)
-        gauges = Gauges(reading.values or {})
+        gauges = GaugeReadings(reading.values or {})
         rates = self._rates
         replicas = self._replicas(reading, gauges)
         return TopView(
@@ -156,7 +154,7 @@ class Top:
             degraded=list(reading.degraded),
         )
 
-    def _replicas(self, reading: Reading, gauges: "Gauges") -> dict[str, int]:
+    def _replicas(self, reading: Reading, gauges: "GaugeReadings") -> dict[str, int]:
         """Healthy ones, by deployment. `/policy` knows the generator's best."""
         self._healthy |= {series: (value, reading.at_s) for series, value in gauges.named(HEALTHY)}
         self._healthy = {series: said for series, said in self._healthy.items() if reading.at_s - said[1] <= SEEN_FOR_S}
@@ -168,7 +166,7 @@ class Top:
             counts[GENERATOR] = len(reading.policy.replicas)
         return {name: round(count) for name, count in sorted(counts.items())}
 
-    def _generators(self, gauges: "Gauges", policy: PolicyState | None) -> Iterable[GeneratorView]:
+    def _generators(self, gauges: "GaugeReadings", policy: PolicyState | None) -> Iterable[GeneratorView]:
         """Those that `/policy` names, or, if it does not say, those that have metrics."""
         versions = {} if policy is None else {replica.replica_id: replica.version for replica in policy.replicas}
         tokens = self._rates.by_label("ReplicaId", "vllm_generation_tokens_total")
@@ -218,7 +216,7 @@ class Top:
             )
 
 
-class Gauges:
+class GaugeReadings:
     """The values of one reading that go up and down."""
 
     def __init__(self, values: Values) -> None:
@@ -247,7 +245,7 @@ class Gauges:
         return found
 
 
-def policies_of(gauges: Gauges, policy: PolicyState | None) -> list[PolicyView]:
+def policies_of(gauges: GaugeReadings, policy: PolicyState | None) -> list[PolicyView]:
     """By their names, that without one first. `/policy` knows versions sooner than the metrics do."""
     counted = gauges.highest_by_label("policy", "rollout_policy_version")
     versions = {name: round(value) for name, value in counted.items()}

@@ -8,7 +8,6 @@ The rewards are those of the environments; the trainer's reward functions are no
 batches of a fixed number of samples): without it, the trainer asks a vLLM server for it.
 """
 
-from rollout_client.trainers.trl_async.weight_transfer import ServiceWeightTransfer
-from rollout_client.trainers.trl_async.worker import ServiceRolloutWorker, WorkerFailed
+from rollout_client.trainers.trl_async.worker import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
 
 __all__ = ["ServiceRolloutWorker", "ServiceWeightTransfer", "WorkerFailed"]

@@ -10,9 +10,14 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results.advantages import group_relative_advantages, sample_std
-from rollout_client.results.final_rewards import final_reward
-from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
+from rollout_client.results import (
+    UNKNOWN_VERSION,
+    TokenRow,
+    final_reward,
+    group_relative_advantages,
+    sample_std,
+    token_row,
+)
 
 Metrics = dict[str, float]
 

@@ -20,7 +20,7 @@ from openenv.core.harness.training import TrainingTrace, TrainingTurn
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
-from rollout_client.contract.rollouts import JsonObject, Message
+from rollout_client.contract.messages import JsonObject, Message
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 
@@ -28,7 +28,7 @@ SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")
 """Of what TRL's worker says about sampling; its other fields are of no effect."""
 
 
-class AgentSession(ResourceSession):
+class AgentRunSession(ResourceSession):
     """One run of the agent, which owns its loop: there are no tools, and no messages to begin with."""
 
     def __init__(self, run: Future[AgentRollout]) -> None:
@@ -61,7 +61,7 @@ class AgentSession(ResourceSession):
         return ToolResult(error=f"There is no tool {name}.")
 
 
-class AgentSessionFactory(ResourceSessionFactory[AgentSession]):
+class AgentSessionFactory(ResourceSessionFactory[AgentRunSession]):
     """Makes a run of the agent of each prompt that TRL's worker gives it.
 
     Args:
@@ -102,7 +102,7 @@ class AgentSessionFactory(ResourceSessionFactory[AgentSession]):
         threading.Thread(target=self._loop.run_forever, name="agent-sessions", daemon=True).start()
         self._client: AsyncRolloutClient | None = None
 
-    def create(self, task: Prompt, seed: int | None = None, episode_id: str | None = None) -> AgentSession:
+    def create(self, task: Prompt, seed: int | None = None, episode_id: str | None = None) -> AgentRunSession:
         """Begins a run. `seed` is the number of the group, `episode_id` the id of the sample.
 
         Raises:
@@ -112,7 +112,7 @@ class AgentSessionFactory(ResourceSessionFactory[AgentSession]):
             raise ValueError(f"A prompt of the worker is not in the dataset: {key[:200]}.")
         messages = [{"role": "user", "content": task}] if isinstance(task, str) else messages_of(task)
         sample: JsonObject = {**fields, "messages": cast(Any, messages), "idx": seed or 0, "id": episode_id}
-        return AgentSession(asyncio.run_coroutine_threadsafe(self._played(sample), self._loop))
+        return AgentRunSession(asyncio.run_coroutine_threadsafe(self._played(sample), self._loop))
 
     async def _played(self, sample: JsonObject) -> AgentRollout:
         if self._client is None:

@@ -1,4 +1,7 @@
-"""`ServiceRolloutWorker`: TRL's `RolloutWorkerProtocol`, with the rollouts played by the service."""
+"""`ServiceRolloutWorker`, TRL's `RolloutWorkerProtocol` played by the service, and `ServiceWeightTransfer`.
+
+The transfer is TRL's `WeightTransferProtocol`, by pushes of what changed over HTTP.
+"""
 
 import asyncio
 import itertools
@@ -9,16 +12,54 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Unpack
 
+import torch
+from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
-from rollout_client.contract.rollouts import JsonObject, SampleResult
+from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.calls.sync_client.pusher import PolicyPusher
+from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
+from rollout_client.results import RolloutsNotFinal, final_reward
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
 from rollout_client.trainers.trl import TrainerOptions, rollout_options
 from rollout_client.trainers.trl_async.group_samples import Metrics, ModelVersions, group_samples
-from rollout_client.trainers.trl_async.weight_transfer import ServiceWeightTransfer
+
+
+class ServiceWeightTransfer(WeightTransferProtocol):
+    """Pushes the trainer's weights to the service, which pauses and resumes its engines itself.
+
+    TRL sends no frozen parameters: the service has them.
+    """
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self._pusher: PolicyPusher | None = None
+        self.version: int | None = None
+        """The service's version of the weights that were sent last; `None` before the first."""
+
+    def init_weight_transfer(self) -> None:
+        self._client.wait_until_ready()
+
+    def pause(self) -> None:
+        """Does nothing: a push pauses each replica only while it swaps its weights."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Returns once every replica serves the weights. Keeps a copy of them in host memory, and needs another one."""
+        tensors = {name: tensor.cpu() for name, tensor in iterator}
+        if self._pusher is None:
+            is_partial = not self._client.policy_layout().tensors.keys() <= tensors.keys()
+            self._pusher = PolicyPusher(self._client, is_partial=is_partial)
+        self.version = self._pusher.push(tensors).version
+
+    def resume(self) -> None:
+        """Does nothing: see `pause`."""
+
+    def destroy(self) -> None:
+        """Does nothing: the caller owns the client."""
+
 
 MAX_LOST_GROUPS = 16
 """The worker fails after this many groups in succession without one final reward."""

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.cli.run.seeds import with_seeds
+from rollout_client.cli.run.plan import with_seeds
 from tests.clients.scripted_service import Json
 
 ROWS: list[Json] = [

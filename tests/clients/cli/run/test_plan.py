@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_client import SampleResult
 from rollout_client.calls.ndjson import BYTE_ORDER_MARK
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
-from rollout_client.cli.run.recovery import recovered
+from rollout_client.cli.run.results_file import recovered
 from rollout_client.data_out.files import json_line
 from tests.clients.scripted_service import result
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.cli.top.metrics import Series, Values
-from rollout_client.cli.top.rates import FORGOTTEN_AFTER_S, Rates
+from rollout_client.cli.top.metrics import FORGOTTEN_AFTER_S, Rates, Series, Values
 
 WINDOW_S = 1e6
 NAME = "rollout_turns_total"

@@ -5,8 +5,8 @@ import pytest
 from rollout_client.cli.top.command import duration_text, percent_text, rate_text
 from rollout_client.cli.top.metrics import Series, values_of
 from rollout_client.cli.top.view import GeneratorView, PolicyView, Reading, TaskView, Top
+from rollout_client.contract.info import DegradedPart
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, ReplicaPolicy
-from rollout_client.health_contract import DegradedPart
 from tests.clients.cli.top.recorded import FIRST, GENERATOR, SECOND, SECONDS_BETWEEN
 
 POLICY = PolicyState(current=0, versions=[], replicas=[ReplicaPolicy(replica_id=GENERATOR, version=0)])

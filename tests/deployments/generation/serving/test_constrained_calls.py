@@ -12,7 +12,7 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.journal import generated_fields, generated_of, written
 from deployments.sessions.records import GeneratedMessage
-from rollout_client.contract.rollouts import GivenMessage, Message
+from rollout_client.contract.messages import GivenMessage, Message
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 
 # Importing vLLM takes seconds.

@@ -17,7 +17,7 @@ from deployments.protocols.model_server import ServedRequest, ServedTokens
 from deployments.sessions.records import ChatContext, EngineCall, OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.contract.rollouts import RolloutDemand
+from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.deployments.storage.scripted_storage import ScriptedStorage

@@ -16,7 +16,7 @@ from deployments.sessions.failures import SessionClosed
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client.contract.rollouts import RolloutDemand
+from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest
 from tests.deployments.generation.serving.test_session_call import MORE, QUESTION, Replica, generate, runs
 from tests.deployments.sessions.renderer import PLAIN, small

@@ -23,8 +23,8 @@ import httpx
 from dotenv import dotenv_values
 from rich.console import Console
 
+from rollout_client.contract.info import Ready
 from rollout_client.contract.policy import PolicyState
-from rollout_client.health_contract import Ready
 from service.startup.config import REPOSITORY
 from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.nodes.namespaces import BRIDGE_ADDRESS, Namespace, namespaces

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rollout_client.contract.rollouts import Message
+from rollout_client.contract.messages import Message
 
 Ids = tuple[int, ...]
 

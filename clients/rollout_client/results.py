@@ -1,0 +1,274 @@
+"""Readings of a `SampleResult` for a trainer: token rows, final rewards, advantages, staleness. Needs only pydantic.
+
+A rollout has a final reward if it ended, rather than failed or was cut off. `resumed` continues one that was cut off.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollout_client.contract.base import read_label
+from rollout_client.contract.messages import FinishReason, GivenMessage, Message
+from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, SampleStatus
+from rollout_client.errors import RolloutError
+
+if TYPE_CHECKING:
+    from rollout_client.arrow.bodies import ArrowResponse
+
+FINAL_STATUSES: frozenset[SampleStatus] = frozenset({"completed", "truncated", "max_turns"})
+
+
+class RolloutsNotFinal(RolloutError):
+    """Some rollouts have no final reward, and the caller asked for all of them.
+
+    Args:
+        samples: the rollouts without a final reward; at least one.
+        total: the number of rollouts that were played, these included.
+    """
+
+    def __init__(self, samples: Sequence[SampleResult], total: int) -> None:
+        super().__init__(f"{len(samples)} of {total} rollouts have no final reward; {reason_not_final(samples[0])}")
+        self.samples = samples
+
+
+def final_reward(sample: SampleResult) -> float | None:
+    """`total_reward` where it is final; `None` for a rollout that failed, or ended by a deadline or a cancellation."""
+    return sample.total_reward if sample.status in FINAL_STATUSES else None
+
+
+def finish_reasons(sample: SampleResult) -> list[FinishReason | None]:
+    """Of each response of the log; `None` for one whose generation was interrupted."""
+    return [message.finish_reason for message in sample.message_log if message.generation_logprobs is not None]
+
+
+def last_finish_reason(sample: SampleResult) -> FinishReason | None:
+    """`None` without a response too."""
+    return (finish_reasons(sample) or [None])[-1]
+
+
+def is_clipped(sample: SampleResult) -> bool:
+    """Whether its length has cut the last response, so that the policy did not end it. TRL's
+    `mask_truncated_completions` takes such rollouts out of the loss, and verl's `clip_ratio` counts them."""
+    return last_finish_reason(sample) == "length"
+
+
+def reason_not_final(sample: SampleResult) -> str:
+    reason = sample.status if sample.error is None else f"{sample.error.kind} error: {sample.error.message}"
+    return f"idx {sample.idx} of task {sample.task_name}, generation {sample.generation_index}: {reason}"
+
+
+STD_EPSILON = 1e-4
+"""TRL's GRPOTrainer adds the same value to the standard deviation."""
+
+
+def group_relative_advantages(
+    rewards: Sequence[float | None],
+    groups: Sequence[Hashable],
+    *,
+    scale_rewards: bool = True,
+    epsilon: float = STD_EPSILON,
+) -> list[float]:
+    """`(reward - mean) / (std + epsilon)` over the rewards of one group, as in GRPO (arXiv:2402.03300).
+
+    Args:
+        rewards: one per rollout; `None` where a rollout has no final reward. Such a rollout enters no statistic of its
+            group, and its advantage is 0.
+        groups: the group of each rollout, of the same length as `rewards`. The advantage in a group of one is 0.
+        scale_rewards: divide by the standard deviation with n - 1 degrees of freedom, as TRL's GRPOTrainer does.
+            Without it the result is `reward - mean`, as in Dr. GRPO (arXiv:2503.20783).
+        epsilon: added to the standard deviation, so that equal rewards give 0 and not a division by zero.
+    """
+    rewards_by_group: dict[Hashable, list[float]] = defaultdict(list)
+    for reward, group in zip(rewards, groups, strict=True):
+        if reward is not None:
+            rewards_by_group[group].append(reward)
+    means = {group: math.fsum(found) / len(found) for group, found in rewards_by_group.items()}
+    scales = {
+        group: sample_std(found, means[group]) + epsilon if scale_rewards else 1.0
+        for group, found in rewards_by_group.items()
+    }
+    return [
+        0.0 if reward is None else (reward - means[group]) / scales[group]
+        for reward, group in zip(rewards, groups, strict=True)
+    ]
+
+
+def sample_std(values: Sequence[float], mean: float) -> float:
+    """Standard deviation of `values` with n - 1 degrees of freedom; 0 for a single value."""
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+
+
+def filled_in(rewards: Sequence[float | None], groups: Sequence[Hashable], otherwise: float) -> list[float]:
+    """The rewards; a missing one is the mean of its group, or `otherwise` where the group has no reward.
+
+    So the baseline of a group does not change.
+    """
+    known = defaultdict(list)
+    for group, reward in zip(groups, rewards, strict=True):
+        if reward is not None:
+            known[group].append(reward)
+    means = {group: sum(found) / len(found) for group, found in known.items()}
+    return [
+        means.get(group, otherwise) if reward is None else reward for group, reward in zip(groups, rewards, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Statistics over the generated tokens whose weight version is known; each token has the same weight.
+
+    The lag of a token is `trainer_version` less the version that made it: 0 is on-policy, and below 0 the service was
+    ahead. Without such tokens all but the counts are `None`.
+    """
+
+    tokens: int
+    """Generated tokens whose version is known."""
+    unknown_tokens: int
+    """Generated tokens without a version of this policy: those of a posted message log that had none, or another's."""
+    oldest: int | None = None
+    """The lowest version that made a token."""
+    newest: int | None = None
+    """The highest version that made a token."""
+    mean_lag: float | None = None
+    max_lag: int | None = None
+    """That of the oldest version."""
+
+
+def staleness(
+    rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int, name: str | None = None
+) -> Staleness:
+    """The staleness of one rollout, or of all rollouts of a response together, failed and stale ones included.
+
+    Args:
+        trainer_version: the version of the weights that are trained with these rollouts, as the trainer pushed them.
+        name: the policy that it is a version of; by default the one without a name.
+    """
+    samples = [rollouts] if isinstance(rollouts, SampleResult) else rollouts.samples
+    tokens_by_version: Counter[int] = Counter()
+    generated = 0
+    for message in (message for sample in samples for message in sample.message_log):
+        if message.generation_logprobs is not None:
+            generated += len(message.token_ids)
+            for span in message.weight_versions or []:
+                label = read_label(span.version)
+                if label.name == name:
+                    tokens_by_version[label.number] += span.end - span.start
+    tokens_by_version = +tokens_by_version
+    tokens = tokens_by_version.total()
+    if not tokens:
+        return Staleness(tokens=0, unknown_tokens=generated)
+    oldest = min(tokens_by_version)
+    lag = sum((trainer_version - version) * count for version, count in tokens_by_version.items())
+    return Staleness(
+        tokens=tokens,
+        unknown_tokens=generated - tokens,
+        oldest=oldest,
+        newest=max(tokens_by_version),
+        mean_lag=lag / tokens,
+        max_lag=trainer_version - oldest,
+    )
+
+
+def resumed(sample: SampleResult) -> SampleInput:
+    """A sample that continues `sample` from its last token, with all its fields; it can be posted as it is.
+
+    A response in whose middle it was cut off goes on as the same message. Its turns so far count towards
+    `max_rollout_turns`; its rewards so far stand on its messages, and the new result counts only what comes after.
+    Under greedy decoding it ends as if it had never been cut; sampled, also with a seed, it draws the rest anew.
+    """
+    return SampleInput.model_validate(
+        {
+            **(sample.model_extra or {}),
+            "id": sample.id,
+            "idx": sample.idx,
+            "task_name": sample.task_name,
+            "message_log": [
+                message.model_dump(exclude_unset=True, include=set(GivenMessage.model_fields))
+                for message in sample.message_log
+            ],
+            "extra_env_info": sample.extra_env_info,
+            "stop_strings": sample.stop_strings,
+            "observation_format": sample.observation_format,
+            "tools": sample.tools,
+            "chat_template_kwargs": sample.chat_template_kwargs,
+        }
+    )
+
+
+UNKNOWN_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """The tokens of one message log, in order; every list has one entry per token."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    """1 for a token that the policy generated; 0 for a token of the prompt or of the environment."""
+    generation_logprobs: list[float]
+    """Natural logarithms; 0 for a token that the policy did not generate."""
+    weight_versions: list[int]
+    """Numbers, without the name of a named policy; -1 for a token that no policy generated, or whose version the
+    service did not report."""
+    prompt_length: int
+    """Number of tokens before the first generated token; all tokens where none was generated."""
+
+    def without_tail(self) -> "TokenRow":
+        """The row up to its last generated token. No generation has seen what the environment said after that token."""
+        generated = [place for place, is_generated in enumerate(self.loss_mask) if is_generated]
+        return self.part(0, generated[-1] + 1 if generated else len(self.token_ids))
+
+    def part(self, start: int, end: int) -> "TokenRow":
+        """The tokens from `start` to before `end`."""
+        token_ids = self.token_ids[start:end]
+        return TokenRow(
+            token_ids,
+            self.loss_mask[start:end],
+            self.generation_logprobs[start:end],
+            self.weight_versions[start:end],
+            min(max(self.prompt_length - start, 0), len(token_ids)),
+        )
+
+
+def token_row(sample: SampleResult) -> TokenRow:
+    """Raises `ValueError` if a generated message does not have one log-probability per token."""
+    row = TokenRow([], [], [], [], prompt_length(sample.message_log))
+    for message in sample.message_log:
+        count = len(message.token_ids)
+        row.token_ids.extend(message.token_ids)
+        row.loss_mask.extend([int(message.generation_logprobs is not None)] * count)
+        row.generation_logprobs.extend(logprobs_of(message))
+        row.weight_versions.extend(versions_of(message))
+    return row
+
+
+def prompt_length(message_log: Iterable[Message]) -> int:
+    length = 0
+    for message in message_log:
+        if message.generation_logprobs:
+            break
+        length += len(message.token_ids)
+    return length
+
+
+def logprobs_of(message: Message) -> list[float]:
+    if message.generation_logprobs is None:
+        return [0.0] * len(message.token_ids)
+    if len(message.generation_logprobs) != len(message.token_ids):
+        raise ValueError(
+            f"A message has {len(message.token_ids)} token_ids and {len(message.generation_logprobs)} "
+            "generation_logprobs; there must be one for each token."
+        )
+    return message.generation_logprobs
+
+
+def versions_of(message: Message) -> list[int]:
+    versions = [UNKNOWN_VERSION] * len(message.token_ids)
+    if message.generation_logprobs is None:
+        return versions
+    for span in message.weight_versions or ():
+        end = min(span.end, len(versions))
+        versions[span.start : end] = [read_label(span.version).number] * (end - span.start)
+    return versions

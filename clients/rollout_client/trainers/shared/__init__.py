@@ -1,1 +1,0 @@
-"""What several trainer adapters use; no adapter itself."""
