@@ -12,6 +12,7 @@ from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.calls.sync_client.rollouts import RolloutStream
 from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.info import ServiceInfo, TaskInfo
+from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
 from rollout_client.contract.messages import GivenMessage, Message, PromptMessage, WeightVersionSpan
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult
 from rollout_client.contract.problems import FieldProblem, Problem
@@ -27,6 +28,7 @@ from rollout_client.contract.rollouts import (
     SampleResult,
     Sampling,
 )
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
@@ -59,6 +61,9 @@ __all__ = [
     "ContractDiffers",
     "FieldProblem",
     "GivenMessage",
+    "JobCursor",
+    "JobEvent",
+    "JobStatus",
     "Keep",
     "Message",
     "NoActiveRun",
@@ -85,6 +90,7 @@ __all__ = [
     "SampleError",
     "SampleInput",
     "SampleMetrics",
+    "SampleRange",
     "SampleResult",
     "Sampling",
     "ScoreOptions",
