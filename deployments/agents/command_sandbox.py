@@ -1,6 +1,6 @@
 """The sandbox of a command: bubblewrap, with one way out, which leads to the service.
 
-The command sees a port of its own loopback. `inside/relay.py` carries what comes there through a Unix socket, and this
+The command sees a port of its own loopback. `relay.py` carries what comes there through a Unix socket, and this
 replica carries it on to the address of the session.
 """
 

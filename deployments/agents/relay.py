@@ -2,7 +2,7 @@
 
     relay.py PORT SOCKET COMMAND...
 
-It listens on PORT of the sandbox's own loopback; the replica listens on SOCKET (`../command_sandbox.py`). It needs the
+It listens on PORT of the sandbox's own loopback; the replica listens on SOCKET (`command_sandbox.py`). It needs the
 standard library alone: the interpreter is any Python.
 """
 

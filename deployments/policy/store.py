@@ -222,7 +222,7 @@ class PolicyStore(CommandSource):
         self._registry.record_checksum(replica_id, loaded, checksum)
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `Payloads.read`; counterpart of `StoreSource` (`nodes/serve_sources.py`)."""
+        """Documented in `Payloads.read`; counterpart of `StoreSource` (`weight_sources.py`)."""
         if (adapter := self._named.path_of(version, checksum)) is not None:
             return await asyncio.to_thread(read_range, adapter, offset, count)
         return await self._payloads.read(version, checksum, offset, count)

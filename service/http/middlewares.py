@@ -2,7 +2,7 @@
 
 A browser sends requests of any page to services of its machine. A page whose name resolves to loopback could read the
 answers; `Host` gives it away. Another page cannot read them, but could change the weights; `Origin` gives it away. Both
-are refused before any route does anything. The reader of the contract's version is `rollout_client/contract_check.py`.
+are refused before any route does anything. The reader of the contract's version is `rollout_client/version.py`.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Reads the events of a job from the store, as they come, and writes them for the caller.
 
 An event of the store is what `service/jobs/journal.py` says. `job_event_lines` streams them as `JobEvent` of
-`rollout_client/jobs_contract.py`. `answer_of` makes the response to a `POST /rollout` of them, to the caller that began
-the job and to each that posts it again; its reader is `rollout_client/ndjson.py`.
+`rollout_client/contract/jobs.py`. `answer_of` makes the response to a `POST /rollout` of them, to the caller that began
+the job and to each that posts it again; its reader is `rollout_client/calls/ndjson.py`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`POST /score`: log-probabilities of given tokens, and their response as JSON.
 
-Counterpart: `rollout_client/async_client/score.py`.
+Counterpart: `rollout_client/calls/async_client/info.py`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """`GET /healthz`, `/readyz`, `/metrics` and `/info`: whether the service works, how it does, and what it is.
 
-Counterpart of `/info` in the client: `rollout_client/async_client/info.py`.
+Counterpart of `/info` in the client: `rollout_client/calls/async_client/info.py`.
 """
 
 from typing import Literal

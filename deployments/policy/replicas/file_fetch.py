@@ -20,7 +20,7 @@ class SourceFailed(Exception):
 
 
 class WeightsSource(Protocol):
-    """`StoreSource` and `ReplicaSource` (`serve_sources.py`) implement it over Serve handles."""
+    """`StoreSource` and `ReplicaSource` (`deployments/policy/weight_sources.py`) implement it over Serve handles."""
 
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
         """`count` bytes of the version's file from `offset` on; fewer at the end of the file.

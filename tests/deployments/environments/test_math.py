@@ -320,7 +320,7 @@ def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, deno
 
 
 def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
-    # When this fails, `exact.py` is needed no more.
+    # When this fails, `math_exact.py` is needed no more.
     near = "from math_verify import parse, verify; print(verify(parse('$2^{-99}$'), parse('$2^{-98}$')))"
     assert subprocess.run([sys.executable, "-c", near], check=True, capture_output=True, text=True).stdout == "True\n"
 

@@ -8,7 +8,7 @@ real engine. Whatever is sent, it must hold:
 - no answer is a 5xx, and none holds a traceback or a path of the server;
 - a 422 names the field;
 - the ingress's event loop never stands still for more than `MOST_GAP_MS` of its processor time, as a core of usual
-  speed counts it (`core_speed.py`);
+  speed counts it (`benchmarks/core_speed.py`);
 - afterwards the service is ready and plays rollouts, on the replicas that it had.
 
 The cases are appended to a file in portions, and what is there already is not sent again; a target that had problems

@@ -8,7 +8,7 @@ Each third of the run kills the same parts at the same times, always the younges
 one lives from the begin to the end, and its memory is measured. It must hold:
 
 - nothing grows: memory, descriptors, threads, shared memory, files, logs, tasks of asyncio, requests of the engines;
-  `growth.py` has the rule, `resources.py` the bounds;
+  `benchmarks/growth.py` has the rule, `resources.py` the bounds;
 - every rollout comes back without an error, and its spans are right; only a stream that went through a killed proxy or
   ingress replica breaks;
 - when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before.

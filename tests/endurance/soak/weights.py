@@ -4,7 +4,7 @@ The service runs as `make serve` runs it, with adapters. A trainer pushes full w
 and rollbacks, and now and then weights that have to be refused; four callers play rollouts all the time. After each
 push the processes of the service are looked at from outside. It must hold:
 
-- nothing grows: `growth.py` has the rule, `resources.py` the bounds;
+- nothing grows: `benchmarks/growth.py` has the rule, `resources.py` the bounds;
 - every rollout comes back without an error, although none of its calls may be repeated;
 - the spans of each rollout are right: `span_check.py`;
 - every `CHECK_EVERY` pushes, greedy rollouts have the log-probabilities that `POST /score` and transformers compute;
