@@ -137,7 +137,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         return self._engine.prefix_cache_tokens()
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `NodeWeights.read`; counterpart of `ReplicaSource` (`deployments/policy/replicas/node_weights.py`)."""
+        """Documented in `NodeWeights.read`; counterpart of `ReplicaSource` (`deployments/policy`)."""
         return await self._node_weights.read(version, checksum, offset, count)
 
     async def check_health(self) -> None:

@@ -1,7 +1,7 @@
 """What the rollouts of one ingress replica add to the metrics of the service.
 
-Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` before each name. Serve tags each with the
-replica. Times are in seconds.
+Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` before each name. Serve tags each with
+the replica. Times are in seconds.
 """
 
 from contextlib import AbstractContextManager

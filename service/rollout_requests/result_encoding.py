@@ -1,7 +1,7 @@
 """Encodes the results of a request beside other requests, large ones in threads, and the lines of a stream.
 
-A stream (`application/x-ndjson`), which `rollout_client/calls/ndjson.py` reads, has one line per rollout, in the order in
-which they end, then exactly one line with the summary or with the problem that ended the request. Each line is one
+A stream (`application/x-ndjson`), which `rollout_client/calls/ndjson.py` reads, has one line per rollout, in the order
+in which they end, then exactly one line with the summary or with the problem that ended the request. Each line is one
 JSON object.
 """
 

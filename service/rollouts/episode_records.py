@@ -1,7 +1,7 @@
 """What an episode is made from: its identity, its start, its limits, and the seeds of a repeatable request.
 
-`service/rollout_requests/episodes.py` makes them. Each sample, rollout and turn of a repeatable request samples with a seed
-derived from the one above it.
+`service/rollout_requests/episodes.py` makes them. Each sample, rollout and turn of a repeatable request samples with a
+seed derived from the one above it.
 """
 
 from array import array

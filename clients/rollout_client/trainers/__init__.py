@@ -1,1 +1,1 @@
-"""One module or package per trainer; `shared/` holds what several of them use. Each names the extra that it needs."""
+"""One module or package per trainer; several of them use `dataset_rows.py`. Each names the extra that it needs."""

@@ -1,7 +1,8 @@
 """From what arrived to one safetensors file with all tensors, ready to be validated.
 
 What arrives is a file with all tensors or some, a zstd stream, or a folder with a checkpoint or an adapter. No pickle
-is ever read. Memory holds one block of one tensor at a time. (`../replicas/delta_application.py` makes full weights of a delta.)
+is ever read. Memory holds one block of one tensor at a time. `../replicas/delta_application.py` makes full weights of a
+delta.
 """
 
 from collections.abc import Mapping

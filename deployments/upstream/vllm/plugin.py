@@ -113,7 +113,7 @@ def leave_out_head_adapters_of_prompts(runner: type[Any], logits_processor: type
 
     vLLM knows which adapter belongs to each token to be generated, and takes the rows of a prompt for such: it adds the
     adapters of other rollouts' output layers to them, or dies of the different number of rows. Adapters that change the
-    output layer are not scored with (`deployments/generation/engine.py`); for all others there is nothing to add to the logits.
+    output layer are not scored with (`deployments/generation/engine.py`); others add nothing to the logits.
 
     Args:
         runner: vLLM's `LoRAModelRunnerMixin`, of which all model runners are.
