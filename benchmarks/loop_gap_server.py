@@ -36,7 +36,7 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 
 MODEL = "models/tiny"
 TASK = "task"
@@ -143,7 +143,7 @@ class CancelsOnDisconnect:
 
 
 def build(with_stacks: bool) -> ASGIApp:
-    generator, limits = FreeGenerator(), Limits()
+    generator, limits = FreeGenerator(), RequestLimits()
     description = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
     factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version

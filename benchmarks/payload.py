@@ -51,7 +51,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.progress import ProgressLog
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, Limits
+from service.settings import AdmissionSettings, RequestLimits
 from service.startup.ports import free_port
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
@@ -95,7 +95,7 @@ class EndedRollouts(RolloutService):
 
     def __init__(self, results: list[SampleResult]) -> None:
         admission = Admission(AdmissionSettings(), max_model_len=1)
-        super().__init__(None, {}, RemotePolicy(None), None, Limits(), admission)  # type: ignore[arg-type]
+        super().__init__(None, {}, RemotePolicy(None), None, RequestLimits(), admission)  # type: ignore[arg-type]
         self._ended_results = results
 
     async def check_ready(self) -> None:

@@ -22,7 +22,7 @@ from service.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, Limits, ServiceSettings
+from service.settings import AdmissionSettings, RequestLimits, ServiceSettings
 
 Schema = dict[str, Any]
 STORE_FAILURES: dict[str, type[StoreFailure]] = {
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def http_page() -> Iterator[str]:
     admission = Admission(AdmissionSettings(), max_model_len=1)
-    rollouts = RolloutService(None, {}, RemotePolicy(None), None, Limits(), admission)  # type: ignore[arg-type]  # nothing is called
+    rollouts = RolloutService(None, {}, RemotePolicy(None), None, RequestLimits(), admission)  # type: ignore[arg-type]  # nothing is called
     document = build_http_app(rollouts, OPEN_TO_ALL).openapi()
     yield "# HTTP"
     yield f"\n{document['info'].get('description', '')}\n"

@@ -99,7 +99,7 @@ class EnvironmentSettings(StrictSettings):
         return self
 
 
-class Limits(StrictSettings):
+class RequestLimits(StrictSettings):
     """What one request may ask for, and how long its generations and steps may take."""
 
     max_body_bytes: int = Field(default=256 * MIB, ge=1)
@@ -136,11 +136,11 @@ class AdmissionSettings(StrictSettings):
     """What may be in flight. A `POST /rollout` beyond it gets 429 with `Retry-After`, and the client waits."""
 
     replica: AdmissionBounds = AdmissionBounds(
-        # 5 GB at 40 KB a rollout: twice the largest request that `Limits` allows by default.
+        # 5 GB at 40 KB a rollout: twice the largest request that `RequestLimits` allows by default.
         max_rollouts=131_072,
         # 26 GB at 12 bytes a token, if all rollouts reach their bound: 65,536 rollouts of 32,768 tokens.
         max_tokens=2**31,
-        # A parsed body takes several times its bytes: twice the largest body that `Limits` allows by default.
+        # A parsed body takes several times its bytes: twice the largest body that `RequestLimits` allows by default.
         max_body_bytes=512 * MIB,
     )
     """Of one ingress replica: they bound its memory."""
@@ -185,7 +185,7 @@ class ServiceSettings(StrictSettings):
     """What environments and answers show of responses beside their text: tool calls and reasoning."""
     access: AccessSettings = AccessSettings()
     """Who may use the service."""
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     """Of one request."""
     admission: AdmissionSettings = AdmissionSettings()
     """Of all requests together."""

@@ -102,17 +102,10 @@ def problems(path: str, tree: ast.Module) -> Iterator[str]:
             for alias in node.names:
                 if alias.asname == alias.name or path.endswith("__init__.py"):
                     yield f"{node.lineno}: {alias.name} is re-exported: import it from {node.module}"
-        if text := docstring(node):
-            opener = text.split(maxsplit=1)[0]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            opener = " ".join(node.value.value.split(maxsplit=1)[:1])
             if opener in WEAK_OPENERS:
                 yield f"{node.lineno}: a docstring begins with {opener!r}: begin with a noun or a verb"
-
-
-def docstring(node: ast.AST) -> str:
-    """The text of a string that stands alone, below a definition or a field."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return node.value.value.strip()
-    return ""
 
 
 def is_module(path: str) -> bool:

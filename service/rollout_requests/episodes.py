@@ -26,7 +26,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.staleness import VersionBounds
 from service.scheduling.priority import share_of
-from service.settings import Limits
+from service.settings import RequestLimits
 
 NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})
 NO_FAILURES: Mapping[int, RolloutFailure] = MappingProxyType({})
@@ -56,7 +56,7 @@ class EpisodeFactory:
     task_names: frozenset[str]
     generator: GeneratorDescription
     tokenizer: TransformersChatTokenizer
-    limits: Limits
+    limits: RequestLimits
     agents: Mapping[str, AgentSettings] = field(default_factory=dict)
     """By task."""
 

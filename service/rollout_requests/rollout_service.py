@@ -44,7 +44,7 @@ from service.rollouts.pacing import LoopPacer
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.scoring.scoring import Scoring
-from service.settings import Limits, ServiceSettings
+from service.settings import RequestLimits, ServiceSettings
 
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
@@ -148,7 +148,7 @@ class RolloutService:
         environments: Mapping[str, Environment],
         policy: RemotePolicy,
         episode_factory: EpisodeFactory,
-        limits: Limits,
+        limits: RequestLimits,
         admission: Admission,
         task_sampler: TaskSampler | None = None,
         response_parser: ResponseParser | None = None,

@@ -18,7 +18,7 @@ from deployments.protocols.model_server import public_model_name
 from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
-from service.settings import AdmissionSettings, Limits
+from service.settings import AdmissionSettings, RequestLimits
 
 NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine"}
 """Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere. The others say what one engine can do."""
@@ -27,7 +27,7 @@ NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine"}
 def service_info(
     generator: GeneratorDescription,
     tokenizer: TokenizerInfo,
-    limits: Limits,
+    limits: RequestLimits,
     admission: AdmissionSettings,
     policy_version: int | None,
     tasks: Iterable[str],

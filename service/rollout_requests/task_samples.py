@@ -18,7 +18,7 @@ from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
-from service.settings import Limits
+from service.settings import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class TaskSampler:
         return drawn if revision is None else drawn.model_copy(update={"revision": revision})
 
     async def fill(
-        self, request: RolloutRequest, parser: BodyParser, limits: Limits, hold: Callable[[int], None]
+        self, request: RolloutRequest, parser: BodyParser, limits: RequestLimits, hold: Callable[[int], None]
     ) -> int:
         """Puts the samples of `samples_from` into the request. Returns how many bytes of JSON they took.
 
@@ -96,7 +96,7 @@ class TaskSampler:
         request.samples = (await parser.parse(body.document({}), JSON)).samples
         return size
 
-    def _refuse_invalid(self, request: RolloutRequest, limits: Limits) -> None:
+    def _refuse_invalid(self, request: RolloutRequest, limits: RequestLimits) -> None:
         problems = [
             unknown_task(f"samples_from[{place}].task_name", wanted.task_name, self.environments)
             for place, wanted in enumerate(request.samples_from)

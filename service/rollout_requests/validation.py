@@ -17,7 +17,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from service.problems import NON_FINITE, invalid_request, unknown_task
 from service.rollout_requests.parsing import rollouts_problem
-from service.settings import Limits
+from service.settings import RequestLimits
 
 JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")
 """Of a sample; any JSON."""
@@ -29,7 +29,7 @@ class Capabilities:
 
     task_names: Set[str]
     generator: GeneratorDescription
-    limits: Limits
+    limits: RequestLimits
     started_tasks: Set[str] = frozenset()
     """Whose environments may make the first messages themselves."""
     agent_tasks: Set[str] = frozenset()
@@ -49,7 +49,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
         yield from sample_problems(f"samples[{position}]", sample, capabilities)
 
 
-def refuse_large_echo(num_generations: int, body_bytes: int, limits: Limits) -> None:
+def refuse_large_echo(num_generations: int, body_bytes: int, limits: RequestLimits) -> None:
     """Raises `RequestProblem` (422) if what the results repeat of the samples would be too large."""
     most_bytes, echoed_bytes = limits.max_echoed_bytes_per_request, body_bytes * num_generations
     if echoed_bytes > most_bytes:

@@ -30,7 +30,7 @@ class ScoreBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions:
+class ParsedScoreOptions:
     """What holds for all sequences of a request."""
 
     top_k: int
@@ -49,7 +49,7 @@ class SequenceToScore:
 
 @dataclass(frozen=True, slots=True)
 class ParsedScoreRequest:
-    options: ScoreOptions
+    options: ParsedScoreOptions
     sequences: Sequence[SequenceToScore]
 
     @property
@@ -67,7 +67,7 @@ def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> Parsed
         raise invalid_request(problem)
     starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)
     return ParsedScoreRequest(
-        ScoreOptions(request.top_k, request.policy, request.priority, request.retries),
+        ParsedScoreOptions(request.top_k, request.policy, request.priority, request.retries),
         [
             SequenceToScore(packed_ids(token_ids), start)
             for token_ids, start in zip(request.sequences, starts, strict=True)
@@ -128,6 +128,6 @@ def split_score_request(request: ParsedScoreRequest, slice_bytes: int) -> Iterat
     yield pickle.dumps(sequences, pickle.HIGHEST_PROTOCOL)
 
 
-def joined_score_request(options: ScoreOptions, slices: Iterable[bytes]) -> ParsedScoreRequest:
+def joined_score_request(options: ParsedScoreOptions, slices: Iterable[bytes]) -> ParsedScoreRequest:
     """The request that `split_score_request` has split."""
     return ParsedScoreRequest(options, [sequence for slice_ in slices for sequence in pickle.loads(slice_)])

@@ -31,7 +31,7 @@ from service.rollouts.retries import with_retries
 from service.rollouts.staleness import refuse_dropped
 from service.scheduling.priority import share_of
 from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
-from service.settings import Limits
+from service.settings import RequestLimits
 
 MOST_AT_ONCE = 2048
 """Sequences of one request that wait or run: more than the engines of a large service run at once."""
@@ -87,7 +87,7 @@ class Scoring:
         self,
         generator_for: Callable[[Caller], Generator],
         policy: RemotePolicy,
-        limits: Limits,
+        limits: RequestLimits,
         describe: Callable[[], GeneratorDescription],
     ) -> None:
         self._generator_for = generator_for

@@ -30,7 +30,7 @@ STARTED_WITHIN_S = 120.0
 NO_SERVICE = "No service runs here: start one with `make serve`."
 
 
-class Cluster(Protocol):
+class ReloadableCluster(Protocol):
     """What a reload needs of Serve."""
 
     def applications(self) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ class Cluster(Protocol):
     def kill(self, actor_name: str) -> None: ...
 
 
-class ServeCluster(Cluster):
+class ServeCluster(ReloadableCluster):
     """The Serve of the Ray cluster that this process is connected to."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ def environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
     return ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
 
 
-def reload_environment(task_name: str, cluster: Cluster) -> int:
+def reload_environment(task_name: str, cluster: ReloadableCluster) -> int:
     """Replaces the replicas of the environment, one after the other, and returns how many.
 
     Raises:
@@ -170,18 +170,20 @@ def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
     raise not_played(task_name, tasks)
 
 
-def running_replicas(cluster: Cluster, application_name: str, task_name: str) -> list[str]:
+def running_replicas(cluster: ReloadableCluster, application_name: str, task_name: str) -> list[str]:
     """The names of their actors."""
     replicas = deployment_of(cluster, application_name, task_name)["replicas"]
     return [replica["actor_name"] for replica in replicas if replica["state"] == "RUNNING"]
 
 
-def deployment_of(cluster: Cluster, application_name: str, task_name: str) -> Mapping[str, Any]:
+def deployment_of(cluster: ReloadableCluster, application_name: str, task_name: str) -> Mapping[str, Any]:
     deployment: Mapping[str, Any] = cluster.applications()[application_name]["deployments"][task_name]
     return deployment
 
 
-def wait_for_new(cluster: Cluster, application_name: str, task_name: str, old: str, replicas: int, before: str) -> None:
+def wait_for_new(
+    cluster: ReloadableCluster, application_name: str, task_name: str, old: str, replicas: int, before: str
+) -> None:
     """Waits until as many replicas run as before, without the old one.
 
     Args:

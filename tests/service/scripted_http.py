@@ -26,7 +26,7 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import provide
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, Limits
+from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_store import ScriptedStore
@@ -34,7 +34,7 @@ from tests.service.scripted_store import ScriptedStore
 VOCAB_SIZE = 262
 MAX_MODEL_LEN = 100
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
-LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
+LIMITS = RequestLimits(max_body_bytes=4096, max_rollouts_per_request=100)
 tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 
@@ -42,7 +42,7 @@ Returned = TypeVar("Returned")
 class ScriptedHttp:
     def __init__(
         self,
-        limits: Limits = LIMITS,
+        limits: RequestLimits = LIMITS,
         sets_request_id_header: bool = True,
         admission: AdmissionSettings | None = None,
         generator: ScriptedGenerator | None = None,

@@ -13,7 +13,7 @@ from service.access.keys import Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts
 from service.problems import RequestProblem
-from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 from tests import virtual_time
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -170,7 +170,7 @@ def test_a_bound_of_the_service_is_shared_by_the_ingress_replicas() -> None:
 
 
 def test_the_default_bounds_admit_the_largest_request_that_the_default_limits_allow_twice() -> None:
-    limits, bounds = Limits(), AdmissionSettings().replica
+    limits, bounds = RequestLimits(), AdmissionSettings().replica
     assert bounds.max_rollouts == 2 * limits.max_rollouts_per_request
     assert bounds.max_body_bytes == 2 * limits.max_body_bytes
     assert bounds.max_tokens == limits.max_rollouts_per_request * 32_768

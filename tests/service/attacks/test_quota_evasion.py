@@ -14,7 +14,7 @@ import pytest
 from deployments.failures import GenerationRejected
 from service.access.access_control import AccessControl
 from service.admission.capacity import Amounts
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.service.jobs import scripted_ingresses
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.jobs.test_jobs import GivenKeys, entry
@@ -32,7 +32,7 @@ def keyed(
     folder: Path, generator: ScriptedGenerator | None = None, ingress_replicas: int = 1, **quotas: int
 ) -> KeyedHttp:
     fields = {"rollout": {"quotas": quotas}}
-    return KeyedHttp(folder, fields, limits=Limits(), generator=generator, ingress_replicas=ingress_replicas)
+    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator, ingress_replicas=ingress_replicas)
 
 
 def held_by_key(service: KeyedHttp) -> Amounts:
@@ -167,7 +167,7 @@ def test_requests_that_are_cancelled_before_their_tokens_come_are_charged_all_th
 
 
 def test_a_compressed_bomb_is_neither_read_without_a_key_nor_held_with_one(tmp_path: Path) -> None:
-    service = KeyedHttp(tmp_path, limits=Limits(max_body_bytes=2**20))
+    service = KeyedHttp(tmp_path, limits=RequestLimits(max_body_bytes=2**20))
     bomb = gzip.compress(bytes(BOMB_BYTES))
     read: list[int] = []
 

@@ -22,7 +22,7 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
-from service.settings import AdmissionSettings, Limits
+from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 from tests.paths import TINY_MODEL
@@ -32,7 +32,7 @@ from tests.service.scripted_store import ScriptedStore
 
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
-LIMITS = Limits(max_body_bytes=2**16)
+LIMITS = RequestLimits(max_body_bytes=2**16)
 SETTINGS = JobsSettings(lease_s=5, keep_s=3600, abandoned_after_s=20)
 ENDS_WITHIN_S = 300.0
 tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))

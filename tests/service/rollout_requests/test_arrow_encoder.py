@@ -29,7 +29,7 @@ from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollouts.episode_records import Echo
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.clients.scripted_service import SUMMARY, Json, result
 from tests.service.scripted_http import ScriptedHttp
 
@@ -275,7 +275,7 @@ def test_a_further_rollout_of_a_group_takes_no_memory_for_what_the_group_shares(
 
 
 def test_the_service_answers_the_same_in_either_encoding() -> None:
-    service = ScriptedHttp(Limits())
+    service = ScriptedHttp(RequestLimits())
     service.generator.script = ["A", GenerationRejected("no"), "B\u2028\u00e9"]
     observation = StepOutcome({"role": "user", "content": ""}, {"form": 0.5, "sum": 1.0}, terminated=True)
     service.environments["math"].script = [observation]

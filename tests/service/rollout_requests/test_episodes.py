@@ -23,7 +23,7 @@ from service.rollout_requests.episodes import (
     stop_strings_of,
 )
 from service.rollouts.episode import Episode
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.deployments.chat.observed import observed
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
@@ -309,7 +309,7 @@ def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> N
 def test_an_episode_of_a_long_prompt_takes_less_than_3_kb() -> None:
     """The prompt has a megabyte of text, of token ids and of echoed fields."""
     description = replace(DESCRIPTION, max_model_len=2**30)
-    factory = EpisodeFactory(frozenset({"math"}), description, tokenizer, Limits())
+    factory = EpisodeFactory(frozenset({"math"}), description, tokenizer, RequestLimits())
     log = [{"role": "user", "content": "a" * 128, "token_ids": [64] * 32}] * 8192
     given = sample_input(messages=None, message_log=log, stop_strings=["!" * 1024] * 128, note=["far" * 2**18])
     tracemalloc.start()

@@ -34,7 +34,7 @@ from service.rollout_requests.rollout_service import (
 )
 from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollouts.episode import Episode
-from service.settings import AdmissionSettings, Limits, ServiceSettings
+from service.settings import AdmissionSettings, RequestLimits, ServiceSettings
 from tests import virtual_time
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -71,7 +71,7 @@ class Service:
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         generator: ScriptedGenerator | None = None,
         math: ScriptedEnvironment | None = None,
         factory_type: type[EpisodeFactory] = EpisodeFactory,
@@ -83,7 +83,7 @@ class Service:
         }
         self.store = GatedStore()
         unchecked_store: Any = self.store
-        limits = limits or Limits()
+        limits = limits or RequestLimits()
         factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         self.policy = RemotePolicy(unchecked_store)
         self.service = RolloutService(self.generator, self.environments, self.policy, factory, limits, UNUSED_ADMISSION)
@@ -435,7 +435,7 @@ def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
 
 def test_the_configured_timeout_without_a_token_goes_to_the_engine_with_each_generation() -> None:
     generator = ScriptedGenerator(["A"])
-    virtual_time.run(Service(Limits(generation_timeout_s=3), generator).play(request_of()))
+    virtual_time.run(Service(RequestLimits(generation_timeout_s=3), generator).play(request_of()))
     assert [request.token_timeout_s for request in generator.requests] == [3]
 
 
@@ -497,7 +497,7 @@ def test_every_task_is_described() -> None:
     service.environments["code"] = Describing([])
     no_factory: Any = None
     service.service = RolloutService(
-        service.generator, service.environments, service.policy, no_factory, Limits(), UNUSED_ADMISSION
+        service.generator, service.environments, service.policy, no_factory, RequestLimits(), UNUSED_ADMISSION
     )
     tasks = virtual_time.run(service.service.tasks())
     assert [(task.task_name, task.description, task.fields) for task in tasks] == [

@@ -9,11 +9,11 @@ from deployments.protocols.generation import GeneratorDescription
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import Capabilities, holds_non_finite, request_problems
-from service.settings import Limits
+from service.settings import RequestLimits
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 CAPABILITIES = Capabilities(
-    frozenset({"math", "chess"}), GeneratorDescription("tiny", 100, 262), Limits(max_rollouts_per_request=6)
+    frozenset({"math", "chess"}), GeneratorDescription("tiny", 100, 262), RequestLimits(max_rollouts_per_request=6)
 )
 
 

@@ -17,7 +17,7 @@ import uvicorn
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from service.admission.capacity import Amounts
-from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 from tests.service.scripted_http import MAX_MODEL_LEN, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -31,7 +31,7 @@ WITHIN_S = 40.0
 
 
 def scripted(**bounds: int) -> ScriptedHttp:
-    return ScriptedHttp(Limits(), admission=AdmissionSettings(replica=AdmissionBounds(**bounds)))
+    return ScriptedHttp(RequestLimits(), admission=AdmissionSettings(replica=AdmissionBounds(**bounds)))
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def test_a_request_that_can_never_be_admitted_names_the_bound() -> None:
 
 def test_a_body_over_the_limit_of_one_request_is_refused_with_that_limit() -> None:
     settings = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=1000))
-    response = ScriptedHttp(Limits(max_body_bytes=500), admission=settings).post(b" " * 501)
+    response = ScriptedHttp(RequestLimits(max_body_bytes=500), admission=settings).post(b" " * 501)
     assert (response.status_code, response.json()["errors"][0]["message"]) == (
         413,
         "it is larger than the limit of 500 bytes; split the request",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -276,7 +276,7 @@ TOOL = {"type": "function"}
 def test_what_is_over_a_bound_of_the_contract_is_refused_with_the_bound(
     body: dict[str, Any], field: str, message: str
 ) -> None:
-    service = ScriptedHttp(Limits(max_body_bytes=2**16))
+    service = ScriptedHttp(RequestLimits(max_body_bytes=2**16))
     [error] = service.post(body).json()["errors"]
     assert (error["field"], error["message"]) == (field, message)
     assert not service.has_started_something
@@ -284,14 +284,14 @@ def test_what_is_over_a_bound_of_the_contract_is_refused_with_the_bound(
 
 def test_stop_strings_and_tools_may_be_as_many_as_the_bounds_say() -> None:
     sample = {**GOOD, "stop_strings": ["." * 1024, *["."] * 127], "tools": [TOOL] * 128}
-    assert ScriptedHttp(Limits(max_body_bytes=2**16)).post({"samples": [sample]}).status_code == 200
+    assert ScriptedHttp(RequestLimits(max_body_bytes=2**16)).post({"samples": [sample]}).status_code == 200
 
 
 def test_what_the_results_repeat_of_a_request_is_bounded() -> None:
     body = json.dumps({"samples": [GOOD], "num_generations": 3})
-    allowed = Limits(max_echoed_bytes_per_request=3 * len(body))
+    allowed = RequestLimits(max_echoed_bytes_per_request=3 * len(body))
     assert ScriptedHttp(allowed).post(body).status_code == 200
-    service = ScriptedHttp(Limits(max_echoed_bytes_per_request=3 * len(body) - 1))
+    service = ScriptedHttp(RequestLimits(max_echoed_bytes_per_request=3 * len(body) - 1))
     response = service.post(body)
     assert response.status_code == 422
     assert response.json()["errors"] == [

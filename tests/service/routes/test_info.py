@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_client.version import CONTRACT_VERSION
-from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
@@ -15,7 +15,7 @@ tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
-    limits, admission = Limits(max_body_bytes=7), AdmissionSettings(replica=AdmissionBounds(max_rollouts=5))
+    limits, admission = RequestLimits(max_body_bytes=7), AdmissionSettings(replica=AdmissionBounds(max_rollouts=5))
     response = ScriptedHttp(limits, admission=admission).request("GET", "/v1/info")
     assert response.status_code == 200
     assert response.json() == {

@@ -18,7 +18,7 @@ from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollout_requests.result_encoding import sample_line
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.service.scripted_http import ScriptedHttp
 
 JSON = "application/json"
@@ -171,7 +171,7 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
     monkeypatch.setattr(JsonResponseEncoder, "body", fail)
     for bound in (10_000, 1):
         monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", bound)
-        response = ScriptedHttp(Limits()).post({"samples": [GOOD]})
+        response = ScriptedHttp(RequestLimits()).post({"samples": [GOOD]})
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
 
 

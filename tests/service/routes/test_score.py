@@ -12,7 +12,7 @@ from deployments.protocols.generation import RequestShare, ScoringRequest
 from rollout_client import SequenceScore
 from service.problems import JSON_WORDS
 from service.rollouts import retries
-from service.settings import Limits
+from service.settings import RequestLimits
 from tests.service.scoring_generator import Answer, ScoringGenerator
 from tests.service.scripted_http import LIMITS, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
@@ -25,7 +25,7 @@ def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "JITTER_S", 0.0)
 
 
-def scoring(*answers: Answer, limits: Limits = LIMITS) -> tuple[ScriptedHttp, ScoringGenerator]:
+def scoring(*answers: Answer, limits: RequestLimits = LIMITS) -> tuple[ScriptedHttp, ScoringGenerator]:
     generator = ScoringGenerator([""], answers=list(answers))
     return ScriptedHttp(limits, generator=generator), generator
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(
 
 
 def test_a_body_over_the_limit_is_refused() -> None:
-    service, _ = scoring(limits=Limits(max_body_bytes=100))
+    service, _ = scoring(limits=RequestLimits(max_body_bytes=100))
     response = post(service, sequences=[[1] * 90])
     assert response.status_code == 413
     assert "larger than the limit of 100 bytes" in response.json()["detail"]

@@ -26,7 +26,7 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AccessSettings, AdmissionSettings, Limits
+from service.settings import AccessSettings, AdmissionSettings, RequestLimits
 from tests.service.scripted_http import VOCAB_SIZE, tokenizer
 from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks
@@ -51,7 +51,7 @@ class StoreWithReplicas(ScriptedStore):
 
 
 def app_of(access: AccessControl) -> FastAPI:
-    environments, limits = tasks(), Limits()
+    environments, limits = tasks(), RequestLimits()
     description = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
     factory = EpisodeFactory(frozenset(environments), description, tokenizer, limits)
     policy = RemotePolicy(StoreWithReplicas())  # type: ignore[arg-type]
