@@ -307,7 +307,7 @@ READERS = {
     "choices of a call": Reader(
         lambda text: choices.choices_of("chat/completions", text.encode(), 8),
         ['"n', '"\\u006', '"n"', '{"n":', "["],
-        ("service/model_server/call_bodies.py::FIELD_IN_JSON",),
+        ("service/model_server/call_bodies.py::CHOICES_FIELD_IN_JSON",),
     ),
     "number of an event": Reader(
         lambda text: error_events.SEQUENCE_NUMBER.findall(text.encode()),

@@ -15,7 +15,7 @@ from service.startup.processes import wait_for_ends
 GONE_WITHIN_S = 40.0
 REPLICA = """
 from multiprocessing import Pipe, get_context
-from tests.deployments.generation import test_parent_death
+from tests.deployments.workers import test_parent_death
 
 receiver, sender = Pipe(duplex=False)
 get_context("{method}").Process(target=test_parent_death.{target}, args=(sender, 1)).start()
