@@ -348,6 +348,7 @@ OF_OUR_OWN_TEXT = {
 """Expressions for what neither a model nor a caller writes."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("reader", "piece"),

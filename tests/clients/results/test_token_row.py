@@ -55,7 +55,7 @@ def test_a_generated_message_needs_one_logprob_per_token() -> None:
 def test_importing_the_client_and_the_results_imports_neither_torch_nor_numpy() -> None:
     program = (
         "import sys, rollout_client\n"
-        "from rollout_client.results import advantages, final_rewards, token_row\n"
+        "from rollout_client.results import final_reward, group_relative_advantages, token_row\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

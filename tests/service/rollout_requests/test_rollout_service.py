@@ -508,7 +508,11 @@ def test_every_task_is_described() -> None:
 
 
 @pytest.mark.parametrize("named", ["model", "tokenizer"])
-def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(named: str) -> None:
+def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
     class Small(ScriptedGenerator):
         async def describe(self) -> GeneratorDescription:
             return GeneratorDescription("tiny", max_model_len=60, vocab_size=300)
