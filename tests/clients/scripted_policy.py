@@ -158,6 +158,7 @@ def layout_of(tensors: dict[str, tuple[str, list[int]]]) -> PolicyLayout:
 
 def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:

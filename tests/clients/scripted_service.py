@@ -231,13 +231,36 @@ class ScriptedService:
             return {"tokens": self.vocabulary}
 
 
+class QuickServer(uvicorn.Server):
+    """Stops within milliseconds of `should_exit`, where uvicorn's own server takes a fifth of a second."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:
+            await asyncio.sleep(0.005)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listening in sockets or []:
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        tasks = self.server_state.tasks
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self.config.timeout_graceful_shutdown)
+            for task in late:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """Serves on a free port of loopback for the length of the block."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = QuickServer(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:
