@@ -10,16 +10,6 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 SERVICE ?= cpu
-PUSHES ?= 1000
-UPDATES ?= 50
-CASES ?= 3000
-PARTS ?= routes,bodies,slow,agents
-KIND ?= all
-ROUNDS ?= 20
-MINUTES ?= 600
-RESULTS ?= chaos.jsonl
-SESSIONS ?= 1000
-FIRST ?= 0
 # The tests of the page of GET /ui, which run in a browser.
 UI_TESTS := tests/service/ui/browser
 CHROMIUM ?= /usr/bin/chromium
@@ -29,65 +19,26 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test ui-test ui-pictures \
-	bench bench-agents bench-observability bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
-	small-model measure-small-model
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
+	test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+	ui-test ui-pictures bench soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock sbom tiny-model small-model \
+	measure-small-model
 
 help:
-	@echo "make demo           set up, start the service, play a mixed batch, show it, stop (MODEL=models/small, TASK=code)"
-	@echo "make task-page      serve every task, play each, write docs/reference/tasks.md with a transcript of each (MODEL=models/small)"
-	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
-	@echo "make reload TASK=NAME  start one environment of the running service anew, with its code as it is now"
-	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
-	@echo "make train-async    the same one step off-policy: the next rollouts are played while the trainer trains, train_async.png"
-	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
-	@echo "make train-agent    train an environment of verifiers and an agent with a tool through sessions; a gain below 20 points fails"
-	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
-	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
-	@echo "make test           lint, test-fast, then the tests of the running service"
-	@echo "make test-long      the tests that make test leaves out, and its laws with four times as many examples"
-	@echo "make test-all       make test and make test-long, then what takes longer still: attacks, bridges, coverage of the replicas"
-	@echo "make test-attacks   attack the sandbox under each isolation that it knows; skipped is what cannot be walled in on this machine"
-	@echo "make test-bridges   test the bridges to collections of environments against the real packages, in environments of their own"
-	@echo "make test-agents    test agents of OpenAI's Agents SDK, LangGraph, smolagents, NeMo-Gym and TRL with the service, in environments of their own"
-	@echo "make test-trackers  test log_rollouts against wandb, trackio and MLflow, in an environment of their own"
-	@echo "make ui-test        test the page of GET /ui in Chromium, with 10,000 rollouts too (needs node 20.19 or newer; a few minutes)"
-	@echo "make ui-pictures    take the pictures of docs/ui.md anew, in light and dark"
-	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
-	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
-	@echo "make picture-trace      start the service, play one request, draw its spans as a waterfall, trace.svg"
-	@echo "make picture-dashboard  start the service and Prometheus, draw the main panels of the dashboard under a short load, dashboard.png"
-	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.episode_records*\")"
-	@echo "make docs           build the documentation into site/; a broken link or reference fails"
-	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30 SHAPE=ramp CLASSES=groups,agent TASKS=math WORKERS=2 BOUNDS=\"--max-p95-s 10\")"
-	@echo "make compose-test   build the images, run the service, Prometheus, Grafana and locust in containers, ask each, take all down (SERVICE=cluster WITHOUT=grafana)"
-	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
-	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (a quarter of an hour; STEP_MS=0: with an engine that shares their processors)"
-	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (ten minutes)"
-	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
-	@echo "make bench-cancellation  set up, measure how long engine and environment go on with what nobody waits for (ROUNDS=5)"
-	@echo "make bench-journal  set up, measure what an Idempotency-Key costs in throughput, with simulated engines"
-	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
-	@echo "make bench-async    set up, measure a step of an asynchronous training on simulated engines, against generating and training alone"
-	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
-	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
-	@echo "make bench-code     set up, measure how many small programs the task code judges in a second, under each isolation"
-	@echo "make bench-retrieval  set up, measure how many searches over 10,000 documents the task retrieval answers in a second"
-	@echo "make bench-tasks    set up, measure the steps of the tasks math and sliding_puzzle in their environments alone"
-	@echo "make bench-reward-model  set up, measure what batching gains for a reward model in a deployment of its own"
-	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
-	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
-	@echo "make soak           set up, start the service, play requests of every kind while parts are killed and weights pushed: nothing grows (MINUTES=15)"
-	@echo "make fuzz           set up, attack every route of a service with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow,agents ONLY=score RESULTS=fuzz.jsonl)"
-	@echo "make chaos          set up, start the service, kill its parts during 256 games, again and again (KIND=proxy,store ROUNDS=20 MINUTES=8)"
-	@echo "make chaos-sessions  the same with agents that have sessions, their clients, and replicas that work for them (KIND=agent,ingress ROUNDS=10)"
-	@echo "make session-laws   set up, play 1,000 random sessions on the embedded model: their records are what was answered (SESSIONS=100 FIRST=0)"
-	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
-	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
-	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
-	@echo "make setup          only set up $(VENV); make lint: only lint and types"
-	@echo "make lock           write the locks with hashes: cpu.lock from what $(VENV) holds, gpu.lock, and those of packages beside it"
-	@echo "make sbom           write what the images hold as CycloneDX: sbom-cpu.json, sbom-gpu.json; of the page: sbom-page.json"
+	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=models/small TASK=code)"
+	@echo "make serve         set up and leave the service running on loopback until Ctrl-C (CONFIG=serve_config.yaml)"
+	@echo "make reload        start one environment of the running service anew, with its code as it is now (TASK=math)"
+	@echo "make train         train the embedded model with GRPO, train.png (also train-async, train-trl, train-agent)"
+	@echo "make load          start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
+	@echo "make lint          style, types, the rooms' imports and rules, generated files"
+	@echo "make test-fast     the tests that start neither Ray nor the engine (a minute)"
+	@echo "make test          lint, test-fast, then the tests of the running service (ten minutes)"
+	@echo "make test-all      what make test leaves out too: docs/contributing.md lists the parts (hours)"
+	@echo "make bench         measure the service against the bare engine and vLLM's server, bench.png"
+	@echo "make bench-NAME    another measurement; $(PYTHON) -m benchmarks lists them"
+	@echo "make soak          play everything for a while with parts killed; $(PYTHON) -m tests.endurance lists its like"
+	@echo "make docs          build the documentation into site/ (docs-serve: and serve it)"
+	@echo "make compose-test  build the images and try them in containers (docker/README.md)"
 
 setup: $(READY)
 
@@ -244,9 +195,7 @@ coverage: $(READY)
 	@$(PYTHON) -m pytest --cov --cov-report= --cov-config=pyproject.toml
 	@$(VENV)/bin/coverage report --skip-covered --fail-under=90
 
-check-streams: $(READY)
-	@echo "Rollouts of two replicas: unseeded ones never repeat, seeded ones do"
-	@$(PYTHON) -m benchmarks.random_streams
+check-streams: bench-streams
 
 # mutants/ must exist before Python starts: what is not there is dropped from PYTHONPATH.
 mutation: export PYTHONPATH = $(CURDIR)/mutants:$(CURDIR)/mutants/clients
@@ -276,76 +225,18 @@ picture-dashboard: $(READY)
 compose-test:
 	@python3 docker/compose_test.py --service $(SERVICE) $(addprefix --without ,$(WITHOUT)) --seconds $(SECONDS_OF_LOAD)
 
-bench-async: $(READY)
-	@$(PYTHON) -m benchmarks.async_step
+# Variables that a caller gives are options of the program: STEP_MS=0 is --step-ms 0.
+OPTIONS = CASES FIRST KIND MINUTES ONLY PARTS PUSHES RESULTS ROUNDS SESSIONS STEP_MS UPDATES
+GIVEN = $(if $(filter file,$(origin CONFIG)),,$(CONFIG)) $(foreach option,$(OPTIONS),$(if $($(option)),--$(shell \
+	tr A-Z_ a-z- <<< $(option)) "$($(option))"))
 
-bench-swap: $(READY)
-	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
+bench: bench-engine
 
-bench-delta: $(READY)
-	@$(PYTHON) -m benchmarks.delta_push $(CONFIG)
+bench-%: $(READY)
+	@$(PYTHON) -m benchmarks $* $(GIVEN)
 
-bench-code: $(READY)
-	@$(PYTHON) -m benchmarks.code_programs
-
-bench-tasks: $(READY)
-	@$(PYTHON) -m benchmarks.task_steps
-
-bench-retrieval: $(READY)
-	@$(PYTHON) -m benchmarks.retrieval
-
-bench-reward-model: $(READY)
-	@$(PYTHON) -m benchmarks.reward_model
-
-soak-weights: $(READY)
-	@$(PYTHON) -m tests.endurance.soak.weights $(CONFIG) --pushes $(PUSHES)
-
-soak-weights-kills: $(READY)
-	@$(PYTHON) -m tests.endurance.soak.kills $(CONFIG) --updates $(UPDATES)
-
-soak: $(READY)
-	@$(PYTHON) -m tests.endurance.soak.mixed $(CONFIG) $(if $(filter file,$(origin MINUTES)),,--minutes $(MINUTES))
-
-fuzz: RESULTS = fuzz.jsonl
-fuzz: $(READY)
-	@$(PYTHON) -m tests.endurance.fuzz --cases $(CASES) --parts $(PARTS) --results $(RESULTS) $(if $(ONLY),--only "$(ONLY)")
-
-chaos: $(READY)
-	@$(PYTHON) -m tests.endurance.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
-
-chaos-sessions: ROUNDS = 10
-chaos-sessions: RESULTS = chaos_sessions.jsonl
-chaos-sessions: $(READY)
-	@$(PYTHON) -m tests.endurance.chaos.sessions $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
-
-session-laws: $(READY)
-	@$(PYTHON) -m tests.endurance.session_laws $(CONFIG) --sessions $(SESSIONS) --first $(FIRST)
-
-# HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
-bench bench-agents bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
-bench bench-agents bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
-
-bench: $(READY)
-	@$(PYTHON) -m benchmarks.engine_comparison $(CONFIG)
-
-bench-observability: $(READY)
-	@$(PYTHON) -m benchmarks.observability_cost $(CONFIG)
-
-bench-agents: $(READY)
-	@$(PYTHON) -m benchmarks.agents $(CONFIG) $(if $(STEP_MS),--step-ms $(STEP_MS))
-
-bench-scale: $(READY)
-	@$(PYTHON) -m benchmarks.scale
-
-bench-cancellation: ROUNDS = 5
-bench-cancellation: $(READY)
-	@$(PYTHON) -m benchmarks.cancellation --rounds $(ROUNDS)
-
-bench-journal: $(READY)
-	@$(PYTHON) -m benchmarks.journal
-
-bench-payload: $(READY)
-	@$(PYTHON) -m benchmarks.payload
+soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws: $(READY)
+	@$(PYTHON) -m tests.endurance $@ $(GIVEN)
 
 tiny-model: $(READY)
 	@$(PYTHON) -m models.tiny.train --output models/tiny
