@@ -1,8 +1,6 @@
 """Lets the environment of a session's task judge what the session has generated."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure
@@ -15,30 +13,10 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import SessionSample
 from rollout_env import StepOutcome
 from service.rollouts.metrics import UNNAMED_REWARD
-from service.rollouts.retries import with_retries
+from service.rollouts.retries import RetryBudget, with_retries
 
 RETRIES = 2
 """Of a step that fails because its replica does."""
-
-
-@dataclass(slots=True)
-class JudgementRetries:
-    """Pays for the retries of one judgement, and names it in the log."""
-
-    request_id: str
-    session_id: str
-    retries_left: int = field(default=RETRIES)
-
-    @property
-    def identity(self) -> "JudgementRetries":
-        return self
-
-    def log_fields(self) -> dict[str, Any]:
-        return {"request_id": self.request_id, "session_id": self.session_id}
-
-    def take_retry(self) -> bool:
-        self.retries_left -= 1
-        return self.retries_left >= 0
 
 
 class SessionJudge:
@@ -74,9 +52,8 @@ class SessionJudge:
             session_id=uuid4().hex,
         )
         try:
-            return named(
-                await with_retries(lambda: environment.step(step), JudgementRetries(request_id, step.rollout_id))
-            )
+            budget = RetryBudget({"request_id": request_id, "session_id": sample.session_id}, RETRIES)
+            return named(await with_retries(lambda: environment.step(step), budget))
         except RolloutFailure as failure:
             message = str(failure).removesuffix(".")
             raise JudgementFailed(FieldProblem(field="judge", message=message, value=failure.kind)) from failure

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -23,7 +22,7 @@ from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from rollout_env import StepOutcome
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 from service.rollouts.progress import ProgressLog
-from service.rollouts.retries import with_retries, with_timeout
+from service.rollouts.retries import RetryBudget, with_retries, with_timeout
 
 CHECKED_WITHIN_S = 10.0
 logger = logging.getLogger("rollout_service.requests")
@@ -106,30 +105,6 @@ def tasks_with_start(descriptions: TaskDescriptions) -> frozenset[str]:
     )
 
 
-@dataclass(slots=True)
-class StartIdentity:
-    """The sample for which a start is retried."""
-
-    request_id: str
-    task_name: str
-    sample: int
-
-    def log_fields(self) -> dict[str, Any]:
-        return {"request_id": self.request_id, "task_name": self.task_name, "sample": self.sample}
-
-
-@dataclass(slots=True)
-class StartRetries:
-    """Pays for the retries of one start."""
-
-    identity: StartIdentity
-    retries_left: int
-
-    def take_retry(self) -> bool:
-        self.retries_left -= 1
-        return self.retries_left >= 0
-
-
 async def start_samples(
     request: RolloutRequest,
     request_id: str,
@@ -162,8 +137,8 @@ async def start_samples(
                     step_id=f"{unique_id}-{position}-start",
                 )
                 start = partial(environments[sample.task_name].start, step)
-                identity = StartIdentity(request_id, sample.task_name, idx)
-                starts[position] = group.create_task(outcome_of(start, StartRetries(identity, request.retries)))
+                log_fields = {"request_id": request_id, "task_name": sample.task_name, "sample": idx}
+                starts[position] = group.create_task(outcome_of(start, RetryBudget(log_fields, request.retries)))
     failures: dict[int, RolloutFailure] = {}
     for position, task in starts.items():
         outcome = task.result()
@@ -176,9 +151,7 @@ async def start_samples(
     return failures
 
 
-async def outcome_of(
-    start: Callable[[], Awaitable[StepOutcome]], retries: StartRetries
-) -> StepOutcome | RolloutFailure:
+async def outcome_of(start: Callable[[], Awaitable[StepOutcome]], retries: RetryBudget) -> StepOutcome | RolloutFailure:
     try:
         return await with_retries(start, retries)
     except RolloutFailure as failure:

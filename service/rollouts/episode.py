@@ -39,6 +39,7 @@ from service.rollouts.messages import (
 )
 from service.rollouts.metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.progress import EpisodeState
+from service.rollouts.retries import RetryBudget
 from service.rollouts.staleness import RolloutVersions
 
 CutOff = Literal["deadline", "cancelled", "stale"]
@@ -64,7 +65,7 @@ class Episode:
         self._tokenizer = tokenizer
         self._start = start
         self._prompt = start.prompt
-        self._retries_left = limits.retries
+        self.retries = RetryBudget(identity.log_fields(), limits.retries)
         self._restarts = 0
         self.interrupted_by: CutOff | None = None
         """The status in which the episode ends with the generation that is under way."""
@@ -130,16 +131,11 @@ class Episode:
         """Whether the rollout may be played anew, which counts as a retry. Then it stands at its prompt again, and what
         was generated and rewarded is dropped. A log that was posted with steps in it cannot: they were made elsewhere.
         """
-        if self._prompt.turns or not self.take_retry():
+        if self._prompt.turns or not self.retries.take():
             return False
         self._restarts += 1
         self._begin()
         return True
-
-    def take_retry(self) -> bool:
-        """Whether the budget allows another retry. Takes the retry out of the budget."""
-        self._retries_left -= 1
-        return self._retries_left >= 0
 
     def next_generation(self) -> GenerationRequest | None:
         """The generation that comes next: a new response, or the rest of a partial one.
@@ -368,7 +364,7 @@ class Episode:
             truncated=self._truncated,
             steps=self._steps,
             restarts=self._restarts,
-            retries_left=self._retries_left,
+            retries_left=self.retries.left,
             status=self.status,
             error=self.error,
             staleness=self.versions.at_end,
@@ -385,7 +381,7 @@ class Episode:
         self._answer = state.answer
         self._metrics.restore(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
-        self._steps, self._restarts, self._retries_left = state.steps, state.restarts, state.retries_left
+        self._steps, self._restarts, self.retries.left = state.steps, state.restarts, state.retries_left
         self._partial_is_counted = self._partial is not None
         self.status, self.error = state.status, state.error
         generated = (message.weight_versions or () for message in state.messages)

@@ -87,13 +87,13 @@ async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
         await context.pacer.wait_for_turn(episode)
         episode.add_run(ended)
 
-    await with_retries(run, episode, context.pacer)
+    await with_retries(run, episode.retries, context.pacer)
 
 
 async def play_generation(episode: Episode, context: RolloutContext) -> None:
     """Generates until the response is whole: an interrupted generation goes on where it ended."""
     while not (episode.done or episode.step_is_due):
-        await with_retries(partial(generate_part, episode, context), episode, context.pacer)
+        await with_retries(partial(generate_part, episode, context), episode.retries, context.pacer)
 
 
 async def generate_part(episode: Episode, context: RolloutContext) -> None:
@@ -140,7 +140,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
             return await environment.step(traced(request, context.observer))
 
     try:
-        outcome = await with_retries(step, episode, context.pacer)
+        outcome = await with_retries(step, episode.retries, context.pacer)
     except RestartableSessionLost as lost:
         environment.release(request.session_id)
         if not episode.take_restart():

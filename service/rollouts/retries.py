@@ -1,11 +1,12 @@
-"""How a call of another deployment is limited in time and retried."""
+"""Time limits and retries of calls to other deployments."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from deployments.failures import RolloutFailure, TurnTimedOut
 from service.rollouts.pacing import LoopPacer
@@ -20,23 +21,18 @@ MOST_DOUBLINGS = 10
 Result = TypeVar("Result")
 
 
-class Identity(Protocol):
-    """What calls are made for. `EpisodeIdentity` implements it."""
+@dataclass(slots=True)
+class RetryBudget:
+    """The retries that the calls of one rollout, sequence or judgement share."""
 
-    def log_fields(self) -> dict[str, Any]:
-        """The `extra` of a log record."""
-        ...
+    log_fields: Mapping[str, Any]
+    """The `extra` of the log record of a retry: for what the calls are made."""
+    left: int
 
-
-class RetryBudget(Protocol):
-    """Who pays for the retries of calls. `Episode` implements it."""
-
-    @property
-    def identity(self) -> Identity: ...
-
-    def take_retry(self) -> bool:
-        """Whether the budget allows another retry. Takes the retry out of the budget."""
-        ...
+    def take(self) -> bool:
+        """Takes a retry out of the budget. Returns whether there was one."""
+        self.left -= 1
+        return self.left >= 0
 
 
 async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str) -> Result:
@@ -60,7 +56,7 @@ async def with_retries(
     """Makes the call until it succeeds, as long as its failures are retryable and the budget lasts.
 
     Args:
-        pacer: has the failures of many calls, which one dead replica fails at once, taken in turn.
+        pacer: spreads the failures of many calls, which one dead replica fails at once, over loop iterations.
 
     Raises:
         RolloutFailure: the last failure. Other exceptions are never retried.
@@ -73,10 +69,10 @@ async def with_retries(
                 # Not for the episode: that waits with a result to keep.
                 await pacer.wait_for_turn(failure)
             can_succeed = failure.retryable and failure.same_call_can_succeed
-            may_retry = can_succeed and (not failure.costs_a_retry or budget.take_retry())
+            may_retry = can_succeed and (not failure.costs_a_retry or budget.take())
             if not may_retry:
                 raise
-            logger.info("A call is retried: %s", failure, extra=budget.identity.log_fields())
+            logger.info("A call is retried: %s", failure, extra=budget.log_fields)
         await asyncio.sleep(pause_s(retry))
     raise AssertionError("There is no last retry.")
 

@@ -7,8 +7,7 @@ sequences share the engines with the generations of all other requests; cancelli
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure, failure_of
@@ -16,7 +15,6 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import (
     Generator,
     GeneratorDescription,
-    RequestShare,
     SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
@@ -27,7 +25,7 @@ from rollout_client.contract.rollouts import PolicyVersions, SampleError
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy
 from service.rollouts.metrics import policy_versions
-from service.rollouts.retries import with_retries
+from service.rollouts.retries import RetryBudget, with_retries
 from service.rollouts.staleness import refuse_dropped
 from service.scheduling.priority import share_of
 from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
@@ -40,47 +38,12 @@ Score = ScoredPrompt | SampleError
 OnScore = Callable[[int, Score], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceIdentity:
-    """Which sequence of which request is scored."""
-
-    request_id: str
-    rollout_id: str
-    position: int
-
-    def log_fields(self) -> dict[str, Any]:
-        return {"request_id": self.request_id, "rollout_id": self.rollout_id, "sample": self.position}
-
-
-@dataclass(slots=True)
-class SequenceRetries:
-    """The retries that are left to one sequence."""
-
-    identity: SequenceIdentity
-    left: int
-
-    def take_retry(self) -> bool:
-        self.left -= 1
-        return self.left >= 0
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringParty:
-    """As what the sequences of one request are scored."""
-
-    request_id: str
-    share: RequestShare
-    min_weight_version: int
-    policy: str | None
-    """The named policy that scores."""
-    generator: Generator
-
-
 class Scoring:
-    """
+    """Scores the sequences of requests.
+
     Args:
-        generator_for: what scores the sequences of a caller's request.
-        describe: what the engines accept.
+        generator_for: gives the generator of a caller's requests.
+        describe: gives the limits of the engines.
     """
 
     def __init__(
@@ -97,7 +60,7 @@ class Scoring:
 
     @property
     def bounds(self) -> ScoreBounds:
-        """What one request may ask for."""
+        """Limits of one request."""
         engine = self._describe()
         return ScoreBounds(self._limits.max_rollouts_per_request, engine.max_model_len, engine.vocab_size)
 
@@ -107,8 +70,7 @@ class Scoring:
         """Waits for the weights that the request demands, and scores its sequences.
 
         Args:
-            on_score: is awaited for each sequence with its position, once it is scored or has failed.
-            caller: who sent the request.
+            on_score: awaited for each sequence with its position, once it is scored or has failed.
 
         Returns:
             The versions that scored them.
@@ -121,19 +83,35 @@ class Scoring:
         options = request.options
         demanded = options.policy
         await self._policy.wait_for_version(demanded)
-        party = ScoringParty(
-            request_id,
-            share_of(f"{request_id}-{uuid4().hex[:16]}", options.priority, caller),
-            max(demanded.min_version or 0, demanded.version or 0),
-            demanded.name,
-            self._generator_for(caller),
+        generator = self._generator_for(caller)
+        asked = ScoringRequest(
+            generation_id="",
+            prompt_token_ids=(),
+            max_new_tokens=1,
+            stop_strings=(),
+            sampling=SamplingOptions(),
+            min_weight_version=max(demanded.min_version or 0, demanded.version or 0),
+            request_id=request_id,
+            token_timeout_s=self._limits.generation_timeout_s,
+            share=share_of(f"{request_id}-{uuid4().hex[:16]}", options.priority, caller),
+            policy=demanded.name,
+            top_k=options.top_k,
         )
         versions: set[int] = set()
         waiting = iter(enumerate(request.sequences))
 
         async def score_next(sequences: Iterator[tuple[int, SequenceToScore]]) -> None:
             for position, sequence in sequences:
-                score = await self._score_of(request, party, position, sequence)
+                rollout_id = f"{asked.share.id}-{position}"
+                of_sequence = replace(
+                    asked,
+                    generation_id=rollout_id,
+                    rollout_id=rollout_id,
+                    group=rollout_id,
+                    prompt_token_ids=sequence.token_ids,
+                    start=sequence.start,
+                )
+                score = await self._score_of(of_sequence, position, options.retries, generator)
                 if isinstance(score, ScoredPrompt):
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
@@ -150,38 +128,18 @@ class Scoring:
             raise
         return policy_versions(demanded.name, versions, self._policy.current(demanded.name))
 
-    async def _score_of(
-        self, request: ParsedScoreRequest, party: ScoringParty, position: int, sequence: SequenceToScore
-    ) -> Score:
-        """The score of one sequence, or why there is none."""
-        rollout_id = f"{party.share.id}-{position}"
-        asked = ScoringRequest(
-            generation_id=rollout_id,
-            prompt_token_ids=sequence.token_ids,
-            max_new_tokens=1,
-            stop_strings=(),
-            sampling=SamplingOptions(),
-            min_weight_version=party.min_weight_version,
-            rollout_id=rollout_id,
-            group=rollout_id,
-            request_id=party.request_id,
-            token_timeout_s=self._limits.generation_timeout_s,
-            share=party.share,
-            policy=party.policy,
-            top_k=request.options.top_k,
-            start=sequence.start,
-        )
-        identity = SequenceIdentity(party.request_id, rollout_id, position)
-        budget = SequenceRetries(identity, request.options.retries)
+    async def _score_of(self, asked: ScoringRequest, position: int, retries: int, generator: Generator) -> Score:
+        """The score of the sequence at this position, or the failure that broke it."""
+        log_fields = {"request_id": asked.request_id, "rollout_id": asked.rollout_id, "sample": position}
         try:
-            return await with_retries(lambda: self._scored(asked, party.generator), budget)
+            return await with_retries(lambda: self._scored(asked, generator), RetryBudget(log_fields, retries))
         except Exception as error:
             # A named failure was logged with its traceback where it was noticed.
             unknown = None if isinstance(error, RolloutFailure) else error
-            logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=identity.log_fields())
+            logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=log_fields)
             return failure_of(error)
         finally:
-            party.generator.release(rollout_id)
+            generator.release(asked.rollout_id)
 
     async def _scored(self, asked: ScoringRequest, generator: Generator) -> ScoredPrompt:
         """Asks again until no update of the weights interrupts it."""

@@ -133,7 +133,7 @@ def test_without_max_seq_len_the_models_own_limit_holds() -> None:
 
 def test_turns_and_retries_are_those_of_the_request() -> None:
     [episode] = made({"samples": [LOGGED], "max_rollout_turns": 1, "retries": 2})
-    assert [episode.take_retry() for _ in range(3)] == [True, True, False]
+    assert [episode.retries.take() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize(("max_seq_len", "status"), [(2, None), (1, "error")])

@@ -463,7 +463,7 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
 
 def test_the_budget_of_retries_is_used_up_one_by_one() -> None:
     episode = EpisodeRecipe(retries=2).make()
-    assert [episode.take_retry() for _ in range(4)] == [True, True, False, False]
+    assert [episode.retries.take() for _ in range(4)] == [True, True, False, False]
 
 
 def test_a_posted_log_that_ends_with_a_response_begins_with_its_step() -> None:

@@ -18,7 +18,7 @@ from deployments.failures import (
 )
 from service.rollouts.episode import Episode
 from service.rollouts.pacing import LoopPacer
-from service.rollouts.retries import with_retries, with_timeout
+from service.rollouts.retries import RetryBudget, with_retries, with_timeout
 from tests import virtual_time
 from tests.service.rollouts.playing import play, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
@@ -43,7 +43,7 @@ class ScriptedCall:
 
 
 def retried(call: Callable[[], Awaitable[str]], episode: Episode) -> str:
-    return virtual_time.run(with_retries(call, episode))
+    return virtual_time.run(with_retries(call, episode.retries))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_call_that_succeeds_is_made_once_and_at_once() -> None:
     call = ScriptedCall("done")
     assert retried(call, episode) == "done"
     assert call.made_at == [0.0]
-    assert episode.take_retry(), "the budget is untouched"
+    assert episode.retries.take(), "the budget is untouched"
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -103,7 +103,7 @@ def test_what_is_not_retryable_is_raised_at_once_and_costs_no_retry(error: Excep
         retried(call, episode)
     assert raised.value is error
     assert len(call.made_at) == 1
-    assert episode.take_retry()
+    assert episode.retries.take()
 
 
 def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
@@ -164,12 +164,10 @@ def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) ->
 def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
     taken_in: list[int] = []
 
-    class NotedBudget:
-        """Takes note of each retry that it pays for."""
+    class RecordingBudget(RetryBudget):
+        """Records the loop iteration in which each retry was asked for."""
 
-        identity = EpisodeRecipe().make().identity
-
-        def take_retry(self) -> bool:
+        def take(self) -> bool:
             taken_in.append(virtual_time.iteration())
             return False
 
@@ -178,7 +176,7 @@ def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
 
     async def run() -> None:
         pacer = LoopPacer(per_iteration=2)
-        calls = [with_retries(fail, NotedBudget(), pacer) for _ in range(10)]
+        calls = [with_retries(fail, RecordingBudget({}, 0), pacer) for _ in range(10)]
         assert await asyncio.gather(*calls, return_exceptions=True) == [LOST] * 10
 
     virtual_time.run(run())
