@@ -86,8 +86,6 @@ class Episode:
         self._terminated = False
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
-        self._partial_is_counted = False
-        """Whether the metrics have a generation for the partial response; not for one that was posted."""
         self._end_full_partial()
         self._steps = self._turns_in_log() - (self.step_is_due or self._partial is not None)
 
@@ -201,7 +199,7 @@ class Episode:
             self._messages[-1] = continued(partial, generation, self._tokenizer)
         else:
             self._messages.append(response_of(generation, self._tokenizer))
-        self._count_generation(len(generation.token_ids))
+        self._metrics.add_generation(self._length, len(generation.token_ids), goes_on=partial is not None)
         self._metrics.add_tokens_of(generation.replica, len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
         self.versions.add(generation.weight_versions)
@@ -382,7 +380,6 @@ class Episode:
         self._metrics.restore(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
         self._steps, self._restarts, self.retries.left = state.steps, state.restarts, state.retries_left
-        self._partial_is_counted = self._partial is not None
         self.status, self.error = state.status, state.error
         generated = (message.weight_versions or () for message in state.messages)
         self.versions.restore(chain.from_iterable(generated), state.staleness)
@@ -400,14 +397,6 @@ class Episode:
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         return sum(named.values())
-
-    def _count_generation(self, tokens: int) -> None:
-        """Counts all parts of one response as one generation."""
-        if self._partial_is_counted:
-            self._metrics.extend_generation(tokens)
-        else:
-            self._metrics.add_generation(self._length, tokens)
-        self._partial_is_counted = self._partial is not None
 
     def _end_full_partial(self) -> None:
         """A partial response that has no room left, or all the tokens that it may have, is whole: its step is due."""

@@ -31,13 +31,18 @@ class SampleMetricsAccumulator:
         self.tokens_by_replica: dict[str, int] = {}
         """Generated ones, without those of replicas that are not known."""
 
-    def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
-        self._turn_input_tokens.append(input_tokens)
-        self._turn_gen_tokens.append(generated_tokens)
+    def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
+        """Counts all parts of one response as one generation.
 
-    def extend_generation(self, generated_tokens: int) -> None:
-        """The last generation went on after it was interrupted."""
-        self._turn_gen_tokens[-1] += generated_tokens
+        Args:
+            goes_on: this part continues a response that was interrupted. The part before it is not counted if it was
+                posted.
+        """
+        if goes_on and self._turn_gen_tokens:
+            self._turn_gen_tokens[-1] += generated_tokens
+        else:
+            self._turn_input_tokens.append(input_tokens)
+            self._turn_gen_tokens.append(generated_tokens)
 
     def end_generation(self, finish_reason: FinishReason | None) -> None:
         """The last generation is whole, or it was interrupted, which is no reason."""

@@ -583,6 +583,15 @@ def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
     assert list(request.prompt_token_ids) == ids_of("QAB")
 
 
+def test_the_response_after_one_that_was_interrupted_at_its_limit_counts_as_a_turn_of_its_own() -> None:
+    episode = EpisodeRecipe(max_new_tokens=2).make()
+    episode.add_generation(interrupted("AB"))
+    episode.add_outcome(outcome("O", 0.0))
+    episode.add_generation(generation("C"))
+    metrics = episode.result().metrics
+    assert (metrics.turn_count, metrics.turn_gen_tokens) == (2, [2, 1])
+
+
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
     recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, max_rollout_turns=1, seed=7)
     result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("O", 1.0)]))
