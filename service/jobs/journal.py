@@ -182,7 +182,7 @@ class JobJournal(ProgressLog):
         restarts, written = self._written.get(position, (0, 0))
         first = written if restarts == episode.restarts else 0
         state = episode.state(first)
-        self._written[position] = state.restarts, episode.message_count
+        self._written[position] = state.restarts, len(episode.log.added)
         tokens = sum(len(message.token_ids) for message in state.messages)
         if tokens > MOST_TOKENS_INLINE:
             entry = await asyncio.to_thread(turn_entry, position, first, state)

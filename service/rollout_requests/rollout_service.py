@@ -132,9 +132,9 @@ class RunningRollout:
                 result = episode.result()
                 if self._context.progress is not None:
                     self._context.progress.ended(episode)
-                self._metrics.add(result, episode.versions.at_end, episode.tokens_by_replica)
+                self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
                 self.observer.ended(result, episode.versions.at_end)
-                yield episode.identity.position, result, episode.echo
+                yield episode.identity.position, result, episode.start.echo
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from deployments.failures import AgentFailed, RolloutFailure
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
-from deployments.protocols.generation import WeightSpan, packed_ids
+from deployments.protocols.generation import WeightSpan
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
@@ -137,7 +137,7 @@ class AgentEpisode(Episode):
             run_id=f"{identity.rollout_id}-run-{next(self._runs)}",
             request_id=identity.request_id,
             idx=identity.idx,
-            share_id=self._start.share.id,
+            share_id=self.start.share.id,
         )
 
     def add_run(self, run: AgentRunOutcome) -> None:
@@ -155,7 +155,7 @@ class AgentEpisode(Episode):
         self._ended_by = None if run.failure is None or run.limit is None else ENDED_BY[run.limit]
         if run.failure is not None and self._ended_by is None:
             raise run.failure
-        if not self._messages:
+        if not self.log.added:
             raise AgentFailed("The agent ended without a call of the model that generated something.")
         if self._task.scored_by == "environment":
             self._is_judged_next = True
@@ -174,13 +174,12 @@ class AgentEpisode(Episode):
         """Adds the judgement of the environment, and ends the episode. Ignored after the end."""
         if self.done:
             return
-        judged = self._messages[-1]
-        self._messages[-1] = judged.model_copy(update={"reward": self._take_reward(outcome.reward)})
+        self.log.set_reward(self._take_reward(outcome.reward))
         self._answer = outcome.answer
         if outcome.metadata is not None:
             self._extra_env_info = outcome.metadata
         if outcome.metrics:
-            self._metrics.add_environment_metrics(outcome.metrics)
+            self.metrics.add_environment_metrics(outcome.metrics)
         self._end()
 
     def result(self) -> SampleResult:
@@ -200,7 +199,7 @@ class AgentEpisode(Episode):
         """The last branch becomes the log. What a run before this one has left is dropped."""
         self._begin()
         self._branches = run.branches
-        self._metrics.add_environment_metrics(
+        self.metrics.add_environment_metrics(
             {**run.metrics, "agent_calls": run.calls, "agent_branches": len(run.branches)}
         )
         if not run.branches:
@@ -210,16 +209,15 @@ class AgentEpisode(Episode):
         length, has_generated = 0, False
         for message in main.message_log:
             if message.generation_logprobs is not None:
-                self._metrics.add_generation(length, len(message.token_ids))
-                self._metrics.end_generation(message.finish_reason)
+                self.metrics.add_generation(length, len(message.token_ids))
+                self.metrics.end_generation(message.finish_reason)
                 spans = message.weight_versions or ()
                 self.versions.add(WeightSpan(span.version, span.start, span.end) for span in spans)
                 has_generated = True
             elif has_generated:
-                self._metrics.add_observation(len(message.token_ids))
+                self.metrics.add_observation(len(message.token_ids))
             length += len(message.token_ids)
-        self._messages = list(main.message_log)
-        self._token_ids = packed_ids(token_id for message in self._messages for token_id in message.token_ids)
+        self.log.replace(main.message_log)
 
 
 def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[dict[str, Any]]:
