@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
 from service.scheduling.replica_affinity import Assignment, ReplicaAffinity
 from service.scheduling.replica_queues import (
+    PREFILL_COST,
     UNKNOWN_REPLICA,
     ReplicaQueues,
     RequestFlow,
@@ -25,22 +26,20 @@ from service.scheduling.replica_queues import (
 )
 from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
 
-PREFILL_COST = 0.1
-"""Of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a second."""
 FIRST_EXPECTED_TOKENS = 1024.0
-"""Length of a generation, until the first ones have ended. Too long on purpose: an engine that gets too many runs out
-of KV cache."""
+"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
+generations runs out of KV cache."""
 LEARNING_RATE = 1 / 16
 """Weight of the latest generation in the moving mean of lengths."""
 HIGHEST_RANK = 31
-"""Turns from this one on have equal ranks, because the queue searches the ranks of a request one by one."""
+"""Later turns have this rank too, because the queue searches the ranks of a request one by one."""
 TURN_BATCHES = 2
 """At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
 LARGEST_BATCH = 256
-"""Of an engine that does not say how large its batch is."""
+"""Assumed batch of an engine that does not say how large its batch is."""
 SUSPECT_LOAD = 1_000_000
-"""Of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are suspect, or to try it.
-"""
+"""Load that is assumed of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are
+suspect, or to try it."""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -49,10 +48,12 @@ class GenerationScheduler:
     """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
 
     def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
-        """Args:
-        window_factor: window of a replica in multiples of its engine's batch; `None` lets each generation start at
-            once, on the replica of its rollout.
-        choose: breaks ties between replicas.
+        """Begins without replicas.
+
+        Args:
+            window_factor: the window of a replica in multiples of its engine's batch; `None` lets each generation start
+                at once, on the replica of its rollout.
+            choose: breaks ties between replicas.
         """
         self._window_factor = window_factor
         self._capacity = EngineCapacity()
@@ -60,7 +61,7 @@ class GenerationScheduler:
         self._affinity = ReplicaAffinity(choose)
         self._windows = {UNKNOWN_REPLICA: ReplicaWindow(self._capacity, window_factor)}
         self._windows_of_gone: dict[str, ReplicaWindow] = {}
-        """Of replicas that are not listed any more: one that is listed again may still run generations."""
+        """Windows of replicas that are not listed any more: one that is listed again may still run generations."""
         self._free: dict[str, ReplicaWindow] = {UNKNOWN_REPLICA: self._windows[UNKNOWN_REPLICA]}
         """Replicas that can run a generation at once and have none waiting."""
         self._to_try: set[str] = set()
@@ -92,7 +93,7 @@ class GenerationScheduler:
         return self._queue.size_at(replica)
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
-        """The generation has started when this returns, or it waits."""
+        """Starts the generation, or lets it wait."""
         of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
         generation = ScheduledGeneration.of(request, of_request, self._assignment(request))
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
@@ -124,7 +125,7 @@ class GenerationScheduler:
         *,
         replica_failed: bool = False,
     ) -> Started:
-        """A generation that had started has ended.
+        """Records that a generation has ended which had started.
 
         Args:
             new_tokens: its length; `None` if it has no result.
@@ -156,7 +157,7 @@ class GenerationScheduler:
         return [*moved, *self._fill(replica, window)]
 
     def leave_replica(self, rollout_id: str) -> None:
-        """The rollout's next generation goes to another replica, if there is one. Ignores unknown ids."""
+        """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
         self._affinity.mark_failed(rollout_id)
 
     def cancel(self, generation: ScheduledGeneration) -> None:
@@ -165,7 +166,7 @@ class GenerationScheduler:
         self._note_free(generation.replica, self._windows[generation.replica])
 
     def release(self, rollout_id: str) -> None:
-        """Forgets a rollout that has no further generation. Unknown ids are ignored."""
+        """Forgets a rollout that has no further generation. Ignores unknown ids."""
         self._affinity.release(rollout_id)
         of_request = self._request_of.pop(rollout_id, None)
         if of_request is None:
@@ -176,7 +177,7 @@ class GenerationScheduler:
             del self._requests[of_request.id]
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
-        """The replica has reported its load.
+        """Records the load that the replica has reported.
 
         Args:
             ended: generations of this ingress that have ended and are no longer in `load`, but whose `end` is to come.
@@ -190,7 +191,7 @@ class GenerationScheduler:
         return self._fill(replica, window) if self._queue else ()
 
     def set_capacity(self, capacity: EngineCapacity) -> Started:
-        """What every engine can run at once."""
+        """Sets the number of sequences and tokens that every engine can run at once."""
         if capacity == self._capacity or self._window_factor is None:
             return ()
         self._capacity = capacity
@@ -199,7 +200,7 @@ class GenerationScheduler:
         return self._fill_all()
 
     def set_replicas(self, replicas: Collection[str]) -> Started:
-        """The replicas that take calls from now on. Generations that wait for one that is gone wait for others."""
+        """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
         names = replicas or (UNKNOWN_REPLICA,)
         gone = self._windows.keys() - names
         for replica in names:
@@ -279,7 +280,7 @@ class GenerationScheduler:
         if not self._queue.may_overtake(generation, replica, window.turns, self._turn):
             self._wait(generation, replica)
             return
-        self._estimate(generation)
+        generation.estimate()
         if not window.has_room(generation.kv_tokens, generation.sequences):
             self._wait(generation, replica)
             return
@@ -287,7 +288,7 @@ class GenerationScheduler:
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
         self._affinity.move(generation.request.rollout_id, replica)
-        self._estimate(generation)
+        generation.estimate()
         self._start_at_once(generation, replica)
 
     def _start_at_once(self, generation: ScheduledGeneration, replica: str) -> None:
@@ -295,14 +296,6 @@ class GenerationScheduler:
         of_request = generation.of_request
         virtual_time = self._queue.charge(of_request.flow, generation.cost, of_request.part)
         self._start(generation, self._windows[replica], virtual_time)
-
-    def _estimate(self, generation: ScheduledGeneration) -> None:
-        request, assignment = generation.request, generation.assignment
-        prompt_tokens = len(request.prompt_token_ids)
-        new_tokens = generation.sequences * min(generation.of_request.expected_tokens, request.max_new_tokens)
-        generation.cost = new_tokens + PREFILL_COST * max(prompt_tokens - assignment.cached_tokens, 0)
-        generation.shared_tokens = assignment.shared_tokens
-        generation.kv_tokens = new_tokens + prompt_tokens - generation.shared_tokens
 
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
         cost = generation.cost / generation.of_request.flow.weight
@@ -348,13 +341,13 @@ class GenerationScheduler:
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
     def _move(self, generation: ScheduledGeneration, replica: str) -> None:
-        """To the queue of another replica."""
+        """Moves the generation to the queue of another replica."""
         self._queue.remove(generation)
         self._affinity.move(generation.request.rollout_id, replica)
         self._wait(generation, replica)
 
     def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
-        self._estimate(generation)
+        generation.estimate()
         generation.replica = replica
         rank = min(generation.request.turn, HIGHEST_RANK)
         self._queue.wait(generation, replica, rank)
@@ -376,14 +369,14 @@ class GenerationScheduler:
 
     @property
     def _turn(self) -> float:
-        """How long the policies that a replica has may go on while another one waits: about `TURN_BATCHES` batches."""
+        """How long the policies that a replica runs may go on while another one waits: about `TURN_BATCHES` batches."""
         return TURN_BATCHES * min(self._capacity.sequences, LARGEST_BATCH) * self._mean_tokens
 
     def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
         of_request, assignment = generation.of_request, generation.assignment
         self._queue.advance(generation.virtual_time)
         if isinstance(generation.request, ScoringRequest):
-            # It generates nothing, and says nothing of the length of generations.
+            # It generates nothing, and tells nothing about the length of generations.
             return
         length = new_tokens / generation.sequences
         of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)

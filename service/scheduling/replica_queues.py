@@ -16,6 +16,9 @@ from service.scheduling.fair_queue import FairQueue, Flow
 from service.scheduling.replica_affinity import Assignment
 from service.scheduling.replica_window import AdapterTurns, ReplicaWindow
 
+PREFILL_COST = 0.1
+"""Cost of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a
+second."""
 UNKNOWN_REPLICA = ""
 """Stands for whichever replica Serve chooses, while none is known."""
 
@@ -69,9 +72,16 @@ class ScheduledGeneration:
         """Whether it may be the one that tries a suspect replica: its rollout was not lost there last."""
         return self.assignment.avoided != replica
 
+    def estimate(self) -> None:
+        """Sets its cost and its tokens in the KV cache, on the replica to which it is assigned now."""
+        prompt_tokens = len(self.request.prompt_token_ids)
+        new_tokens = self.sequences * min(self.of_request.expected_tokens, self.request.max_new_tokens)
+        self.cost = new_tokens + PREFILL_COST * max(prompt_tokens - self.assignment.cached_tokens, 0)
+        self.shared_tokens = self.assignment.shared_tokens
+        self.kv_tokens = new_tokens + prompt_tokens - self.shared_tokens
+
 
 RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]
-
 
 ReplicaLane = tuple[str, str | None]
 """A replica and the policy that its generations name."""
