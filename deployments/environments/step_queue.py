@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.rpc.batching import IterationBatcher
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.steps import batch_outcomes, validated_extra_env_info, validated_outcome
 
@@ -86,18 +85,21 @@ class StepBatches:
 
     def __init__(self, environment: TaskEnvironment) -> None:
         self._environment = environment
-        self._ready = IterationBatcher(self._start)
+        self._ready: list[BatchedStep] = []
         self._calls: set[asyncio.Task[None]] = set()
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
         """Raises what `rollout_env.steps.validated_step` raises."""
         state = validated_extra_env_info(self._environment, extra_env_info)
         step = BatchedStep(message_log, state, asyncio.get_running_loop().create_future())
-        self._ready.add(step)
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._ready.append(step)
         return validated_outcome(await step.outcome)
 
-    def _start(self, ready: list[BatchedStep]) -> None:
-        steps = [step for step in ready if not step.outcome.done()]
+    def _start(self) -> None:
+        steps = [step for step in self._ready if not step.outcome.done()]
+        self._ready = []
         if not steps:
             return
         call = asyncio.get_running_loop().create_task(self._call(steps))

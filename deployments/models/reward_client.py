@@ -1,17 +1,15 @@
 """A reward model of the service, as an environment asks it. Replica's half: `deployments/models/reward_replica.py`."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from deployments.failures import EnvironmentLost, Overloaded
-from deployments.rpc.batching import IterationBatcher
+from deployments.rpc.batching import CallBatcher, at_once
 from deployments.rpc.handle_calls import call_result
-from deployments.rpc.message_size import bytes_of_conversation, divided
+from deployments.rpc.message_size import bytes_of_conversation
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 
 MOST_PER_CALL = 256
-Waiting = tuple[Sequence[ChatMessage], "asyncio.Future[float]"]
 
 
 class RemoteRewardModel(RewardModel):
@@ -22,43 +20,27 @@ class RemoteRewardModel(RewardModel):
 
     def __init__(self, name: str, handle: Any) -> None:
         """Args: `handle` is that of the deployment."""
-        self._name = name
         self._handle = handle
-        self._batcher = IterationBatcher(self._send)
-        self._calls: set[asyncio.Task[None]] = set()
+        self._who = f"The reward model {name}"
+        self._batcher: CallBatcher[Sequence[ChatMessage], float] = CallBatcher(
+            at_once(self._scores), bytes_of_conversation, MOST_PER_CALL
+        )
 
     async def score(self, messages: Sequence[ChatMessage]) -> float:
-        score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._batcher.add((messages, score))
-        return await score
+        return await self._batcher.call(messages)
 
-    def _send(self, waiting: list[Waiting]) -> None:
-        for batch in divided(waiting, lambda each: bytes_of_conversation(each[0]), MOST_PER_CALL):
-            call = asyncio.create_task(self._score(batch))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-
-    async def _score(self, batch: Sequence[Waiting]) -> None:
-        conversations = [list(messages) for messages, score in batch if not score.done()]
-        scores = [score for _, score in batch if not score.done()]
-        if not scores:
-            return
-        results: Sequence[Any]
+    async def _scores(self, conversations: list[Sequence[ChatMessage]]) -> list[float | Exception]:
         try:
-            call = self._handle.score.remote(conversations)
-            results = await call_result(call, call, EnvironmentLost, f"The reward model {self._name}")
+            call = self._handle.score.remote([list(messages) for messages in conversations])
+            results = await call_result(call, call, EnvironmentLost, self._who)
         except (EnvironmentLost, Overloaded) as error:
-            results = [ModelUnavailable(str(error))] * len(scores)
+            return [ModelUnavailable(str(error)) for _ in conversations]
         except Exception as error:  # noqa: BLE001 - whatever breaks the call, its conversations have no score
-            results = [
-                ModelUnavailable(f"The reward model {self._name} failed: {type(error).__name__}: {error}")
-            ] * len(scores)
-        for score, result in zip(scores, results, strict=True):
-            if score.done():
-                continue
-            if isinstance(result, ModelUnavailable):
-                score.set_exception(ModelUnavailable(str(result)))
-            elif isinstance(result, Exception):
-                score.set_exception(ModelRefused(f"The reward model {self._name} cannot score this: {result}."))
-            else:
-                score.set_result(result)
+            message = f"{self._who} failed: {type(error).__name__}: {error}"
+            return [ModelUnavailable(message) for _ in conversations]
+        return [self._refused(result) if isinstance(result, Exception) else result for result in results]
+
+    def _refused(self, error: Exception) -> Exception:
+        if isinstance(error, ModelUnavailable):
+            return ModelUnavailable(str(error))
+        return ModelRefused(f"{self._who} cannot score this: {error}.")

@@ -1,90 +1,171 @@
-"""Batched calls between deployments: what one event-loop iteration brings travels in one message.
+"""Batched calls between deployments: the requests of one event-loop iteration travel in one message.
 
-`IterationBatcher` collects, and `TogetherCaller` sends requests that take about as long as each other, with
-`results_of` at the other end. Where they do not, `results_as_completed` yields each result when it is there: the server
-half of `RequestBatcher` (`service/remote/batching.py`).
+`CallBatcher` is the client half of all of them. At the server, `results_of` answers when all results are there, where
+they take about as long as each other; `results_as_completed` yields each result as soon as it is there.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Generic, TypeVar
 
 from deployments.failures import RolloutFailure
-from deployments.rpc.message_size import divided
-
-Item = TypeVar("Item")
-
-
-class IterationBatcher(Generic[Item]):
-    """Hands over, in one list, the items that came in one event-loop iteration; adds no delay."""
-
-    def __init__(self, send: Callable[[list[Item]], None]) -> None:
-        """Args: `send` takes at least one item, in the order in which they came."""
-        self._send = send
-        self._items: list[Item] = []
-
-    def add(self, item: Item) -> None:
-        if not self._items:
-            asyncio.get_running_loop().call_soon(self._hand_over)
-        self._items.append(item)
-
-    def _hand_over(self) -> None:
-        items, self._items = self._items, []
-        self._send(items)
-
+from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 Results = Sequence[Result | Exception]
-"""In the order of the requests; an exception is what the call of its request raises."""
+"""In the order of the requests; an exception is raised by the call of its request."""
+Send = Callable[[list[Request]], AsyncIterator[tuple[int, Result | Exception]]]
+"""Makes one call with these requests. Yields each result with its request's place; what it raises fails the others."""
+Waiting = list[tuple[Request, asyncio.Future[Result]]]
 
 
-class TogetherCaller(Generic[Request, Result]):
-    """Sends the requests of one event-loop iteration in one call; adds no delay."""
+class CallBatcher(Generic[Request, Result]):
+    """Sends the requests of one event-loop iteration, or of a few busy ones, in one call; each gets its own result.
+
+    Guarantees: a quiet event loop adds no delay; requests are sent in the order in which they came; one whose caller
+    has left before is not sent. Calls run in an empty context: Serve ends the calls of an HTTP request that its caller
+    has left, and others wait for this one too.
+    """
 
     def __init__(
-        self, send: Callable[[list[Request]], Awaitable[Results[Result]]], bytes_of: Callable[[Request], int]
+        self,
+        send: Send[Request, Result],
+        bytes_of: Callable[[Request], int] = lambda _: 0,
+        most_items: int | None = MOST_ITEMS_PER_MESSAGE,
+        most_iterations: int | None = 1,
+        most_calls: int | None = None,
+        abandon: Callable[[Request], object] | None = None,
+        on_broken: Callable[[int, Exception], None] | None = None,
     ) -> None:
-        """Args: `bytes_of` is the size of a request; those above `MOST_BYTES_PER_MESSAGE` are divided."""
+        """Begins without requests.
+
+        Args:
+            bytes_of: the size of a request. A batch above `MOST_BYTES_PER_MESSAGE` is divided into several calls.
+            most_items: a larger batch is divided too; `None` is no bound.
+            most_iterations: requests are collected over so many iterations, if each brings some; `None` is no bound.
+            most_calls: requests wait while so many calls are open; `None` is no bound.
+            abandon: called with a request whose caller has left while others of its call go on. A call that all its
+                callers have left is then cancelled. Without it the call goes on.
+            on_broken: called with the exception that broke a call, and the number of requests without a result.
+        """
         self._send = send
         self._bytes_of = bytes_of
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._add = IterationBatcher(self._start).add
+        self._most_items = most_items
+        self._most_iterations = most_iterations
+        self._most_calls = most_calls
+        self._abandon = abandon
+        self._on_broken = on_broken
+        self._collected: Waiting[Request, Result] = []
+        self._waiting: Waiting[Request, Result] = []
+        """Requests to send in this iteration and the next ones, or when a call ends."""
+        self._is_scheduled = False
+        self._calls: set[asyncio.Task[None]] = set()
 
     async def call(self, request: Request) -> Result:
-        """Raises what this request, or the whole call, has raised."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._add((request, future))
-        return await future
+        """Sends the request with others. Raises the exception of this request, or of the whole call."""
+        return await self.add(request)
 
-    def _start(self, pending: "list[tuple[Request, asyncio.Future[Result]]]") -> None:
-        wanted = [one for one in pending if not one[1].done()]
-        for together in divided(wanted, lambda one: self._bytes_of(one[0])) if wanted else ():
-            # An empty context: Serve ends the calls of a request that its caller has left, and others wait too.
-            task = asyncio.create_task(self._run(together), context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def add(self, request: Request) -> "asyncio.Future[Result]":
+        """Sends the request with others, without waiting. Cancelling the future is how its caller leaves."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        if not self._collected:
+            loop.call_soon(self._send_when_all_are_there, 0, 1)
+        self._collected.append((request, future))
+        return future
 
-    async def _run(self, together: "list[tuple[Request, asyncio.Future[Result]]]") -> None:
-        results: Results[Result]
+    def send_now(self) -> None:
+        """Sends the collected requests: a control call that is made next reaches the replica after them."""
+        self._waiting += self._collected
+        self._collected = []
+        self._send_next()
+
+    def _send_when_all_are_there(self, before: int, iterations: int) -> None:
+        there = len(self._collected)
+        if there > before and iterations != self._most_iterations:
+            asyncio.get_running_loop().call_soon(self._send_when_all_are_there, there, iterations + 1)
+        else:
+            self.send_now()
+
+    def _send_next(self, scheduled: bool = False) -> None:
+        """Starts one call in each event-loop iteration, because packing a large one holds the loop for milliseconds."""
+        self._is_scheduled &= not scheduled
+        self._waiting = [waiting for waiting in self._waiting if not waiting[1].done()]
+        if not self._waiting or len(self._calls) == self._most_calls:
+            return
+        batch = list(next(divided(self._waiting, lambda waiting: self._bytes_of(waiting[0]), self._most_items)))
+        del self._waiting[: len(batch)]
+        self._start(batch)
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_next, True)
+
+    def _start(self, batch: Waiting[Request, Result]) -> None:
+        call = asyncio.create_task(self._run(batch), context=Context())
+        self._calls.add(call)
+        call.add_done_callback(self._end)
+        if self._abandon is None:
+            return
+        abandon, pending, some_left = self._abandon, len(batch), False
+
+        def note_end(request: Request, future: "asyncio.Future[Result]") -> None:
+            nonlocal pending, some_left
+            pending -= 1
+            some_left |= future.cancelled()
+            if some_left and not pending:
+                call.cancel()
+            elif future.cancelled():
+                abandon(request)
+
+        for request, future in batch:
+            future.add_done_callback(partial(note_end, request))
+
+    def _end(self, call: "asyncio.Task[None]") -> None:
+        self._calls.discard(call)
+        if self._most_calls is not None:
+            self._send_next()
+
+    async def _run(self, batch: Waiting[Request, Result]) -> None:
         try:
-            results = await self._send([request for request, _ in together])
+            async for place, result in self._send([request for request, _ in batch]):
+                finish(batch[place][1], result)
         except Exception as error:  # noqa: BLE001 - the callers raise it
-            results = [error] * len(together)
-        for (_, future), result in zip(together, results, strict=True):
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+            without_result = [future for _, future in batch if not future.done()]
+            if without_result and self._on_broken is not None:
+                self._on_broken(len(without_result), error)
+            for future in without_result:
+                future.set_exception(error)
+        finally:
+            for _, future in batch:
+                future.cancel()
+
+
+def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+    """Ends the future, unless its caller has left."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def at_once(call: Callable[[list[Request]], Awaitable[Results[Result]]]) -> Send[Request, Result]:
+    """The `send` of a call that returns all results together."""
+
+    async def send(requests: list[Request]) -> AsyncIterator[tuple[int, Result | Exception]]:
+        for place, result in enumerate(await call(requests)):
+            yield place, result
+
+    return send
 
 
 async def results_of(calls: Sequence[Awaitable[Result]]) -> list[Result | Exception]:
-    """The other end: runs the calls concurrently. What is no `Exception`, such as a cancellation, ends them all."""
+    """Runs the calls concurrently, at the server. A cancellation, or another `BaseException`, ends them all."""
     results = list[Result | Exception]()
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, Exception):
@@ -143,6 +224,6 @@ def result_of(task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: Rol
     error = task.exception()
     if error is None:
         return task.result()
-    # A job catches every `Exception`. What it raises is something else, such as the panic of a library in Rust.
+    # A job catches every `Exception`. This is something else, such as the panic of a library in Rust.
     logger.warning("A call broke.", exc_info=error)
     return RolloutFailure(f"{type(error).__name__} was raised.")

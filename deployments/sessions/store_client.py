@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
-from deployments.rpc.batching import TogetherCaller
+from deployments.rpc.batching import CallBatcher, at_once
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.message_size import (
     BYTES_PER_LOGPROB,
@@ -39,14 +39,14 @@ class SessionStoreClient:
         self._handle = handle
         # Of these, which generator replicas make for each call of a session, many come at one moment. A plan does not
         # wait for calls to be stored.
-        self._plans: TogetherCaller[PlanArguments, Plan] = TogetherCaller(
-            partial(self._call_once, "plans"), bytes_of_plan
+        self._plans: CallBatcher[PlanArguments, Plan] = CallBatcher(
+            at_once(partial(self._call_once, "plans")), bytes_of_plan
         )
-        self._begins: TogetherCaller[tuple[str, str, int], Sequence[str] | None] = TogetherCaller(
-            partial(self._call_once, "begins"), lambda _: BYTES_PER_RECORD
+        self._begins: CallBatcher[tuple[str, str, int], Sequence[str] | None] = CallBatcher(
+            at_once(partial(self._call_once, "begins")), lambda _: BYTES_PER_RECORD
         )
-        self._adds: TogetherCaller[tuple[str, EngineCall], int | None] = TogetherCaller(
-            partial(self._call_once, "adds"), bytes_of_add
+        self._adds: CallBatcher[tuple[str, EngineCall], int | None] = CallBatcher(
+            at_once(partial(self._call_once, "adds")), bytes_of_add
         )
 
     async def answer(self) -> None:

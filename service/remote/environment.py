@@ -18,12 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.protocols.generation import Environment
-from deployments.rpc.batching import BatchResults
+from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from rollout_env import StepOutcome
-from service.remote.batching import MOST_ITERATIONS_PER_CALL, ControlCalls, RequestBatcher
+from service.remote.batching import MOST_ITERATIONS_PER_CALL, ReplicaStream, control_calls
 from service.remote.replica_watch import ReplicaWatches
 from service.remote.step_spreading import StepSpreading
 
@@ -105,9 +105,9 @@ class RemoteEnvironment(Environment):
         self._spreading = StepSpreading()
         self._learning: asyncio.Task[TaskDescription] | None = None
         self._known: KnownDescription | None = None
-        self._releases: dict[str, ControlCalls[str]] = {}
+        self._releases: dict[str, CallBatcher[str, None]] = {}
         """By replica."""
-        self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
+        self._batchers: dict[Destination, CallBatcher[StepRequest, StepOutcome]] = {}
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
 
     async def step(self, request: StepRequest) -> StepOutcome:
@@ -150,14 +150,14 @@ class RemoteEnvironment(Environment):
         if replica is not None and replica in live_replicas_of(self._handle):
             self._releases_of(replica).add(session_id)
 
-    def _releases_of(self, replica: str) -> ControlCalls[str]:
+    def _releases_of(self, replica: str) -> CallBatcher[str, None]:
         releases = self._releases.get(replica)
         if releases is None:
             live = live_replicas_of(self._handle)
             self._releases = {name: calls for name, calls in self._releases.items() if name in live}
             named = self._handle.options(session_id=replica)
             log_fields = {"task_name": self._task_name, "replica_id": replica}
-            releases = ControlCalls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
+            releases = control_calls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
             self._releases[replica] = releases
         return releases
 
@@ -229,7 +229,7 @@ class RemoteEnvironment(Environment):
     async def _result(self, response: Any) -> Any:
         return await call_result(response, response, EnvironmentLost, self._who)
 
-    def _batcher_of(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
+    def _batcher_of(self, destination: Destination) -> CallBatcher[StepRequest, StepOutcome]:
         batcher = self._batchers.get(destination)
         if batcher is None:
             replicas = live_replicas_of(self._handle)
@@ -238,21 +238,23 @@ class RemoteEnvironment(Environment):
             batcher = self._batchers[destination] = self._new_batcher(destination)
         return batcher
 
-    def _new_batcher(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
+    def _new_batcher(self, destination: Destination) -> CallBatcher[StepRequest, StepOutcome]:
         name = destination.replica or ""
         named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
         log_fields = {"task_name": self._task_name, "replica_id": destination.replica}
-        return RequestBatcher(
+        stream: ReplicaStream[StepRequest, StepOutcome] = ReplicaStream(
             lambda requests: start_call(requests, self._caller, name),
             EnvironmentLost,
             self._who,
-            abort=ControlCalls(partial(abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
-            log_fields=log_fields,
-            results_of=partial(self._results_of, destination.replica),
-            silence=self._silences.watch_of(name),
-            bytes_of=bytes_of_step_request,
-            most_requests=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
+            log_fields,
+            partial(self._results_of, destination.replica),
+            self._silences.watch_of(name),
+        )
+        return stream.batched(
+            bytes_of_step_request,
+            control_calls(partial(abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
+            most_items=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
             most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
         )

@@ -26,7 +26,7 @@ from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.liveness import own_name
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
-from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
+from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls
 from service.remote.replica_watch import ReplicaWatches
 from service.rollouts.retries import pause_s
 from service.scheduling.generation_scheduler import GenerationScheduler
@@ -293,7 +293,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             results_of, ends_of = partial(self._results_of, replica), partial(self._ends_of, replica)
             waiting = partial(self._scheduler.waiting_for, replica)
             silence = self._silences.watch_of(replica)
-            calls = calls_of(self._handle, replica, self._caller, results_of, ends_of, waiting, silence)
+            calls = ReplicaCalls(self._handle, replica, self._caller, results_of, ends_of, waiting, silence)
             self._calls[replica] = calls
         return calls
 

@@ -1,7 +1,6 @@
 """The calls of one generator replica. Server half: `deployments/generation/generator_replica_base.py`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -9,9 +8,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import GenerationLost
 from deployments.protocols.generation import Generation, GenerationRequest, GenerationResults
 from deployments.protocols.model_server import ServedParts, ServedRequest, ServedTokens
-from deployments.rpc.batching import BatchResults
+from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
-from service.remote.batching import ControlCalls, RequestBatcher
+from service.remote.batching import ReplicaStream, control_calls
 from service.remote.replica_watch import ReplicaWatch
 
 GENERATOR_REPLICA = "The generator replica"
@@ -19,62 +18,50 @@ LOST_AFTER_HEARTBEATS = 10
 """A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
 
 
-@dataclass(frozen=True, slots=True)
 class ReplicaCalls:
     """The calls of one replica, batched."""
 
-    generate: RequestBatcher[GenerationRequest, Generation]
-    serve: RequestBatcher[ServedRequest, ServedTokens]
-    interrupt: ControlCalls[GenerationRequest]
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        replica: str,
+        caller: str,
+        results_of: Callable[[GenerationResults], BatchResults[Generation]],
+        ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
+        waiting: Callable[[], int],
+        silence: ReplicaWatch,
+    ) -> None:
+        """Makes no call yet.
 
+        Args:
+            replica: its unique id; empty for whichever replica Serve chooses.
+            caller: names this ingress replica.
+            results_of: called with each item of each answer to generations; returns its results.
+            ends_of: the same for calls of model servers' APIs.
+            waiting: the number of generations that wait here for the replica.
+            silence: the watch of all calls that name the replica.
+        """
+        named = handle.options(session_id=replica)
+        streaming = named.options(stream=True)
+        log_fields = {"replica_id": replica or None}
 
-def calls_of(
-    handle: DeploymentHandle[Any],
-    replica: str,
-    caller: str,
-    results_of: Callable[[GenerationResults], BatchResults[Generation]],
-    ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
-    waiting: Callable[[], int],
-    silence: ReplicaWatch | None = None,
-) -> ReplicaCalls:
-    """Args:
-    replica: its unique id; empty for whichever replica Serve chooses.
-    caller: names this ingress replica.
-    results_of: is given each item of each answer to generations and returns its results.
-    ends_of: the same of calls of model servers' APIs.
-    waiting: how many generations wait here for the replica.
-    silence: of the calls that name the replica; a new one, if none of them is open yet.
-    """
-    silence = silence or ReplicaWatch(LOST_AFTER_HEARTBEATS)
-    named = handle.options(session_id=replica)
-    log_fields = {"replica_id": replica or None}
-    streaming = named.options(stream=True)
+        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
+            def start(requests: list[GenerationRequest]) -> Any:
+                return call([request.generation_id for request in requests])
 
-    def control(call: Callable[[list[str]], Any], done: str) -> ControlCalls[Any]:
-        return ControlCalls(
-            lambda requests: call([request.generation_id for request in requests]),
-            done,
-            GenerationLost,
-            GENERATOR_REPLICA,
-            log_fields,
+            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
+
+        def stream(start: Callable[..., Any], results_of: Callable[[Any], Any]) -> ReplicaStream[Any, Any]:
+            def start_call(requests: list[Any]) -> Any:
+                return start(requests, caller, waiting(), replica)
+
+            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results_of, silence)
+
+        abort = control(named.abort.remote, "aborted")
+        self.interrupt: CallBatcher[GenerationRequest, None] = control(named.interrupt.remote, "interrupted")
+        self.generate: CallBatcher[GenerationRequest, Generation] = stream(
+            streaming.generate.remote, results_of
+        ).batched(bytes_of_generation_request, abort)
+        self.serve: CallBatcher[ServedRequest, ServedTokens] = stream(streaming.serve.remote, ends_of).batched(
+            bytes_of_served_request, abort
         )
-
-    abort = control(named.abort.remote, "aborted")
-
-    def batched(start: Callable[..., Any], results_of: Callable[[Any], Any], bytes_of: Callable[[Any], int]) -> Any:
-        return RequestBatcher(
-            lambda requests: start(requests, caller, waiting(), replica),
-            GenerationLost,
-            GENERATOR_REPLICA,
-            abort=abort,
-            results_of=results_of,
-            bytes_of=bytes_of,
-            log_fields=log_fields,
-            silence=silence,
-        )
-
-    return ReplicaCalls(
-        batched(streaming.generate.remote, results_of, bytes_of_generation_request),
-        batched(streaming.serve.remote, ends_of, bytes_of_served_request),
-        control(named.interrupt.remote, "interrupted"),
-    )

@@ -5,7 +5,6 @@ hold the interpreter's lock, and some take very long on text that they were not 
 whatever it does.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,21 +13,20 @@ from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import ParsedResponse, ResponseParser, ResponseToParse
-from deployments.rpc.batching import IterationBatcher
+from deployments.rpc.batching import CallBatcher, at_once
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
 START_WITHIN_S = 600.0
-"""Importing vLLM takes ten seconds on a machine that does nothing else."""
+"""Importing vLLM takes ten seconds on an idle machine."""
 LOST_AFTER_S = 60.0
 MOST_PER_CALL = 64
 """Responses that travel together: one message costs as much as parsing several."""
-Batch = Sequence[tuple[ResponseToParse, "asyncio.Future[ParsedResponse]"]]
 ParseCall = Callable[[Sequence[ResponseToParse]], Awaitable[list[ParsedResponse]]]
 """Parses responses in a worker process that is free. Raises what `WorkerPool.run` raises."""
 
 
 class ProcessResponseParser(ResponseParser):
-    """Sends the responses that wait together, as soon as a worker process is free."""
+    """Sends the waiting responses together, as soon as a worker process is free."""
 
     def __init__(
         self,
@@ -37,18 +35,19 @@ class ProcessResponseParser(ResponseParser):
         needs_prompt: bool = False,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args:
-        processes: how many calls can run at once.
-        needs_prompt: whether the parsers look at the tokens before a response.
-        close: ends the processes.
+        """Makes no call yet.
+
+        Args:
+            processes: the number of calls that can run at once.
+            needs_prompt: whether the parsers look at the tokens before a response.
+            close: ends the processes.
         """
         self.close = close
         self._call = call
-        self._free = processes
         self._needs_prompt = needs_prompt
-        self._batcher = IterationBatcher(self._take)
-        self._waiting: list[tuple[ResponseToParse, asyncio.Future[ParsedResponse]]] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._batcher: CallBatcher[ResponseToParse, ParsedResponse] = CallBatcher(
+            at_once(self._parse), most_items=MOST_PER_CALL, most_calls=processes
+        )
 
     @classmethod
     async def start(
@@ -79,40 +78,12 @@ class ProcessResponseParser(ResponseParser):
         return cls(call, settings.parser_processes, needs_prompt, pool.close)
 
     async def parse(self, response: ResponseToParse) -> ParsedResponse:
-        if not self._needs_prompt:
-            response = replace(response, prompt_token_ids=())
-        parsed: asyncio.Future[ParsedResponse] = asyncio.get_running_loop().create_future()
-        self._batcher.add((response, parsed))
-        return await parsed
+        return await self._batcher.call(response if self._needs_prompt else replace(response, prompt_token_ids=()))
 
-    def _take(self, responses: Batch) -> None:
-        self._waiting += responses
-        self._send()
-
-    def _send(self) -> None:
-        """Gives each free worker process as many of the responses that wait as travel together."""
-        while self._free and self._waiting:
-            batch, self._waiting = self._waiting[:MOST_PER_CALL], self._waiting[MOST_PER_CALL:]
-            wanted = [(response, parsed) for response, parsed in batch if not parsed.done()]
-            if not wanted:
-                continue
-            self._free -= 1
-            call = asyncio.create_task(self._parse(wanted))
-            self._calls.add(call)
-            call.add_done_callback(self._end)
-
-    def _end(self, call: "asyncio.Task[None]") -> None:
-        self._calls.discard(call)
-        self._free += 1
-        self._send()
-
-    async def _parse(self, batch: Batch) -> None:
+    async def _parse(self, responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
         """Parses the responses together; if that fails, one by one: only those that fail then have an error."""
-        results = await self._results([response for response, _ in batch])
-        for place, (response, parsed) in enumerate(batch):
-            [result] = results[place : place + 1] or await self._results([response])
-            if not parsed.done():
-                parsed.set_result(result)
+        results = await self._results(responses)
+        return results or [result for response in responses for result in await self._results([response])]
 
     async def _results(self, responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
         """One result for each response, or none at all if there are several and their call fails."""

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +13,16 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
+from deployments.rpc.batching import CallBatcher
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
-from service.remote.batching import ControlCalls, RequestBatcher
+from service.remote.batching import ReplicaStream, control_calls
 from service.remote.replica_watch import ReplicaWatch
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
+
+
+def stream_of(start_call: Callable[[list[str]], Any], **further: Any) -> ReplicaStream[str, str]:
+    return ReplicaStream(start_call, EnvironmentLost, "The replica", **further)
 
 
 class ScriptedReplica:
@@ -45,10 +50,10 @@ class ScriptedReplica:
             raise RayServeException("no replicas")
         return ScriptedResponse(self._abort_result)
 
-    def batcher(self) -> RequestBatcher[str, str]:
+    def batcher(self) -> CallBatcher[str, str]:
         log_fields = {"replica_id": "r"}
-        abort: ControlCalls[str] = ControlCalls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
-        return RequestBatcher(self.start_call, EnvironmentLost, "The replica", abort, log_fields)
+        abort: CallBatcher[str, None] = control_calls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
+        return stream_of(self.start_call, log_fields=log_fields).batched(abort=abort)
 
 
 def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
@@ -89,9 +94,7 @@ def test_requests_of_consecutive_iterations_go_in_one_call(most_iterations: int 
     replica = ScriptedReplica([], [], [], [])
 
     async def run() -> None:
-        batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", most_iterations=most_iterations
-        )
+        batcher = stream_of(replica.start_call).batched(most_iterations=most_iterations)
         calls = list[asyncio.Task[str]]()
         # By iteration of the event loop.
         for names in ("ab", "c", "d", "", "", "e"):
@@ -110,8 +113,8 @@ def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result()
     assert replica.requests == [["a", "b", "c"]]
 
 
-def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> RequestBatcher[str, str]:
-    return RequestBatcher(replica.start_call, EnvironmentLost, "The replica", bytes_of=sizes.__getitem__)
+def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> CallBatcher[str, str]:
+    return stream_of(replica.start_call).batched(bytes_of=sizes.__getitem__)
 
 
 def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() -> None:
@@ -137,9 +140,7 @@ def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch(
         return replica.start_call(requests)
 
     async def run() -> None:
-        batcher: RequestBatcher[str, str] = RequestBatcher(
-            start_call, EnvironmentLost, "The replica", bytes_of=lambda _: MOST_BYTES_PER_MESSAGE
-        )
+        batcher = stream_of(start_call).batched(bytes_of=lambda _: MOST_BYTES_PER_MESSAGE)
         await asyncio.gather(*map(batcher.call, "abc"))
 
     virtual_time.run(run())
@@ -156,9 +157,7 @@ def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_boun
     replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
 
     async def run() -> list[str]:
-        batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", most_requests=most_requests
-        )
+        batcher = stream_of(replica.start_call).batched(most_items=most_requests)
         return await asyncio.gather(*(batcher.call(f"{number}") for number in range(sum(sizes))))
 
     assert virtual_time.run(run()) == ["A"] * sum(sizes)
@@ -169,9 +168,13 @@ def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_nev
     replica = ScriptedReplica([[(0, "A")]], [[(0, "C")]])
 
     async def run() -> None:
-        batcher = sized_batcher(replica, {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1})
+        def start_call(requests: list[str]) -> ScriptedCall:
+            calls["b"].cancel()
+            return replica.start_call(requests)
+
+        sizes = {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1}
+        batcher = stream_of(start_call).batched(bytes_of=sizes.__getitem__)
         calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
-        batcher._start_call = lambda requests: (calls["b"].cancel(), replica.start_call(requests))[1]
         assert await calls["a"] == "A"
         assert await calls["c"] == "C"
 
@@ -258,9 +261,7 @@ def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog
     call = Hanging([[(0, "A")], [], []])
 
     async def run() -> tuple[float, BaseException | str]:
-        batcher: RequestBatcher[str, str] = RequestBatcher(
-            lambda _requests: call, EnvironmentLost, "The replica", silence=ReplicaWatch(10)
-        )
+        batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10)).batched()
         first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
         assert await first == "A"
         [lost] = await asyncio.gather(second, return_exceptions=True)
@@ -276,9 +277,7 @@ def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
     replica = ScriptedReplica([TimeoutError("of the replica")])
 
     async def run() -> None:
-        batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", silence=ReplicaWatch(10)
-        )
+        batcher = stream_of(replica.start_call, silence=ReplicaWatch(10)).batched()
         with pytest.raises(TimeoutError, match=r"^of the replica$"):
             await batcher.call("a")
 
@@ -383,7 +382,7 @@ def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends()
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
 
     async def run() -> str:
-        batcher: RequestBatcher[str, str] = RequestBatcher(replica.start_call, EnvironmentLost, "The replica")
+        batcher = stream_of(replica.start_call).batched()
         hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
         await asyncio.sleep(0.5)
         hung_up.cancel()
@@ -422,7 +421,7 @@ def test_a_call_is_made_in_the_context_of_no_request() -> None:
 
     async def run() -> str:
         variable.set("a request")
-        batcher: RequestBatcher[str, str] = RequestBatcher(start_call, EnvironmentLost, "The replica")
+        batcher = stream_of(start_call).batched()
         return await batcher.call("a")
 
     assert virtual_time.run(run()) == "A"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.rpc.batching import TogetherCaller, results_of
+from deployments.rpc.batching import CallBatcher, at_once, results_of
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 
 
@@ -28,11 +28,11 @@ class Other:
         return 2 * number
 
 
-def caller(other: Other, bytes_each: int = 1) -> TogetherCaller[int, int]:
-    return TogetherCaller(other.doubled, lambda _: bytes_each)
+def caller(other: Other, bytes_each: int = 1) -> CallBatcher[int, int]:
+    return CallBatcher(at_once(other.doubled), lambda _: bytes_each)
 
 
-async def results(calling: TogetherCaller[int, int], *numbers: int) -> list[int | BaseException]:
+async def results(calling: CallBatcher[int, int], *numbers: int) -> list[int | BaseException]:
     return await asyncio.gather(*map(calling.call, numbers), return_exceptions=True)
 
 
