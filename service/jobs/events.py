@@ -24,7 +24,7 @@ from rollout_client.contract.rollouts import RolloutSummary
 from service.http.streaming import EMPTY_LINE, response_in_parts, with_heartbeats
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
+from service.rollout_requests.json_encoder import JSON, PART_BYTES, document_in_parts
 from service.rollout_requests.result_encoding import NDJSON
 
 PAGE_BYTES = 2**21
@@ -173,14 +173,7 @@ def json_parts(events: list[bytes], last: bytes) -> Iterator[bytes]:
     """As `JsonResponseEncoder.body` has it: the summary's fields, then the rollouts in order of their positions."""
     samples = dict(sample_in(line) for event in events for line in lines_of(event))
     summary = last.rstrip().removeprefix(b'{"summary":')[:-1]
-    part = bytearray(summary.removesuffix(b"}") + b',"samples":[')
-    for place, position in enumerate(sorted(samples)):
-        part += b"," if place else b""
-        part += samples.pop(position)
-        if len(part) >= PART_BYTES:
-            yield from pieces(part)
-            part.clear()
-    yield bytes(part + b"]}")
+    yield from document_in_parts(summary, b"samples", ((samples.pop(position),) for position in sorted(samples)))
 
 
 async def arrow_answer(events: list[bytes], summary: RolloutSummary) -> Response:

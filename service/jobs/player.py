@@ -5,7 +5,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
 
 import zstandard
 
@@ -21,16 +20,8 @@ from service.jobs.journal import JobJournal
 from service.jobs.ledger import RANGES, ranges_in
 from service.jobs.writer import JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
-from service.rollout_requests.result_encoding import (
-    encode_beside_others,
-    problem_line,
-    sample_failed,
-    sample_line,
-    size_of,
-    summary_line,
-    summary_of,
-)
-from service.rollout_requests.rollout_service import RolloutService, RunningRollout, SampleFailed
+from service.rollout_requests.result_encoding import EncodedRollouts, problem_line, summary_line
+from service.rollout_requests.rollout_service import RolloutService
 
 BODY = EntryName("body", 0)
 READ_AT_ONCE = 256
@@ -74,14 +65,14 @@ class JobPlayer:
         caller = await self._access.caller_named(self.claim.record.namespace or None, SCOPE)
         body = await asyncio.to_thread(decompressed, stored[BODY])
         with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
-            running, echoed_bytes = await self._begin(body, admitted, caller)
+            encoded = await self._begin(body, admitted, caller)
             self._set_prepared(None)
-            await self._play(running, echoed_bytes)
+            await self._play(encoded)
 
     async def refuse(self, problem: RequestProblem) -> None:
         """Ends the job with what `play` has raised. The key of a request of which nothing was played is free again."""
         try:
-            line = await self._problem(problem)
+            line = self._problem(problem)
             await self._journal.end(line, completed=False, forgets_key=self.claim.record.epoch == 1)
         finally:
             # The store may tell this replica that the job has ended before it answers the write: that cancels this.
@@ -91,7 +82,7 @@ class JobPlayer:
         """Tells who waits for `prepared` that it will not be, if it is not."""
         self._set_prepared(not_ready("The job was deleted, or this replica of the service has lost it; try again"))
 
-    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> tuple[RunningRollout, int]:
+    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> EncodedRollouts:
         rollouts, record = self._rollouts, self.claim.record
         size = len(body)
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
@@ -105,7 +96,7 @@ class JobPlayer:
             request.deadline_s = left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
-        return running, echoed_bytes
+        return EncodedRollouts(running, echoed_bytes)
 
     async def _begin_ledger(self, asked: Sequence[SampleRange]) -> None:
         """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
@@ -113,34 +104,27 @@ class JobPlayer:
         ranges = ranges_in(stored[RANGES]) if RANGES in stored else asked
         await self._journal.begin_ledger(await self._rollouts.with_revisions(ranges))
 
-    async def _play(self, running: RunningRollout, echoed_bytes: int) -> None:
+    async def _play(self, rollouts: EncodedRollouts) -> None:
         try:
-            last_line = await self._play_groups(running, echoed_bytes)
+            last_line = await self._play_groups(rollouts)
             completed = True
-        except SampleFailed as failed:
-            last_line, completed = await self._problem(sample_failed(failed)), False
+        except RequestProblem as problem:
+            last_line, completed = self._problem(problem), False
         except Exception as error:
             logger.exception("A job failed unexpectedly.", extra=self._log_fields())
-            last_line, completed = await self._problem(internal_error(error)), False
+            last_line, completed = self._problem(internal_error(error)), False
         await self._journal.end(last_line, completed)
 
-    async def _play_groups(self, running: RunningRollout, echoed_bytes: int) -> bytes:
+    async def _play_groups(self, rollouts: EncodedRollouts) -> bytes:
         """Returns the line of the summary."""
         lines: dict[int, dict[int, bytes]] = defaultdict(dict)
-        count = 0
-        async with aclosing(running) as ended:
-            async for position, result, _ in ended:
-                count += 1
-                if position in self._journal.in_events:
-                    continue
+        async with aclosing(rollouts.lines(skipped=self._journal.in_events)) as encoded:
+            async for position, line in encoded:
                 group = position // self._num_generations
-                line = partial(sample_line, position, result)
-                lines[group][position] = await encode_beside_others(
-                    size_of(result, echoed_bytes), line, running.observer
-                )
+                lines[group][position] = line
                 if len(lines[group]) == self._num_generations:
                     self._journal.add_group(group, lines.pop(group))
-        return summary_line(await summary_of(running, count))
+        return summary_line(await rollouts.summary())
 
     async def _load(self) -> None:
         journal = await self._entries("journal")
@@ -157,8 +141,8 @@ class JobPlayer:
     async def _read(self, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._store.read(self.claim.record.job_id, names)
 
-    async def _problem(self, problem: RequestProblem) -> bytes:
-        return problem_line(problem.problem.model_copy(update={"request_id": self.claim.record.request_id}))
+    def _problem(self, problem: RequestProblem) -> bytes:
+        return problem_line(problem, self.claim.record.request_id)
 
     def _set_prepared(self, problem: RequestProblem | None) -> None:
         if self.prepared.done():

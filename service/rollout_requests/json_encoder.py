@@ -4,7 +4,7 @@ Serializes only fields that were set; explicit nulls survive.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -69,16 +69,9 @@ class JsonResponseEncoder(ResponseEncoder):
         self._encoded[position] = self._echoes[echo].json_of(result)
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
-        part = bytearray(json_of(summary).removesuffix(b"}") + b',"samples":[')
-        for position in sorted(self._encoded):
-            part += b"," if position else b""
-            # Each is freed when it was sent: freeing 1 GB at once takes long.
-            for piece in self._encoded.pop(position):
-                part += piece
-                if len(part) >= PART_BYTES:
-                    yield from pieces(part)
-                    part.clear()
-        yield bytes(part + b"]}")
+        # Each is freed when it was sent: freeing 1 GB at once takes long.
+        rollouts = (self._encoded.pop(position) for position in sorted(self._encoded))
+        yield from document_in_parts(json_of(summary), b"samples", rollouts)
 
 
 class EncodedEcho:
@@ -120,6 +113,19 @@ def pieces(data: bytes | bytearray) -> Iterator[bytes]:
     """`data` in parts of at most `PART_BYTES`: sending more at once would keep the event loop from other requests."""
     for begin in range(0, len(data), PART_BYTES):
         yield bytes(data[begin : begin + PART_BYTES])
+
+
+def document_in_parts(head: bytes, name: bytes, items: Iterable[Sequence[bytes]]) -> Iterator[bytes]:
+    """The JSON object `head` with one more field, the list of these items; each item comes in pieces."""
+    part = bytearray(head.removesuffix(b"}") + b',"%s":[' % name)
+    for place, item in enumerate(items):
+        part += b"," if place else b""
+        for piece in item:
+            part += piece
+            if len(part) >= PART_BYTES:
+                yield from pieces(part)
+                part.clear()
+    yield bytes(part + b"]}")
 
 
 def json_of(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Encodes the results of a request beside other requests, large ones in threads, and the lines of a stream.
+"""Encodes the rollouts of a request beside other requests, large ones in threads: for answers, streams and jobs.
 
 A stream (`application/x-ndjson`), which `rollout_client/calls/ndjson.py` reads, has one line per rollout, in the order
 in which they end, then exactly one line with the summary or with the problem that ended the request. Each line is one
@@ -6,15 +6,18 @@ JSON object.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Container
+from contextlib import aclosing
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.json_encoder import json_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
+from service.rollouts.episode_records import Echo
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 
 NDJSON = "application/x-ndjson"
@@ -29,8 +32,8 @@ def summary_line(summary: RolloutSummary) -> bytes:
     return b'{"summary":%s}\n' % json_of(summary)
 
 
-def problem_line(problem: Problem) -> bytes:
-    return b'{"problem":%s}\n' % json_of(problem)
+def problem_line(problem: RequestProblem, request_id: str) -> bytes:
+    return b'{"problem":%s}\n' % json_of(problem.problem.model_copy(update={"request_id": request_id}))
 
 
 MOST_TOKENS_INLINE = 8192
@@ -38,12 +41,12 @@ MOST_TOKENS_INLINE = 8192
 BYTES_PER_TOKEN = 16
 """Bytes of text that take as long as a token with its log-probability."""
 MOST_ROLLOUTS_INLINE = 512
-"""Of a summary: their metrics take some milliseconds."""
+"""Computing the metrics of so many takes some milliseconds."""
 Encoded = TypeVar("Encoded")
 
 
 def is_small(size: int) -> bool:
-    """Args: `size` is that of rollouts by `size_of`."""
+    """Whether rollouts of this `size_of` are encoded at once."""
     return size <= MOST_TOKENS_INLINE
 
 
@@ -60,19 +63,52 @@ async def encode_beside_others(
     return encoded
 
 
-async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:
-    """The summary of `count` rollouts; that of many is computed in a thread."""
-    if count > MOST_ROLLOUTS_INLINE:
-        return await asyncio.to_thread(running.final_summary)
-    return running.summary
-
-
 def size_of(result: SampleResult, echoed_bytes: int) -> int:
     """About how large a rollout is, in tokens."""
     text = sum(len(message.content) for message in result.message_log) + echoed_bytes
     return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
 
 
-def sample_failed(failed: SampleFailed) -> RequestProblem:
-    field = f"samples[{failed.sample_position}]"
-    return RequestProblem(SAMPLE_FAILED, [FieldProblem(field=field, message=str(failed), value=failed.kind)])
+class EncodedRollouts:
+    """The rollouts of a running request, each encoded when it ends."""
+
+    def __init__(self, running: RunningRollout, echoed_bytes: int) -> None:
+        """Plays nothing yet. `echoed_bytes` is about the size of what each rollout repeats of its sample."""
+        self._running = running
+        self._echoed_bytes = echoed_bytes
+        self._count = 0
+        self.size = 0
+        """The sizes of the rollouts so far."""
+
+    async def each(
+        self, encode: Callable[[int, SampleResult, Echo | None], Encoded], skipped: Container[int] = ()
+    ) -> AsyncGenerator[tuple[int, Encoded], None]:
+        """Yields each rollout, encoded, with its position; those at the `skipped` positions count in the summary alone.
+
+        Raises:
+            RequestProblem: a sample failed, and the request has `on_error: fail`.
+        """
+        try:
+            async with aclosing(self._running) as ended:
+                async for position, result, echo in ended:
+                    self._count += 1
+                    if position in skipped:
+                        continue
+                    size = size_of(result, self._echoed_bytes)
+                    self.size += size
+                    work = partial(encode, position, result, echo)
+                    yield position, await encode_beside_others(size, work, self._running.observer)
+        except SampleFailed as failed:
+            field = f"samples[{failed.sample_position}]"
+            problem = FieldProblem(field=field, message=str(failed), value=failed.kind)
+            raise RequestProblem(SAMPLE_FAILED, [problem]) from failed
+
+    def lines(self, skipped: Container[int] = ()) -> AsyncGenerator[tuple[int, bytes], None]:
+        """`each` as the lines of a stream."""
+        return self.each(lambda position, result, _: sample_line(position, result), skipped)
+
+    async def summary(self) -> RolloutSummary:
+        """The summary after the last rollout; that of many is computed in a thread."""
+        if self._count > MOST_ROLLOUTS_INLINE:
+            return await asyncio.to_thread(self._running.final_summary)
+        return self._running.summary

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -29,16 +28,11 @@ from service.rollout_requests.body_parser import read_rollout_request
 from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder, pieces
 from service.rollout_requests.result_encoding import (
     NDJSON,
-    encode_beside_others,
+    EncodedRollouts,
     is_small,
     problem_line,
-    sample_failed,
-    sample_line,
-    size_of,
     summary_line,
-    summary_of,
 )
-from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
 from service.routes.jobs import accepted
@@ -76,55 +70,38 @@ async def rollout(
     body_bytes = received.body_bytes + await rollouts.take_samples(received.request, admitted.hold_body)
     echoed_bytes = body_bytes // len(received.request.samples)
     running = await rollouts.rollout(received.request, request_id, body_bytes, caller)
+    encoded = EncodedRollouts(running, echoed_bytes)
     wanted = request.headers.get("accept", "")
     if NDJSON in wanted:
-        lines = with_heartbeats(ndjson_lines(running, echoed_bytes), heartbeat_s(request.headers))
+        lines = with_heartbeats(ndjson_lines(encoded, request_id), heartbeat_s(request.headers))
         return StreamingResponse(lines, media_type=NDJSON)
     encoder: ResponseEncoder = JsonResponseEncoder()
     if ARROW in wanted:
         groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
         encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
-    return await whole_response(running, encoder, echoed_bytes)
+    return await whole_response(encoded, encoder)
 
 
-async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echoed_bytes: int) -> Response:
-    """Responds when the last rollout has ended; until then the response can still become a problem document.
-
-    Args:
-        echoed_bytes: about what each rollout repeats of its sample.
-    """
-    size, count = 0, 0
-    try:
-        async with aclosing(running) as ended:
-            async for position, result, echo in ended:
-                result_size = size_of(result, echoed_bytes)
-                await encode_beside_others(result_size, partial(encoder.add, position, result, echo), running.observer)
-                size, count = size + result_size, count + 1
-    except SampleFailed as failed:
-        raise sample_failed(failed) from failed
-    parts = encoder.body(await summary_of(running, count))
-    if is_small(size):
+async def whole_response(rollouts: EncodedRollouts, encoder: ResponseEncoder) -> Response:
+    """Responds when the last rollout has ended; until then the response can still become a problem document."""
+    async for _ in rollouts.each(encoder.add):
+        pass
+    parts = encoder.body(await rollouts.summary())
+    if is_small(rollouts.size):
         return Response(b"".join(parts), media_type=encoder.media_type)
     return await response_in_parts(parts, encoder.media_type)
 
 
-async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGenerator[bytes, None]:
+async def ndjson_lines(rollouts: EncodedRollouts, request_id: str) -> AsyncGenerator[bytes, None]:
     """Yields the lines of a stream, each rollout when it ends, in parts if it is large."""
-    count = 0
     try:
-        async with aclosing(running) as ended:
-            async for position, result, _ in ended:
-                line = partial(sample_line, position, result)
-                for part in pieces(await encode_beside_others(size_of(result, echoed_bytes), line, running.observer)):
+        async with aclosing(rollouts.lines()) as lines:
+            async for _, line in lines:
+                for part in pieces(line):
                     yield part
-                count += 1
-        yield summary_line(await summary_of(running, count))
-    except SampleFailed as failed:
-        yield last_line(sample_failed(failed), running.request_id)
+        yield summary_line(await rollouts.summary())
+    except RequestProblem as problem:
+        yield problem_line(problem, request_id)
     except Exception as error:  # noqa: BLE001 - the status has been sent: only a line can still tell the caller
-        log_unexpected_error(error, running.request_id)
-        yield last_line(internal_error(error), running.request_id)
-
-
-def last_line(problem: RequestProblem, request_id: str) -> bytes:
-    return problem_line(problem.problem.model_copy(update={"request_id": request_id}))
+        log_unexpected_error(error, request_id)
+        yield problem_line(internal_error(error), request_id)

@@ -17,7 +17,7 @@ from rollout_client.contract.scores import ScoreResponse
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
-from service.rollout_requests.json_encoder import PART_BYTES, pieces
+from service.rollout_requests.json_encoder import document_in_parts
 from service.rollout_requests.result_encoding import encode_beside_others
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, RequestId, Rollouts
@@ -41,13 +41,7 @@ class ScoreEncoder:
     def body(self, request_id: str, policy: PolicyVersions) -> Iterator[bytes]:
         """The scores in order of their positions, in parts."""
         summary = orjson.dumps({"request_id": request_id, "policy": policy.model_dump()})
-        part = bytearray(summary.removesuffix(b"}") + b',"scores":[')
-        for position, score in sorted(self._encoded.items()):
-            part += b"," + score if position else score
-            if len(part) >= PART_BYTES:
-                yield from pieces(part)
-                part.clear()
-        yield bytes(part + b"]}")
+        yield from document_in_parts(summary, b"scores", ((score,) for _, score in sorted(self._encoded.items())))
 
 
 def fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.messages import Message
-from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
+from service.problems import internal_error
 from service.rollout_requests import json_encoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder, json_of, plain
 from service.rollout_requests.result_encoding import problem_line, sample_line, summary_line
@@ -135,7 +135,7 @@ def test_lines_are_those_that_the_client_reads() -> None:
     lines = [
         sample_line(3, sample(3, content="a\nb\u2028c")),
         summary_line(SUMMED_UP),
-        problem_line(Problem(type="t", title="T", status=500, detail="d", request_id="mine")),
+        problem_line(internal_error(KeyError("x")), "mine"),
     ]
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
     read = [StreamLine.model_validate_json(line) for line in lines]

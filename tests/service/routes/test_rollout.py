@@ -134,7 +134,7 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
         return noting
 
     if encoder is None:
-        monkeypatch.setattr("service.routes.rollout.sample_line", noted(sample_line))
+        monkeypatch.setattr("service.rollout_requests.result_encoding.sample_line", noted(sample_line))
     else:
         monkeypatch.setattr(encoder, "add", noted(encoder.add))
     monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
