@@ -6,12 +6,9 @@ from typing import Literal
 
 import orjson
 
-from deployments.storage.storage import EntryName, StoredChange, StoredRecord
+from deployments.storage.storage import EntryName, StoredChange
+from rollout_client.contract.jobs import JobState
 
-JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
-"""`waiting`: its ingress replica was lost, and the next one takes it; `running`: an ingress replica plays it;
-`suspended`: nobody listens, and it goes on when its request is posted again; `completed`, `failed`: its last event is
-there."""
 ENDED: tuple[JobState, ...] = ("completed", "failed")
 EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 """`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
@@ -97,17 +94,8 @@ class Change:
 
     @property
     def stored(self) -> StoredChange:
-        record = None if self.record is None else record_bytes(self.record)
+        record = None if self.record is None else encode_record(self.record)
         return StoredChange(self.job_id, record, self.added, self.removed)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedJob:
-    """A job as it is found at the start of the store."""
-
-    record: JobRecord
-    sizes: dict[EntryName, int]
-    """In bytes, of all entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +108,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedJob:
     record: JobRecord
     claim: Claim | None
     """Is given to the caller that must play it; `None` if another ingress replica plays it, or it has ended."""
@@ -140,13 +128,9 @@ class JobWrite:
     forgets_key: bool = False
     """Nothing was played: the same key may begin anew."""
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(len, self.added.values()))
-
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class JobCommands:
     """What an ingress replica has to do."""
 
     lost: Collection[str] = ()
@@ -162,15 +146,11 @@ class EventsPage:
     """With their numbers, in order; empty if none came in time."""
 
 
-def loaded_job(stored: StoredRecord) -> LoadedJob:
-    return LoadedJob(record_of(stored.record), stored.sizes)
-
-
-def record_bytes(record: JobRecord) -> bytes:
+def encode_record(record: JobRecord) -> bytes:
     return orjson.dumps(asdict(record))
 
 
-def record_of(data: bytes) -> JobRecord:
+def decode_record(data: bytes) -> JobRecord:
     """Fields that this version does not know are ignored."""
     stored = orjson.loads(data)
     return JobRecord(**{field.name: stored[field.name] for field in fields(JobRecord) if field.name in stored})

@@ -16,12 +16,11 @@ from deployments.jobs.records import (
     Change,
     Claim,
     EventsPage,
+    JobCommands,
     JobRecord,
     JobRequest,
     JobWrite,
-    Opened,
-    Orders,
-    loaded_job,
+    OpenedJob,
 )
 from deployments.jobs.settings import JobsSettings
 from deployments.storage.databases import storage_of
@@ -30,8 +29,8 @@ from deployments.storage.stored_state import Planned, StoredState
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import is_replica
 
-ORDERS_S = 1.0
-"""How long a call for orders waits for some: an ingress replica calls again at once, and each call keeps its lease."""
+POLL_S = 1.0
+"""How long a poll waits for commands: an ingress replica calls again at once, and each call keeps its lease."""
 TICK_S = 0.5
 Result = TypeVar("Result")
 logger = logging.getLogger("rollout_service.jobs")
@@ -73,14 +72,14 @@ class JobStore:
 
     # Called by the ingress for a caller of the service; documented in `JobBook`.
 
-    async def open(self, request: JobRequest, owner: str, body: bytes) -> Opened:
+    async def open(self, request: JobRequest, owner: str, body: bytes) -> OpenedJob:
         return await self._change(lambda book: book.open(request, owner, body, now(), self._time_s()))
 
     async def record(self, job_id: str, namespace: str) -> JobRecord:
         return (await self._state.started()).record(job_id, namespace)
 
     async def records(self, namespace: str) -> list[JobRecord]:
-        return (await self._state.started()).records(namespace)
+        return (await self._state.started()).jobs.of_caller(namespace)
 
     async def events(self, job_id: str, namespace: str, after: int, most_bytes: int, wait_s: float) -> EventsPage:
         """The events after `after`. Without any, waits for the next one, at most `wait_s` seconds.
@@ -91,14 +90,13 @@ class JobStore:
         deadline = now() + wait_s
         while True:
             names = book.events_after(job_id, namespace, after, most_bytes)
-            record = book.record(job_id, namespace)
-            book.note_listener(job_id, now())
+            record = book.listen(job_id, namespace, now())
             left_s = deadline - now()
             if names or record.has_ended or left_s <= 0:
                 data = await self.read(job_id, names)
                 # What was acknowledged meanwhile is not there any longer.
                 return EventsPage(record, [(name.number, data[name]) for name in names if name in data])
-            await self._wait(self._changed.setdefault(job_id, asyncio.Event()), min(left_s, ORDERS_S))
+            await self._wait(self._changed.setdefault(job_id, asyncio.Event()), min(left_s, POLL_S))
 
     async def ledger(self, job_id: str, namespace: str, after: int) -> dict[EntryName, bytes]:
         names = (await self._state.started()).ledger(job_id, namespace, after)
@@ -116,18 +114,18 @@ class JobStore:
 
     # Called by an ingress replica for itself.
 
-    async def orders(self, owner: str, playing: Collection[str]) -> Orders:
-        """Waits at most `ORDERS_S` seconds for some."""
+    async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
+        """Waits at most `POLL_S` seconds for some."""
         book = await self._state.started()
         if unplayed := book.unplayed(owner, set(playing), now()):
             logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
             await self.release(owner, unplayed, were_played=False)
         ordered = self._ordered
-        orders = book.orders(owner, playing, now())
-        if orders.lost or orders.waiting:
-            return orders
-        await self._wait(ordered, ORDERS_S)
-        return book.orders(owner, playing, now())
+        commands = book.poll(owner, playing, now())
+        if commands.lost or commands.waiting:
+            return commands
+        await self._wait(ordered, POLL_S)
+        return book.poll(owner, playing, now())
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
         return await self._change(lambda book: book.claim(job_id, owner, now(), self._time_s()))
@@ -149,7 +147,7 @@ class JobStore:
 
     def _begin(self, kept: Sequence[StoredRecord]) -> JobBook:
         self._ticking = asyncio.create_task(self._tick())
-        return JobBook(self._settings, map(loaded_job, kept), now())
+        return JobBook(self._settings, kept, now())
 
     async def _change(self, plan: Callable[[JobBook], tuple[Result, Sequence[Change]]]) -> Result:
         """Returns the result of `plan` once its changes are stored, committed, and told to those who wait for them."""

@@ -6,7 +6,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import JobStoreLost
-from deployments.jobs.records import Claim, EventsPage, JobRecord, JobRequest, JobWrite, Opened, Orders
+from deployments.jobs.records import Claim, EventsPage, JobCommands, JobRecord, JobRequest, JobWrite, OpenedJob
 from deployments.rpc.handle_calls import call_result
 from deployments.storage.storage import EntryName
 
@@ -23,8 +23,8 @@ class JobStoreClient:
     async def answer(self) -> None:
         await self._call("answer")
 
-    async def open(self, request: JobRequest, owner: str, body: bytes) -> Opened:
-        opened: Opened = await self._call("open", request, owner, body)
+    async def open(self, request: JobRequest, owner: str, body: bytes) -> OpenedJob:
+        opened: OpenedJob = await self._call("open", request, owner, body)
         return opened
 
     async def record(self, job_id: str, namespace: str) -> JobRecord:
@@ -53,9 +53,9 @@ class JobStoreClient:
     async def delete_key(self, key: str, namespace: str) -> None:
         await self._call("delete_key", key, namespace)
 
-    async def orders(self, owner: str, playing: Collection[str]) -> Orders:
-        orders: Orders = await self._call("orders", owner, playing)
-        return orders
+    async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
+        commands: JobCommands = await self._call("poll", owner, playing)
+        return commands
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
         claim: Claim | None = await self._call("claim", job_id, owner)

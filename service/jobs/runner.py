@@ -14,7 +14,7 @@ from uuid import uuid4
 from tenacity import retry, retry_if_exception_type, wait_fixed
 
 from deployments.failures import RolloutFailure, StoreLost
-from deployments.jobs.records import Claim, JobRequest, Opened
+from deployments.jobs.records import Claim, JobRequest, OpenedJob
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.failures import PolicyFailure
 from service.access.access_control import AccessControl
@@ -58,10 +58,10 @@ class JobRunner:
         self._closing: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
-        """Asks the store for orders from now on, for the life of this replica."""
+        """Asks the store for commands from now on, for the life of this replica."""
         self._following = asyncio.create_task(self._follow())
 
-    async def open(self, request: JobRequest, body: bytes) -> Opened:
+    async def open(self, request: JobRequest, body: bytes) -> OpenedJob:
         """The job of the request. Plays it if it is new or was suspended; then returns when it is prepared.
 
         A caller that goes away leaves the job: it is played all the same.
@@ -107,7 +107,7 @@ class JobRunner:
         except StoreLost as lost:
             logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
 
-    async def _open(self, request: JobRequest, body: bytes) -> Opened:
+    async def _open(self, request: JobRequest, body: bytes) -> OpenedJob:
         return await self.store.open(request, self.owner, body)
 
     def _play(self, claim: Claim) -> JobPlayer:
@@ -161,7 +161,7 @@ class JobRunner:
         is_lost = False
         while True:
             try:
-                await self._take_orders()
+                await self._follow_commands()
                 is_lost = False
             except StoreLost as lost:
                 if not is_lost:
@@ -169,22 +169,22 @@ class JobRunner:
                 is_lost = True
                 await asyncio.sleep(TRY_AGAIN_S)
             except Exception:
-                logger.exception("The orders of the job store cannot be followed, trying again.")
+                logger.exception("The commands of the job store cannot be followed, trying again.")
                 await asyncio.sleep(TRY_AGAIN_S)
 
-    async def _take_orders(self) -> None:
+    async def _follow_commands(self) -> None:
         epochs = {job_id: player.epoch for job_id, player in self._players.items()}
-        orders = await self.store.orders(self.owner, list(epochs))
-        for job_id in orders.lost:
+        commands = await self.store.poll(self.owner, list(epochs))
+        for job_id in commands.lost:
             self._cancel(job_id, epochs[job_id])
         claimed = 0
-        for job_id in orders.waiting:
+        for job_id in commands.waiting:
             if job_id in self._players or self._is_closing:
                 continue
             if (claim := await self.store.claim(job_id, self.owner)) is not None:
                 logger.info("A job goes on here.", extra={"job_id": job_id, "request_id": claim.record.request_id})
                 self._play(claim)
                 claimed += 1
-        if orders.waiting and not claimed:
+        if commands.waiting and not claimed:
             # They are the ones for which there is no room here.
             await asyncio.sleep(TRY_AGAIN_S)

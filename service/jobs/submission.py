@@ -16,7 +16,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 
 from deployments.jobs.failures import JobsNotConfigured, refused
-from deployments.jobs.records import JobRequest, Opened
+from deployments.jobs.records import JobRequest, OpenedJob
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
@@ -124,7 +124,7 @@ def namespace_of(caller: Caller) -> str:
 
 async def submitted(
     request: Request, submission: Submission, most_bytes: int, admitted: AdmittedRequest, jobs: JobRunner | None
-) -> Opened:
+) -> OpenedJob:
     """Reads the body and opens its job; see `JobRunner.open`.
 
     Raises:

@@ -15,9 +15,9 @@ from deployments.jobs.failures import (
     JobUnknown,
     KeyReused,
 )
-from deployments.jobs.records import Claim, JobWrite, Opened
+from deployments.jobs.records import Claim, JobWrite, OpenedJob
 from deployments.jobs.settings import JobsSettings
-from tests.deployments.jobs.kept_jobs import Asked, KeptJobs, asked, event, journal
+from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
 SETTINGS = JobsSettings(lease_s=5, keep_s=100, abandoned_after_s=20, max_jobs=3, max_bytes=100)
 
@@ -26,19 +26,19 @@ class Book:
     """A book whose changes are stored and committed at once, and a clock."""
 
     def __init__(self, settings: JobsSettings = SETTINGS) -> None:
-        self.kept = KeptJobs()
+        self.kept = StoredJobs()
         self.settings = settings
         self.now = 0.0
         self.restart()
 
     def restart(self) -> None:
-        self.book = JobBook(self.settings, self.kept.loaded(), self.now)
+        self.book = JobBook(self.settings, self.kept.stored(), self.now)
 
     def commit(self, changes) -> None:  # type: ignore[no-untyped-def]
         self.kept.apply(changes)
         self.book.commit(changes, self.now)
 
-    def open(self, request: Asked, body: bytes = b"body") -> Opened:
+    def open(self, request: Asked, body: bytes = b"body") -> OpenedJob:
         opened, changes = self.book.open(*request, body, self.now, self.now)
         self.commit(changes)
         return opened
@@ -101,9 +101,9 @@ def test_the_jobs_of_a_replica_that_is_silent_wait_for_another_one() -> None:
     book = Book()
     job_id = book.open(asked(owner="a")).record.job_id
     book.wait(4.9)
-    assert book.book.orders("b", (), book.now).waiting == []
+    assert book.book.poll("b", (), book.now).waiting == []
     book.wait(0.2)
-    assert book.book.orders("b", (), book.now).waiting == [job_id]
+    assert book.book.poll("b", (), book.now).waiting == [job_id]
     claim = book.claim(job_id, "b")
     assert claim is not None
     assert (claim.record.owner, claim.record.epoch) == ("b", 2)
@@ -117,7 +117,7 @@ def test_only_the_time_in_which_a_job_is_played_counts() -> None:
         for _ in range(round(seconds)):
             book.wait(1)
             for owner in owners:
-                book.book.orders(owner, (), book.now)
+                book.book.poll(owner, (), book.now)
 
     job_id = book.open(asked(owner="a", runs_alone=False)).record.job_id
 
@@ -131,7 +131,7 @@ def test_only_the_time_in_which_a_job_is_played_counts() -> None:
     book.wait(6)
     assert (book.kept.records[job_id].state, played_s()) == ("waiting", 7)
     book.wait(6)
-    book.book.note_listener(job_id, book.now)
+    book.book.listen(job_id, "", book.now)
     book.claim(job_id, "b")
     heard("b", seconds=2)
     book.commit(book.book.release("b", [job_id], False, book.now))
@@ -159,7 +159,7 @@ def test_a_store_that_was_away_counts_what_was_written_before_and_what_it_hears_
     book.restart()
     for _ in range(6):
         book.wait(1)
-        book.book.orders("b", (), book.now)
+        book.book.poll("b", (), book.now)
     record = book.kept.records[dead]
     assert (record.state, record.played_s) == ("waiting", 4)
     book.wait(6)
@@ -184,7 +184,7 @@ def test_a_replica_that_asks_for_orders_keeps_its_jobs() -> None:
     job_id = book.open(asked(owner="a")).record.job_id
     for _ in range(10):
         book.wait(4)
-        assert book.book.orders("a", [job_id], book.now).lost == []
+        assert book.book.poll("a", [job_id], book.now).lost == []
     assert book.kept.records[job_id].owner == "a"
 
 
@@ -204,7 +204,7 @@ def test_a_replica_that_lost_a_job_is_told_and_can_write_no_more() -> None:
     job_id = book.open(asked(owner="a")).record.job_id
     book.wait(6)
     book.claim(job_id, "b")
-    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    assert book.book.poll("a", [job_id], book.now).lost == [job_id]
     assert not book.write("a", JobWrite(job_id, 1, {event(1): b"late"}))
     assert not book.write("a", JobWrite(job_id, 2, {event(1): b"late"})), "the epoch is another owner's"
     assert book.write("b", JobWrite(job_id, 2, {event(1): b"first"}))
@@ -237,7 +237,7 @@ def test_the_end_removes_what_only_the_run_needed() -> None:
     assert set(book.kept.entries[job_id]) == {BODY, journal(2), event(1)}
     book.write("a", JobWrite(job_id, 1, {event(2): b"summary"}, ended="completed"))
     assert set(book.kept.entries[job_id]) == {event(1), event(2)}
-    assert book.book.size_bytes == len(b"group") + len(b"summary")
+    assert book.book.jobs.total.size_bytes == len(b"group") + len(b"summary")
 
 
 def test_the_same_key_gets_the_answer_until_it_expires() -> None:
@@ -290,12 +290,12 @@ def test_a_request_without_listeners_is_suspended_and_goes_on_when_it_is_posted_
     job_id = book.open(asked(runs_alone=False)).record.job_id
     book.write("a", JobWrite(job_id, 1, {journal(1): b"turn"}))
     book.wait(19)
-    book.book.note_listener(job_id, book.now)
+    book.book.listen(job_id, "", book.now)
     book.wait(19)
     assert book.kept.records[job_id].state == "running"
     book.wait(2)
     assert book.kept.records[job_id].state == "suspended"
-    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    assert book.book.poll("a", [job_id], book.now).lost == [job_id]
     again = book.open(asked(owner="b", runs_alone=False))
     assert again.claim is not None
     assert (again.claim.record.epoch, set(again.claim.entries)) == (2, {BODY, journal(1)})
@@ -321,9 +321,9 @@ def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
     book = Book()
     job_id = book.open(asked()).record.job_id
     book.delete(job_id)
-    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    assert book.book.poll("a", [job_id], book.now).lost == [job_id]
     assert not book.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
-    assert (book.book.size_bytes, len(book.book)) == (0, 0)
+    assert (book.book.jobs.total.size_bytes, len(book.book.jobs)) == (0, 0)
     assert book.open(asked()).record.job_id != job_id
 
 
@@ -360,13 +360,13 @@ def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told
         refusal = JobWrite(job_id, 1, {event(1): b"problem"}, ended="failed", forgets_key=True)
         assert book.write("a", refusal)
         assert book.write("a", refusal), number
-    assert (len(book.book), book.book.size_bytes) == (5, 0)
+    assert (len(book.book.jobs), book.book.jobs.total.size_bytes) == (5, 0)
     book.restart()
-    assert (len(book.book), book.book.size_bytes) == (5, 0)
+    assert (len(book.book.jobs), book.book.jobs.total.size_bytes) == (5, 0)
     book.wait(59)
     assert book.book.events_after(job_id, "", 0, 100) == [event(1)]
     book.wait(2)
-    assert (len(book.book), book.kept.records) == (0, {})
+    assert (len(book.book.jobs), book.kept.records) == (0, {})
 
 
 def replace_settings(**changes: float) -> JobsSettings:
@@ -408,10 +408,10 @@ class DyingReplicas(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS))
     def take_orders(self, owner: str) -> None:
-        orders = self.book.book.orders(owner, list(self.playing[owner]), self.book.now)
-        for job_id in orders.lost:
+        commands = self.book.book.poll(owner, list(self.playing[owner]), self.book.now)
+        for job_id in commands.lost:
             del self.playing[owner][job_id]
-        for job_id in orders.waiting:
+        for job_id in commands.waiting:
             if (claim := self.book.claim(job_id, owner)) is not None:
                 self.note_claim(owner, claim)
 

@@ -12,7 +12,7 @@ from deployments.jobs.store import JobStore
 from deployments.storage.storage import EntryName, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import ANSWER_WITHIN_S
 from tests import virtual_time
-from tests.deployments.jobs.kept_jobs import asked, event
+from tests.deployments.jobs.stored_jobs import asked, event
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 SETTINGS = JobsSettings(lease_s=5)
@@ -77,7 +77,7 @@ def test_while_the_database_fails_every_call_is_refused_in_time_and_what_waited_
         )
         assert [type(failure) for failure in failures] == [StorageFailed] * 5
         assert asyncio.get_running_loop().time() - began == pytest.approx(ANSWER_WITHIN_S)
-        assert list((await store.orders("a", [job_id])).lost) == [], "leases are kept meanwhile"
+        assert list((await store.poll("a", [job_id])).lost) == [], "leases are kept meanwhile"
         storage.is_failing = False
         await asyncio.sleep(1)
         await store.answer()
@@ -114,9 +114,9 @@ def test_a_job_that_its_owner_does_not_play_waits_for_another_one() -> None:
     async def scenario(store: JobStore, _: ScriptedStorage) -> None:
         job_id = (await store.open(*asked(owner="a"), b"body")).record.job_id
         for _second in range(4):
-            assert list((await store.orders("a", [])).waiting) == [], "the answer may be on its way"
+            assert list((await store.poll("a", [])).waiting) == [], "the answer may be on its way"
         for _second in range(4):
-            waiting = list((await store.orders("a", [])).waiting)
+            waiting = list((await store.poll("a", [])).waiting)
         assert waiting == [job_id]
 
     run(scenario)
@@ -173,11 +173,11 @@ def test_who_waits_for_events_of_a_job_that_is_deleted_learns_it() -> None:
 def test_a_replica_that_waits_for_orders_learns_of_a_deletion_at_once() -> None:
     async def scenario(store: JobStore, _: ScriptedStorage) -> None:
         job_id = (await store.open(*asked(), b"body")).record.job_id
-        orders = asyncio.create_task(store.orders("a", [job_id]))
+        commands = asyncio.create_task(store.poll("a", [job_id]))
         await asyncio.sleep(0.1)
         deleted_at = asyncio.get_running_loop().time()
         await store.delete(job_id, "")
-        assert list((await orders).lost) == [job_id]
+        assert list((await commands).lost) == [job_id]
         assert asyncio.get_running_loop().time() == deleted_at
 
     run(scenario)

@@ -226,7 +226,7 @@ def test_orders_of_before_the_run_went_on_do_not_stop_it() -> None:
         first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
         await asyncio.sleep(0.5)
         first.cancel()
-        cluster.answers_late = "orders"
+        cluster.answers_late = "poll"
         async with asyncio.timeout(60):
             while (await cluster.request(0, "GET", "/jobs")).json()["jobs"][0]["state"] != "suspended":
                 await asyncio.sleep(0.1)

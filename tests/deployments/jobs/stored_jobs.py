@@ -1,10 +1,10 @@
-"""What a job store keeps, without a store: for tests of the book alone."""
+"""The records of a job store, without a store: for tests of the book alone."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deployments.jobs.records import Change, JobRecord, JobRequest, LoadedJob
-from deployments.storage.storage import EntryName
+from deployments.jobs.records import Change, JobRecord, JobRequest, encode_record
+from deployments.storage.storage import EntryName, StoredRecord
 
 
 class Asked(NamedTuple):
@@ -35,7 +35,7 @@ def journal(number: int) -> EntryName:
     return EntryName("journal", number)
 
 
-class KeptJobs:
+class StoredJobs:
     """Records and entries, as changes leave them."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class KeptJobs:
                 entries.pop(name, None)
             entries.update(change.added)
 
-    def loaded(self) -> list[LoadedJob]:
+    def stored(self) -> list[StoredRecord]:
         return [
-            LoadedJob(record, {name: len(data) for name, data in self.entries[job_id].items()})
-            for job_id, record in self.records.items()
+            StoredRecord(name, encode_record(record), {entry: len(data) for entry, data in self.entries[name].items()})
+            for name, record in self.records.items()
         ]
