@@ -14,9 +14,8 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.agents.settings import agent_deployment
-from deployments.jobs.store_client import JobStoreClient
-from deployments.policy.store_client import PolicyStoreClient
-from deployments.sessions.store_client import SessionStoreClient
+from deployments.rpc.store_client import job_store_client, policy_store_client
+from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
@@ -85,7 +84,7 @@ class Ingress:
         assert options is not None
         refuse_exposed(settings.access, options)
         self._access = AccessControl.of(settings.access, options.host)
-        policy = RemotePolicy(PolicyStoreClient(policy_store))
+        policy = RemotePolicy(policy_store_client(policy_store))
         policy.follow()
         remote = RemoteGenerator(generator, settings.scheduling.window_factor)
         self._metrics = ServiceMetrics() if settings.metrics else None
@@ -115,7 +114,7 @@ class Ingress:
             self._calls = ModelCalls(remote, self._rollouts.admission, settings.limits.generation_timeout_s)
         self._sessions: AgentSessions | None = None
         if sessions is not None and settings.sessions is not None and self._calls is not None:
-            store, base_url = SessionStoreClient(sessions), settings.sessions.base_url
+            store, base_url = session_store_client(sessions), settings.sessions.base_url
             self._rollouts.readiness.also_ask("sessions", store.answer)
             judge = SessionJudge(self._rollouts.environments)
             self._sessions = AgentSessions(store, self._calls, policy, self._access, judge, base_url)
@@ -124,7 +123,7 @@ class Ingress:
             self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address(options)))
         self._jobs: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
-            self._jobs = JobRunner(JobStoreClient(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
+            self._jobs = JobRunner(job_store_client(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
             self._jobs.follow()
             self._rollouts.readiness.also_ask("jobs", self._jobs.store.answer)
             call_at_shutdown(self._jobs.hand_over)

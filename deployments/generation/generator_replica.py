@@ -16,14 +16,14 @@ from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.instruments import flush_periodically
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest
 from deployments.protocols.weight_versions import refuse_other_version
+from deployments.rpc.store_client import policy_store_client
 from deployments.seeds import replica_seed
 from deployments.sessions.settings import refuse_unrecordable
-from deployments.sessions.store_client import SessionStoreClient
+from deployments.sessions.store_client import session_store_client
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
@@ -78,11 +78,11 @@ class GeneratorReplica(GeneratorReplicaBase):
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:
             self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS))
-        self._sessions = None if sessions is None else SessionStoreClient(sessions)
+        self._sessions = None if sessions is None else session_store_client(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._split_special_tokens = settings.split_special_tokens
         self._serving: ServingLayers | None = None
-        store = PolicyStoreClient(policy_store)
+        store = policy_store_client(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
         named = ServedAdapters(

@@ -1,4 +1,4 @@
-"""The policy store, one for the service: the Serve deployment that `store_client.PolicyStoreClient` calls.
+"""The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
 
 Guarantees: the current version is on disk before any replica serves it; the bytes of a version never change; two
 updates never mix; a store that dies restarts from its last durable state.

@@ -4,7 +4,7 @@ import random
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -16,8 +16,10 @@ from deployments.policy.failures import PolicyFailure
 from deployments.policy.replicas.commands import VersionPayload
 from deployments.policy.replicas.file_fetch import SourceFailed, WeightsSource
 from deployments.policy.replicas.node_weights import NodeWeights
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.rpc.handle_calls import call_result
+
+if TYPE_CHECKING:
+    from deployments.policy.store import PolicyStore
 
 MOST_SIBLINGS = 3
 """Replicas of which one node reads at a time. They are drawn at random, so that many nodes spread over all replicas."""
@@ -25,7 +27,7 @@ MOST_SIBLINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class StoreSource(WeightsSource):
-    store: PolicyStoreClient
+    store: "PolicyStore"
 
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
         return await read_bytes(self.store.read_weights(version, checksum, offset, count))
@@ -63,7 +65,7 @@ async def read_bytes(call: Awaitable[Any]) -> bytes:
     return data
 
 
-def node_weights_of_replica(store: PolicyStoreClient) -> NodeWeights:
+def node_weights_of_replica(store: "PolicyStore") -> NodeWeights:
     """The weights of this node for the Serve replica in this process, which fetches from its siblings too."""
 
     def sources_of(payload: VersionPayload) -> list[WeightsSource]:

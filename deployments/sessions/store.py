@@ -1,4 +1,4 @@
-"""The session store, one for the service: the Serve deployment that `store_client.SessionStoreClient` calls.
+"""The session store, one for the service: the Serve deployment that `store_client.py` calls.
 
 It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
 worked for it, and the store itself. What is kept and for how long is in `SessionBook`, what may begin in
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from deployments import logs
 from deployments.rpc.batching import results_of
@@ -225,19 +225,9 @@ class SessionStore:
             raise session_unknown(session_id)
         return await self._writer.add(kept, (await self._read(book, kept)).record, call)
 
-    async def plans(
-        self, calls: Sequence[tuple[str, str, Sequence[ChatMessage], ChatContext]]
-    ) -> list[Plan | Exception]:
-        """As `plan` for each; its exception in the place of its result."""
-        return await results_of([self.plan(*call) for call in calls])
-
-    async def begins(self, calls: Sequence[tuple[str, str, int]]) -> list[Sequence[str] | Exception | None]:
-        """As `begin` for each; its exception in the place of its result."""
-        return await results_of([self.begin(*call) for call in calls])
-
-    async def adds(self, calls: Sequence[tuple[str, EngineCall]]) -> list[int | Exception | None]:
-        """As `add` for each; its exception in the place of its result."""
-        return await results_of([self.add(*call) for call in calls])
+    async def batched(self, method: Literal["plan", "begin", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The results of concurrent calls of a method, in their order; an exception in the place of its result."""
+        return await results_of([getattr(self, method)(*call) for call in calls])
 
     async def end_call(self, call_id: str) -> None:
         """Ends a call that generated nothing. Unknown ids are ignored."""

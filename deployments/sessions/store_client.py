@@ -1,15 +1,14 @@
-"""The session store over its Serve handle, for ingress and generator replicas: the client of `store.SessionStore`."""
+"""The session store over its Serve handle, for ingress and generator replicas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.batching import CallBatcher, at_once
-from deployments.rpc.handle_calls import call_result
 from deployments.rpc.message_size import (
     BYTES_PER_LOGPROB,
     BYTES_PER_RECORD,
@@ -17,102 +16,45 @@ from deployments.rpc.message_size import (
     bytes_of_json,
     bytes_of_text,
 )
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
+from deployments.rpc.store_client import StoreClient
 from deployments.storage.storage import StoreReplaced
-from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
+
+if TYPE_CHECKING:
+    from deployments.sessions.store import SessionStore
 
 AWAY_S = 60.0
-"""How long a call waits for a store that has died: the next one takes about ten seconds to start."""
+"""Wait for a store that has died: the next one takes about ten seconds to start."""
 AWAY_RETRY_S = 0.5
-PlanArguments = tuple[str, str, Sequence[ChatMessage], ChatContext]
-"""Of `plan`."""
+AT_ONCE = ("answer", "heard")
+"""Methods that are called periodically, and so not again while the store is away."""
 
 
-class SessionStoreClient:
-    """Has the methods of `SessionStore`.
+def session_store_client(handle: DeploymentHandle[Any]) -> "SessionStore":
+    """Raises `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds; `AT_ONCE` raise it at once."""
+    return cast("SessionStore", SessionStoreClient(handle))
 
-    Each raises what the store raises, and `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds;
-    `answer` and `heard` raise it at once.
-    """
 
+class SessionStoreClient(StoreClient):
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
-        # Of these, which generator replicas make for each call of a session, many come at one moment. A plan does not
-        # wait for calls to be stored.
-        self._plans: CallBatcher[PlanArguments, Plan] = CallBatcher(
-            at_once(partial(self._call_once, "plans")), bytes_of_plan
-        )
-        self._begins: CallBatcher[tuple[str, str, int], Sequence[str] | None] = CallBatcher(
-            at_once(partial(self._call_once, "begins")), lambda _: BYTES_PER_RECORD
-        )
-        self._adds: CallBatcher[tuple[str, EngineCall], int | None] = CallBatcher(
-            at_once(partial(self._call_once, "adds")), bytes_of_add
-        )
+        super().__init__(handle, SessionStoreLost, "The session store")
+        call = super()._call
+        # Generator replicas make these for each call of a session, many in one event-loop iteration. One batch for
+        # each method: a plan does not wait for calls to be stored.
+        self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
+            method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
+            for method, bytes_of in (("plan", bytes_of_plan), ("begin", bytes_of_begin), ("add", bytes_of_add))
+        }
 
-    async def answer(self) -> None:
-        await self._call_once("answer")
-
-    async def open(self, opened: OpenSession) -> SessionInfo:
-        info: SessionInfo = await self._call("open", opened)
-        return info
-
-    async def opened(self, session_id: str) -> OpenSession:
-        opened: OpenSession = await self._call("opened", session_id)
-        return opened
-
-    async def info(self, session_id: str, namespace: str) -> SessionInfo:
-        info: SessionInfo = await self._call("info", session_id, namespace)
-        return info
-
-    async def infos(self, namespace: str) -> list[SessionInfo]:
-        infos: list[SessionInfo] = await self._call("infos", namespace)
-        return infos
-
-    async def samples(self, session_id: str, namespace: str) -> SessionSamples:
-        samples: SessionSamples = await self._call("samples", session_id, namespace)
-        return samples
-
-    async def drift(self, session_id: str, namespace: str) -> DriftReport:
-        report: DriftReport = await self._call("drift", session_id, namespace)
-        return report
-
-    async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
-        info: SessionInfo = await self._call("reward", session_id, namespace, reward)
-        return info
-
-    async def end(self, session_id: str, namespace: str) -> SessionInfo:
-        info: SessionInfo = await self._call("end", session_id, namespace)
-        return info
-
-    async def delete(self, session_id: str, namespace: str) -> None:
-        await self._call("delete", session_id, namespace)
-
-    async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
-        return await attempts()(self._plans.call, (session_id, call_id, messages, context))
-
-    async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
-        return await attempts()(self._begins.call, (session_id, call_id, known))
-
-    async def add(self, session_id: str, call: EngineCall) -> int | None:
-        return await attempts()(self._adds.call, (session_id, call))
-
-    async def end_call(self, call_id: str) -> None:
-        await self._call("end_call", call_id)
-
-    async def heard(self, calls: Mapping[str, str]) -> list[str]:
-        to_abort: list[str] = await self._call_once("heard", calls)
-        return to_abort
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return await attempts()(self._call_once, method, *arguments)
-
-    async def _call_once(self, method: str, *arguments: Any) -> Any:
-        response: Any = getattr(self._handle, method).remote(*arguments)
-        return await call_result(response, response, SessionStoreLost, "The session store")
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method in AT_ONCE:
+            return await super()._call(method, *arguments, **named)
+        if method in self._batched:
+            return await attempts()(self._batched[method].call, arguments)
+        return await attempts()(super()._call, method, *arguments, **named)
 
 
 def attempts() -> AsyncRetrying:
-    """Calls again while the store is away: made twice, a call changes nothing the second time."""
+    """Calls again while the store is away: a repeated call changes nothing."""
     return AsyncRetrying(
         retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
         wait=wait_fixed(AWAY_RETRY_S),
@@ -121,12 +63,16 @@ def attempts() -> AsyncRetrying:
     )
 
 
-def bytes_of_plan(arguments: PlanArguments) -> int:
+def bytes_of_plan(arguments: tuple[Any, ...]) -> int:
     _, _, messages, _ = arguments
     return BYTES_PER_RECORD + bytes_of_json(messages)
 
 
-def bytes_of_add(arguments: tuple[str, EngineCall]) -> int:
+def bytes_of_begin(_arguments: tuple[Any, ...]) -> int:
+    return BYTES_PER_RECORD
+
+
+def bytes_of_add(arguments: tuple[Any, ...]) -> int:
     _, call = arguments
     rendered = sum(len(message.token_ids) for message in call.rendered)
     generated = sum(len(message.token_ids) for message in call.generated)

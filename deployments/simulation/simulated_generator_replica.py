@@ -31,9 +31,9 @@ from deployments.policy.replicas.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.weight_versions import refuse_other_version
+from deployments.rpc.store_client import policy_store_client
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
@@ -118,7 +118,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
             serve.get_replica_context().replica_id.unique_id, ray.get_runtime_context().current_actor, workers=1
         )
         call_at_shutdown(self.drain)
-        self._weights = SimulatedWeights(engine, PolicyStoreClient(policy_store), registration)
+        self._weights = SimulatedWeights(engine, policy_store_client(policy_store), registration)
         self._running_commands = asyncio.create_task(self._weights.run())
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:

@@ -7,19 +7,21 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure, StoreFailure
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.records import OpenSession
-from deployments.sessions.store_client import SessionStoreClient
 from rollout_client.contract.sessions import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
 from service.agents.session_judge import SessionJudge
 from service.model_server.calls import ModelAnswer, ModelCalls
 from service.remote.policy import RemotePolicy
+
+if TYPE_CHECKING:
+    from deployments.sessions.store import SessionStore
 
 KEY_PREFIX = "session-"
 KEY_BYTES = 32
@@ -33,7 +35,7 @@ class AgentSessions:
 
     def __init__(
         self,
-        store: SessionStoreClient,
+        store: "SessionStore",
         calls: ModelCalls,
         policy: RemotePolicy,
         access: AccessControl,

@@ -8,6 +8,7 @@ the job and to each that posts it again; its reader is `rollout_client/calls/ndj
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
@@ -15,7 +16,6 @@ from pydantic_core import from_json
 from deployments.failures import StoreLost
 from deployments.jobs.failures import run_suspended
 from deployments.jobs.records import EventsPage
-from deployments.jobs.store_client import JobStoreClient
 from deployments.storage.storage import StorageFailed
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
@@ -27,6 +27,9 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JSON, PART_BYTES, document_in_parts
 from service.rollout_requests.result_encoding import NDJSON
 
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
+
 PAGE_BYTES = 2**21
 WAIT_S = 10.0
 """How long one call of the store waits for an event."""
@@ -37,7 +40,7 @@ SAMPLE = b',"sample":'
 
 
 async def pages_of(
-    store: JobStoreClient, job_id: str, namespace: str, after: int, follow: bool = True
+    store: "JobStore", job_id: str, namespace: str, after: int, follow: bool = True
 ) -> AsyncGenerator[EventsPage, None]:
     """Pages of the events after `after`, to the last one that comes; a page may have none.
 
@@ -63,7 +66,7 @@ async def pages_of(
             return
 
 
-async def page_of(store: JobStoreClient, job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
+async def page_of(store: "JobStore", job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
     """Args: `wait_s` is 0 for the first page, which somebody waits for who was sent nothing yet."""
     deadline = asyncio.get_running_loop().time() + STORE_BACK_WITHIN_S
     while True:

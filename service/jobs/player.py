@@ -5,11 +5,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import zstandard
 
 from deployments.jobs.records import Claim, EntryKind
-from deployments.jobs.store_client import JobStoreClient
 from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import RolloutRequest
 from rollout_client.contract.sample_ranges import SampleRange
@@ -22,6 +22,9 @@ from service.jobs.writer import JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
 from service.rollout_requests.result_encoding import EncodedRollouts, problem_line, summary_line
 from service.rollout_requests.rollout_service import RolloutService
+
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
 
 BODY = EntryName("body", 0)
 READ_AT_ONCE = 256
@@ -44,7 +47,7 @@ class JobPlayer:
         claim: Claim,
         rollouts: RolloutService,
         access: AccessControl,
-        store: JobStoreClient,
+        store: "JobStore",
         writer: JobWriter,
     ) -> None:
         self.claim = claim

@@ -8,20 +8,22 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from tenacity import retry, retry_if_exception_type, wait_fixed
 
 from deployments.failures import RolloutFailure, StoreLost
 from deployments.jobs.records import Claim, JobRequest, OpenedJob
-from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.failures import PolicyFailure
 from service.access.access_control import AccessControl
 from service.jobs.player import JobPlayer
 from service.jobs.writer import JobWriter
 from service.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
 from service.rollout_requests.rollout_service import RolloutService
+
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
 
 TRY_AGAIN_S = 0.5
 """Before a job is tried again for which there is no room, and before a store that is lost is asked again."""
@@ -40,9 +42,7 @@ class JobRunner:
     """Guarantee: a job is played by this replica only while the store says that it is this replica's, as far as that
     can be known: one that was lost is cancelled as soon as the store is heard."""
 
-    def __init__(
-        self, store: JobStoreClient, rollouts: RolloutService, access: AccessControl, max_body_bytes: int
-    ) -> None:
+    def __init__(self, store: "JobStore", rollouts: RolloutService, access: AccessControl, max_body_bytes: int) -> None:
         self.store = store
         self.max_body_bytes = max_body_bytes
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"

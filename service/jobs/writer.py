@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from deployments.failures import StoreLost
 from deployments.jobs.records import JobWrite
-from deployments.jobs.store_client import JobStoreClient
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, divided
 from deployments.storage.storage import EntryName
+
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
 
 RETRY_S = 0.2
 Ended = Literal["completed", "failed"]
@@ -40,7 +42,7 @@ class JobWriter:
     """Guarantees: what `write` returns for is stored; the writes of a job are made in their order; a store that is lost
     is asked again until it is back."""
 
-    def __init__(self, store: JobStoreClient, owner: str, on_lost: Callable[[str, int], None]) -> None:
+    def __init__(self, store: "JobStore", owner: str, on_lost: Callable[[str, int], None]) -> None:
         """`on_lost` is called with each job that this replica must not play any longer, and the epoch of which it was
         to be written: it may have the job anew. Who waits for a write of it waits on, until it is cancelled."""
         self._store = store

@@ -3,12 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.versions.current_version import NamedVersions
 from rollout_client.contract.base import PolicyDemand
 from service.rollouts.staleness import OnVersion, VersionFeed
+
+if TYPE_CHECKING:
+    from deployments.policy.store import PolicyStore
 
 logger = logging.getLogger("rollout_service.remote")
 
@@ -18,7 +21,7 @@ RETRY_WATCH_AFTER_S = 0.5
 class RemotePolicy(VersionFeed):
     """Follows the current versions, so that a rollout whose demand is already met makes no call."""
 
-    def __init__(self, store: PolicyStoreClient) -> None:
+    def __init__(self, store: "PolicyStore") -> None:
         self.store = store
         self._version: int | None = None
         self._named: NamedVersions | None = None

@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, FastAPI, Request
 
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -21,6 +20,9 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.problems import no_model_server
 from service.rollout_requests.rollout_service import RolloutService
+
+if TYPE_CHECKING:
+    from deployments.policy.store import PolicyStore
 
 
 def provide(
@@ -53,7 +55,7 @@ async def rollout_service(request: Request) -> RolloutService:
     return rollouts
 
 
-async def policy_store(request: Request) -> PolicyStoreClient:
+async def policy_store(request: Request) -> "PolicyStore":
     return (await rollout_service(request)).policy.store
 
 
@@ -115,7 +117,7 @@ async def admitted_request(
 
 Rollouts = Annotated[RolloutService, Depends(rollout_service)]
 Admitted = Annotated[AdmittedRequest, Depends(admitted)]
-Store = Annotated[PolicyStoreClient, Depends(policy_store)]
+Store = Annotated["PolicyStore", Depends(policy_store)]
 Jobs = Annotated[JobRunner, Depends(configured_jobs)]
 OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]
 Calls = Annotated[ModelCalls, Depends(model_calls)]

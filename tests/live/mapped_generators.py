@@ -20,9 +20,9 @@ from deployments.generation.generator_replica import registration_of
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.store_client import PolicyStoreClient
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
+from deployments.rpc.store_client import policy_store_client
 from service.app import deployment
 
 REPLICAS_PER_NODE = 2
@@ -89,7 +89,7 @@ class MappedWeights:
 
 class MappedGenerator:
     async def __init__(self, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        store = PolicyStoreClient(policy_store)
+        store = policy_store_client(policy_store)
         self._node_weights = node_weights_of_replica(store)
         self._node_weights.join()
         weights: Any = MappedWeights()

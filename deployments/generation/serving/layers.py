@@ -5,7 +5,7 @@
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from vllm.entrypoints.anthropic.api_router import router as messages_router
@@ -40,8 +40,10 @@ from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import SplitSpecialTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest, public_model_name
-from deployments.sessions.store_client import SessionStoreClient
 from deployments.upstream.vllm.servers import fail_at_first_wrong_item, install, take_null_fields_of_messages
+
+if TYPE_CHECKING:
+    from deployments.sessions.store import SessionStore
 
 ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
 REQUESTS = (
@@ -112,7 +114,7 @@ class ServingLayers:
         self,
         engine: VLLMEngine,
         settings: ResponseSettings,
-        sessions: SessionStoreClient | None,
+        sessions: "SessionStore | None",
         grammar_time_limit_s: float,
         split_special_tokens: SplitSpecialTokens,
     ) -> None:

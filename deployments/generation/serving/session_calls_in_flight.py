@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -20,7 +20,9 @@ from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids
 from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
-from deployments.sessions.store_client import SessionStoreClient
+
+if TYPE_CHECKING:
+    from deployments.sessions.store import SessionStore
 
 HEARD_EVERY_S = 0.5
 ADD_RETRY_S = 0.5
@@ -33,7 +35,7 @@ logger = logging.getLogger("rollout_service.generation")
 class SessionCallsInFlight:
     def __init__(
         self,
-        store: SessionStoreClient,
+        store: "SessionStore",
         renderer: TemplateRenderer,
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:

@@ -1,6 +1,6 @@
 """The protocol between the policy store and generator replicas: commands, reports, and the port that replicas poll.
 
-A replica registers, and then polls for commands. `PolicyStore` and, over its Serve handle, `PolicyStoreClient`
+A replica registers, and then polls for commands. `PolicyStore` and, over its Serve handle, its client
 implement `CommandSource`.
 """
 

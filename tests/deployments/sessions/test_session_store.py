@@ -160,7 +160,7 @@ async def test_what_a_session_refuses_is_refused_of_calls_that_were_planned_with
     await kept.store.end("s", "team")
     with pytest.raises(SessionClosed):
         await kept.store.begin("s", "two", 1)
-    [unknown, refused] = await kept.store.begins([("t", "two", 1), ("s", "two", 1)])
+    [unknown, refused] = await kept.store.batched("begin", [("t", "two", 1), ("s", "two", 1)])
     assert (type(unknown), type(refused)) == (SessionUnknown, SessionClosed)
 
 
@@ -170,7 +170,7 @@ async def test_a_store_says_in_which_place_of_the_record_a_call_is() -> None:
     plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
     made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
     calls = [("s", call_of(name, plan, [QUESTION], made)) for name in ("one", "two")]
-    *places, unknown = await kept.store.adds([*calls, ("gone", calls[0][1])])
+    *places, unknown = await kept.store.batched("add", [*calls, ("gone", calls[0][1])])
     assert (places, type(unknown)) == ([0, 1], SessionUnknown)
     assert await kept.store.add(*calls[0]) is None, "it is there"
     assert await kept.store.add("s", call_of("three", plan, [QUESTION])) is None, "it has generated nothing"

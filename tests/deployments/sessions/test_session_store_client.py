@@ -16,14 +16,10 @@ from deployments.rpc.batching import results_of
 from deployments.sessions.failures import SessionClosed, session_unknown
 from deployments.sessions.records import ChatContext, Plan
 from deployments.sessions.store import SessionStore
-from deployments.sessions.store_client import AWAY_S, SessionStoreClient
+from deployments.sessions.store_client import AT_ONCE, AWAY_S, session_store_client
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
-
-METHODS = sorted(name for name in vars(SessionStoreClient) if not name.startswith("_"))
-AT_ONCE = ["answer", "heard"]
-TOGETHER = ["plans", "adds"]
 
 
 class Handle:
@@ -39,7 +35,7 @@ class Handle:
     async def _answer(self, method: str, *arguments: Any) -> Any:
         if virtual_time.now() < self._until_s:
             raise self._failure
-        return ["the answer"] * len(arguments[0]) if method in TOGETHER else "the answer"
+        return ["the answer"] * len(arguments[1]) if method == "batched" else "the answer"
 
 
 def call(handle: Any, method: str) -> tuple[Any, float]:
@@ -47,20 +43,15 @@ def call(handle: Any, method: str) -> tuple[Any, float]:
     arguments = [None for _ in inspect.signature(getattr(SessionStore, method)).parameters][1:]
 
     async def called() -> tuple[Any, float]:
-        method_of_client = getattr(SessionStoreClient(handle), method)
+        method_of_client = getattr(session_store_client(handle), method)
         [result] = list[Any](await asyncio.gather(method_of_client(*arguments), return_exceptions=True))
         return result, virtual_time.now()
 
     return virtual_time.run(called())
 
 
-def test_the_client_has_the_methods_of_the_store_with_the_same_signatures() -> None:
-    for name in METHODS:
-        assert inspect.signature(getattr(SessionStore, name)) == inspect.signature(getattr(SessionStoreClient, name))
-
-
 @pytest.mark.parametrize("failure", [ActorDiedError(), StoreReplaced("by another")])
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in AT_ONCE])
+@pytest.mark.parametrize("method", ["open", "plan", "begin", "add", "end_call"])
 def test_a_store_that_has_died_is_waited_for(method: str, failure: Exception) -> None:
     result, after_s = call(Handle(failure, until_s=20), method)
     assert not isinstance(result, Exception)
@@ -89,10 +80,11 @@ class PlanningHandle:
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
-        self.plans = SimpleNamespace(remote=self._plans)
+        self.batched = SimpleNamespace(remote=self._batched)
         self._is_new = True
 
-    async def _plans(self, calls: Sequence[Any]) -> list[Any]:
+    async def _batched(self, method: str, calls: Sequence[Any]) -> list[Any]:
+        assert method == "plan"
         self.asked.append([call_id for _, call_id, _, _ in calls])
         return await results_of([self._plan(*call) for call in calls])
 
@@ -108,7 +100,7 @@ class PlanningHandle:
 
 def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> None:
     handle: Any = PlanningHandle()
-    client = SessionStoreClient(handle)
+    client = session_store_client(handle)
 
     async def plans() -> list[Any]:
         asked = [("kept", "1", 1), ("gone", "2", 2), ("kept", "3", 3)]
