@@ -10,6 +10,7 @@ from deployments.storage.storage import EntryName, StoredChange
 from rollout_client.contract.jobs import JobState
 
 ENDED: tuple[JobState, ...] = ("completed", "failed")
+Ended = Literal["completed", "failed"]
 EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 """`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
@@ -123,7 +124,7 @@ class JobWrite:
     added: Mapping[EntryName, bytes] = field(default_factory=dict)
     """Events have the numbers that follow `JobRecord.last_event`."""
     removed: Collection[EntryName] = ()
-    ended: Literal["completed", "failed"] | None = None
+    ended: Ended | None = None
     """Set with the last event."""
     forgets_key: bool = False
     """Nothing was played: the same key may begin anew."""

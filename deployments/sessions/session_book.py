@@ -4,16 +4,12 @@
 removal is; a session that is not in memory is read once, and is meanwhile known by its head: its limits, its age, what
 it has used.
 
-`CallWriter` stores the calls of all sessions: those that come while others are being stored are stored together after
-them.
+`plan_calls` says how the calls of any sessions are stored together, in the order in which they came.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextvars import Context
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.sessions.failures import session_unknown
@@ -23,7 +19,7 @@ from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.session_table import CallsInFlight, SessionTable, SessionUse
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StoredChange, StoredRecord
-from deployments.storage.stored_state import Planned, StoredState
+from deployments.storage.stored_state import Planned
 from rollout_client.contract.sessions import SessionLimits, SessionStatus
 
 USE_STORED_S = 30.0
@@ -241,99 +237,48 @@ class SessionBook:
 
 
 @dataclass(slots=True, eq=False)
-class PendingCall:
+class CallToRecord:
     kept: KeptSession
     record: SessionRecord
     call: EngineCall
     entry: bytes
-    stored: "asyncio.Future[int | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @classmethod
+    def of(cls, kept: KeptSession, record: SessionRecord, call: EngineCall) -> "CallToRecord":
+        return cls(kept, record, call, call_entry(call))
 
 
-class CallWriter:
-    """Guarantee: the calls of a session are stored and added in one order."""
+def plan_calls(
+    calls: Sequence[CallToRecord], book: SessionBook, now: Callable[[], Now]
+) -> Planned[list[int | Exception | None]]:
+    """Records calls of any sessions, each once.
 
-    def __init__(self, state: StoredState[SessionBook], now: Callable[[], Now]) -> None:
-        self._state = state
-        self._now = now
-        self._pending: list[PendingCall] = []
-        self._writing: asyncio.Task[None] | None = None
+    The result of a call is the number of calls that the record had before it, `None` if it adds nothing to the record,
+    or `SessionUnknown` if the session was dropped meanwhile.
+    """
+    by_id = {(each.kept.id, each.call.id): each for each in calls}
+    new = [each for each in by_id.values() if book.find(each.kept.id) is each.kept and each.record.would_add(each.call)]
+    added: Counter[KeptSession] = Counter()
+    places: dict[CallToRecord, int] = {}
+    changes: list[StoredChange] = []
+    for each in new:
+        place = places[each] = each.record.call_count + added[each.kept]
+        added[each.kept] += 1
+        changes.append(book.change(each.kept, now(), {call_name(place): each.entry}, added[each.kept]))
 
-    async def add(self, kept: KeptSession, record: SessionRecord, call: EngineCall) -> int | None:
-        """Returns when the record has the call, and it is stored.
-
-        Returns:
-            The number of calls that the record had before it; `None` if it adds nothing to the record.
-
-        Raises:
-            StoreLost: it could not be stored.
-            SessionUnknown: the session was dropped meanwhile.
-        """
-        pending = PendingCall(kept, record, call, call_entry(call))
-        self._pending.append(pending)
-        if self._writing is None:
-            # An empty context: Serve ends the calls of a request that its caller has left, and others wait too.
-            self._writing = asyncio.create_task(self._write_all(), context=Context())
-        # Others wait for the same write.
-        return await asyncio.shield(pending.stored)
-
-    async def _write_all(self) -> None:
-        try:
-            while self._pending:
-                together, self._pending = self._pending, []
-                await self._write(together)
-        finally:
-            self._writing = None
-
-    async def _write(self, together: Sequence[PendingCall]) -> None:
-        failure: Exception | None = None
-        places: Mapping[PendingCall, int | None] = {}
-        try:
-            places = await self._state.change(partial(self._plan, together))
-        except Exception as error:  # noqa: BLE001 - those who wait raise it
-            failure = error
-        for pending in together:
-            if pending.stored.done():
-                continue
-            if failure is not None:
-                pending.stored.set_exception(failure)
-            elif pending in places:
-                pending.stored.set_result(places[pending])
+    def commit() -> list[int | Exception | None]:
+        for each in calls:
+            book.end_call(each.call.id, now())
+        for each in new:
+            each.record.add(each.call)
+        for kept in added:
+            if book.find(kept.id) is kept:
+                book.note_record(kept)
             else:
-                pending.stored.set_exception(session_unknown(pending.kept.id))
+                book.forget(kept.id)
+        return [
+            places.get(each) if book.find(each.kept.id) is each.kept else session_unknown(each.kept.id)
+            for each in calls
+        ]
 
-    def _plan(self, together: Sequence[PendingCall], book: SessionBook) -> Planned[Mapping[PendingCall, int | None]]:
-        """What is answered is the place of each call in its record, of those whose session is still kept."""
-        new = list(new_calls(together, book))
-        added: Counter[KeptSession] = Counter()
-        places: dict[PendingCall, int] = {}
-        changes: list[StoredChange] = []
-        for pending in new:
-            place = places[pending] = pending.record.call_count + added[pending.kept]
-            added[pending.kept] += 1
-            changes.append(
-                book.change(pending.kept, self._now(), {call_name(place): pending.entry}, added[pending.kept])
-            )
-
-        def commit() -> Mapping[PendingCall, int | None]:
-            for pending in together:
-                book.end_call(pending.call.id, self._now())
-            for pending in new:
-                pending.record.add(pending.call)
-            for kept in added:
-                if book.find(kept.id) is kept:
-                    book.note_record(kept)
-                else:
-                    book.forget(kept.id)
-            return {one: places.get(one) for one in together if book.find(one.kept.id) is one.kept}
-
-        return changes, commit
-
-
-def new_calls(together: Sequence[PendingCall], book: SessionBook) -> Sequence[PendingCall]:
-    """Those that change a record: of sessions that are kept, and each once."""
-    by_id = {(pending.kept.id, pending.call.id): pending for pending in together}
-    return [
-        pending
-        for pending in by_id.values()
-        if book.find(pending.kept.id) is pending.kept and pending.record.would_add(pending.call)
-    ]
+    return changes, commit

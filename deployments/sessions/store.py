@@ -34,11 +34,12 @@ from deployments.sessions.journal import (
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
-from deployments.sessions.session_book import CallWriter, KeptSession, Now, SessionBook
+from deployments.sessions.session_book import CallToRecord, KeptSession, Now, SessionBook, plan_calls
 from deployments.sessions.session_record import UnknownGeneration
 from deployments.sessions.session_table import SessionRefused
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.databases import storage_of
+from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredRecord, StoreReplaced
 from deployments.storage.stored_state import Planned, StoredState
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
@@ -77,7 +78,7 @@ class SessionStore:
         self._now_s = now_s
         self._time_s = time_s
         self._state = StoredState(storage or storage_of(settings, "session"), "session", self._begin)
-        self._writer = CallWriter(self._state, self._now)
+        self._calls = GroupCommit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is read just now."""
         self._ticking: asyncio.Task[None] | None = None
@@ -223,7 +224,11 @@ class SessionStore:
         if (kept := book.find(session_id)) is None:
             book.end_call(call.id, self._now())
             raise session_unknown(session_id)
-        return await self._writer.add(kept, (await self._read(book, kept)).record, call)
+        record = (await self._read(book, kept)).record
+        return await asyncio.shield(self._calls.put(CallToRecord.of(kept, record, call)))
+
+    async def _record(self, calls: Sequence[CallToRecord]) -> list[int | Exception | None]:
+        return await self._state.change(lambda book: plan_calls(calls, book, self._now))
 
     async def batched(self, method: Literal["plan", "begin", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of concurrent calls of a method, in their order; an exception in the place of its result."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from deployments.jobs.records import Claim
+from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.storage.storage import EntryName
 from rollout_client.contract.base import set_fields
@@ -167,7 +167,7 @@ class JobJournal(ProgressLog):
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
-        await self._writer.write(self._job_id, self._epoch, {self._next_entry(): entry for entry in entries})
+        await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
 
     def restore(self, episodes: Iterable[Episode]) -> None:
         for episode in episodes:
@@ -190,7 +190,7 @@ class JobJournal(ProgressLog):
             entry = turn_entry(position, first, state)
         name = self._next_entry()
         self._entries_of[position].append(name)
-        await self._writer.write(self._job_id, self._epoch, {name: entry})
+        await self._writer.write(self._write({name: entry}))
 
     def ended(self, episode: Episode) -> None:
         if episode.identity.position not in self.in_events:
@@ -199,7 +199,7 @@ class JobJournal(ProgressLog):
     async def begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """The job plays the samples of these ranges: what each event delivers is remembered."""
         self._has_ledger = True
-        await self._writer.write(self._job_id, self._epoch, {RANGES: ranges_entry(ranges)})
+        await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
 
     def add_group(self, group: int, lines: Mapping[int, bytes]) -> None:
         """All rollouts of a group have ended, with these lines by position."""
@@ -212,15 +212,16 @@ class JobJournal(ProgressLog):
             added[EntryName("ledger", number)] = ledger_entry(group, statuses)
         removed = [name for position in lines for name in self._entries_of.pop(position, ())]
         self.in_events.update(lines)
-        self._writer.put(self._job_id, self._epoch, added, removed)
+        self._writer.put(replace(self._write(added), removed=removed))
 
     async def end(self, last_line: bytes, completed: bool, forgets_key: bool = False) -> None:
         """Returns when the last event is stored, and so all before it."""
         added = {EntryName("event", self._next_number()): last_line}
-        ended = self._writer.put(
-            self._job_id, self._epoch, added, (), "completed" if completed else "failed", forgets_key
-        )
-        await asyncio.shield(ended)
+        ended: Ended = "completed" if completed else "failed"
+        await self._writer.write(replace(self._write(added), ended=ended, forgets_key=forgets_key))
+
+    def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
+        return JobWrite(self._job_id, self._epoch, added)
 
     def _next_entry(self) -> EntryName:
         return EntryName("journal", next(self._numbers))

@@ -1,41 +1,22 @@
-"""Writes what the jobs of one ingress replica have to keep: one call of the store at a time, with all that came
-since."""
+"""Writes what the jobs of one ingress replica have to keep, the writes of all jobs together."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextvars import Context
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from deployments.failures import StoreLost
 from deployments.jobs.records import JobWrite
-from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, divided
+from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName
 
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
 
 RETRY_S = 0.2
-Ended = Literal["completed", "failed"]
 logger = logging.getLogger("rollout_service.jobs")
-
-
-@dataclass(slots=True)
-class PendingWrite:
-    """What one job has to write next."""
-
-    job_id: str
-    epoch: int
-    stored: "asyncio.Future[None]"
-    added: dict[EntryName, bytes] = field(default_factory=dict)
-    removed: set[EntryName] = field(default_factory=set)
-    ended: Ended | None = None
-    forgets_key: bool = False
-    size_bytes: int = 0
-
-    def write(self) -> JobWrite:
-        return JobWrite(self.job_id, self.epoch, self.added, self.removed, self.ended, self.forgets_key)
 
 
 class JobWriter:
@@ -43,66 +24,38 @@ class JobWriter:
     is asked again until it is back."""
 
     def __init__(self, store: "JobStore", owner: str, on_lost: Callable[[str, int], None]) -> None:
-        """`on_lost` is called with each job that this replica must not play any longer, and the epoch of which it was
-        to be written: it may have the job anew. Who waits for a write of it waits on, until it is cancelled."""
+        """
+        Args:
+            on_lost: called with each job that this replica must not play any longer, and the epoch for which it was
+                to be written: it may have the job anew. A caller that waits for a write of it waits until it is
+                cancelled.
+        """
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
-        self._pending: list[PendingWrite] = []
-        self._last_of: dict[str, PendingWrite] = {}
-        """Of those that are pending, the last one of each job."""
-        self._writing: asyncio.Task[None] | None = None
+        self._writes = GroupCommit(self._write, size_of)
 
-    def put(
-        self,
-        job_id: str,
-        epoch: int,
-        added: Mapping[EntryName, bytes],
-        removed: Collection[EntryName] = (),
-        ended: Ended | None = None,
-        forgets_key: bool = False,
-    ) -> "asyncio.Future[None]":
-        """Returns what is done when it is stored."""
-        pending = self._last_of.get(job_id)
-        if pending is None or pending.epoch != epoch or pending.size_bytes > MOST_BYTES_PER_MESSAGE:
-            pending = PendingWrite(job_id, epoch, asyncio.get_running_loop().create_future())
-            self._pending.append(pending)
-            self._last_of[job_id] = pending
-        pending.added |= added
-        pending.size_bytes += sum(map(len, added.values()))
-        for name in removed:
-            pending.added.pop(name, None)
-        pending.removed |= set(removed)
-        pending.ended = ended or pending.ended
-        pending.forgets_key |= forgets_key
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all(), context=Context())
-        return pending.stored
+    def put(self, write: JobWrite) -> "asyncio.Future[bool]":
+        """The result says whether the write was made; nobody need wait for it."""
+        return self._writes.put(write)
 
-    async def write(self, job_id: str, epoch: int, added: Mapping[EntryName, bytes]) -> None:
-        # Others wait for the same write.
-        await asyncio.shield(self.put(job_id, epoch, added))
+    async def write(self, write: JobWrite) -> None:
+        if not await asyncio.shield(self.put(write)):
+            await asyncio.Event().wait()
 
-    async def _write_all(self) -> None:
+    async def _write(self, writes: Sequence[JobWrite]) -> list[bool]:
+        of_jobs: defaultdict[tuple[str, int], list[JobWrite]] = defaultdict(list)
+        for write in writes:
+            of_jobs[write.job_id, write.epoch].append(write)
         try:
-            while self._pending:
-                pending, self._pending, self._last_of = self._pending, [], {}
-                for message in divided(pending, lambda each: each.size_bytes):
-                    await self._write(message)
-        finally:
-            self._writing = None
-
-    async def _write(self, pending: Sequence[PendingWrite]) -> None:
-        try:
-            made = await self._made([each.write() for each in pending])
+            made = await self._made([merged_write(of_job) for of_job in of_jobs.values()])
         except Exception:
             logger.exception("Jobs could not be written; they are given up here.")
-            made = [False] * len(pending)
-        for each, is_made in zip(pending, made, strict=True):
-            if not is_made:
-                self._on_lost(each.job_id, each.epoch)
-            elif not each.stored.done():
-                each.stored.set_result(None)
+            made = [False] * len(of_jobs)
+        is_made = dict(zip(of_jobs, made, strict=True))
+        for job_id, epoch in (of_job for of_job in of_jobs if not is_made[of_job]):
+            self._on_lost(job_id, epoch)
+        return [is_made[write.job_id, write.epoch] for write in writes]
 
     async def _made(self, writes: list[JobWrite]) -> list[bool]:
         is_lost = False
@@ -114,3 +67,21 @@ class JobWriter:
                     logger.warning("Jobs cannot be written, trying again: %s", lost)
                 is_lost = True
                 await asyncio.sleep(RETRY_S)
+
+
+def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
+    """One write of a job that does what these do in their order."""
+    added: dict[EntryName, bytes] = {}
+    removed: set[EntryName] = set()
+    for write in writes:
+        added |= write.added
+        for name in write.removed:
+            added.pop(name, None)
+        removed.update(write.removed)
+    ended = next((write.ended for write in writes if write.ended), None)
+    forgets_key = any(write.forgets_key for write in writes)
+    return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
+
+
+def size_of(write: JobWrite) -> int:
+    return sum(map(len, write.added.values()))
