@@ -220,16 +220,16 @@ class JobBook:
 
     # Passing time, and what was stored.
 
-    def passed(self, now: float, time_s: float) -> list[Change]:
+    def time_passed(self, now: float, time_s: float) -> list[Change]:
         """Changes that follow from the time alone: lost owners, abandoned and expired jobs."""
         lost = set(self._leases.lost(now))
         # Not before the end of their leases is stored.
         self._leases.forget(lost - {job.record.owner for job in self.jobs.unfinished.values()})
         old = [Change(job_id, None) for job_id in self.jobs.expired(time_s)]
-        unfinished = (self._passed(job, lost, now, time_s) for job in self.jobs.unfinished.values())
+        unfinished = (self._time_passed(job, lost, now, time_s) for job in self.jobs.unfinished.values())
         return [*old, *(change for change in unfinished if change is not None)]
 
-    def _passed(self, job: KeptJob, lost: Collection[str], now: float, time_s: float) -> Change | None:
+    def _time_passed(self, job: KeptJob, lost: Collection[str], now: float, time_s: float) -> Change | None:
         record = job.record
         is_abandoned = not record.runs_alone and now - job.listened_at > self._settings.abandoned_after_s
         if not is_abandoned and record.owner not in lost:

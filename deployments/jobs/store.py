@@ -5,13 +5,11 @@ a failing database does to a call is in `StoredState`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from deployments import logs
-from deployments.jobs.book import BODY, JobBook
+from deployments.jobs.book import JobBook
 from deployments.jobs.records import (
     Change,
     Claim,
@@ -23,52 +21,29 @@ from deployments.jobs.records import (
     OpenedJob,
 )
 from deployments.jobs.settings import JobsSettings
-from deployments.storage.databases import storage_of
-from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredRecord, StoreReplaced
-from deployments.storage.stored_state import Planned, StoredState
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
-from deployments.upstream.ray_serve.own_replica import is_replica
+from deployments.storage.storage import EntryName, Storage, StoredRecord
+from deployments.storage.stored_state import Planned, StoreReplica
 
 POLL_S = 1.0
 """How long a poll waits for commands: an ingress replica calls again at once, and each call keeps its lease."""
-TICK_S = 0.5
 Result = TypeVar("Result")
-logger = logging.getLogger("rollout_service.jobs")
 
 
-class JobStore:
-    """One replica.
-
+class JobStore(StoreReplica[JobBook]):
+    """
     Args:
         time_s: seconds since 1970.
-
-    Raises:
-        FolderNotShared: several nodes, no Redis, and no jobs on this node.
     """
 
     def __init__(
         self, settings: JobsSettings, storage: Storage | None = None, time_s: Callable[[], float] = time.time
     ) -> None:
-        logs.configure()
-        if is_replica():
-            read_all_wakeups()
+        super().__init__(settings, storage, "job")
         self._settings = settings
         self._time_s = time_s
-        self._state = StoredState(storage or storage_of(settings, "job"), "job", self._begin)
         self._changed: dict[str, asyncio.Event] = {}
-        """Of the jobs whose events somebody waits for."""
-        self._ordered = asyncio.Event()
-        self._ticking: asyncio.Task[None] | None = None
-
-    async def check_health(self) -> None:
-        """Called by Serve. Raises `StoreReplaced` in a store that another one has replaced."""
-        if self._state.replaced is not None:
-            raise self._state.replaced
-
-    async def answer(self) -> None:
-        """Says that it reads and writes. Raises `StorageFailed` if what comes first cannot be stored."""
-        await self._change(lambda _: (None, []))
-        await self.read("", [BODY])
+        """By job, for those whose events somebody waits for."""
+        self._commanded = asyncio.Event()
 
     # Called by the ingress for a caller of the service; documented in `JobBook`.
 
@@ -118,13 +93,13 @@ class JobStore:
         """Waits at most `POLL_S` seconds for some."""
         book = await self._state.started()
         if unplayed := book.unplayed(owner, set(playing), now()):
-            logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
+            self._logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
             await self.release(owner, unplayed, were_played=False)
-        ordered = self._ordered
+        commanded = self._commanded
         commands = book.poll(owner, playing, now())
         if commands.lost or commands.waiting:
             return commands
-        await self._wait(ordered, POLL_S)
+        await self._wait(commanded, POLL_S)
         return book.poll(owner, playing, now())
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
@@ -145,8 +120,10 @@ class JobStore:
     async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
         await self._change(lambda book: (None, book.release(owner, job_ids, were_played, self._time_s())))
 
-    def _begin(self, kept: Sequence[StoredRecord]) -> JobBook:
-        self._ticking = asyncio.create_task(self._tick())
+    async def pass_time(self) -> None:
+        await self._change(lambda book: (None, book.time_passed(now(), self._time_s())))
+
+    def _load(self, kept: Sequence[StoredRecord]) -> JobBook:
         return JobBook(self._settings, kept, now())
 
     async def _change(self, plan: Callable[[JobBook], tuple[Result, Sequence[Change]]]) -> Result:
@@ -169,8 +146,8 @@ class JobStore:
             if changed := self._changed.pop(change.job_id, None):
                 changed.set()
         if any(change.record is None or change.record.state in ("waiting", "suspended") for change in changes):
-            self._ordered.set()
-            self._ordered = asyncio.Event()
+            self._commanded.set()
+            self._commanded = asyncio.Event()
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         try:
@@ -178,19 +155,6 @@ class JobStore:
                 await event.wait()
         except TimeoutError:
             return
-
-    async def _tick(self) -> None:
-        while self._state.replaced is None:
-            await asyncio.sleep(TICK_S)
-            try:
-                await self._change(lambda book: (None, book.passed(now(), self._time_s())))
-            except StoreReplaced:
-                logger.error("Another job store has taken over; this one ends.")
-            except StorageFailed:
-                # Was logged where it was tried.
-                continue
-            except Exception:
-                logger.exception("What time changes of the jobs could not be done; it is tried again.")
 
 
 def now() -> float:

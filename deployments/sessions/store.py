@@ -8,14 +8,12 @@ Guarantee: what `open`, `add`, `reward` and `end` return for is stored. A store 
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-from deployments import logs
 from deployments.rpc.batching import results_of
 from deployments.sessions.failures import (
     GenerationUnknown,
@@ -38,25 +36,18 @@ from deployments.sessions.session_book import CallToRecord, KeptSession, Now, Se
 from deployments.sessions.session_record import UnknownGeneration
 from deployments.sessions.session_table import SessionRefused
 from deployments.sessions.settings import SessionsSettings
-from deployments.storage.databases import storage_of
 from deployments.storage.group_commit import GroupCommit
-from deployments.storage.storage import EntryName, Storage, StorageFailed, StoredRecord, StoreReplaced
-from deployments.storage.stored_state import Planned, StoredState
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
-from deployments.upstream.ray_serve.own_replica import is_replica
+from deployments.storage.storage import EntryName, Storage, StoredRecord
+from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
-TICK_S = 0.5
 TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
 Result = TypeVar("Result")
-logger = logging.getLogger("rollout_service.sessions")
 
 
-class SessionStore:
-    """One replica.
-
-    Every method that names a session raises `SessionUnknown` if it is not kept (any longer), or not of `namespace`, and
+class SessionStore(StoreReplica[SessionBook]):
+    """Every method that names a session raises `SessionUnknown` if it is not kept, or not of `namespace`, and
     `StorageFailed` if it must be read or stored and the database fails.
 
     Args:
@@ -71,27 +62,13 @@ class SessionStore:
         now_s: Callable[[], float] = time.monotonic,
         time_s: Callable[[], float] = time.time,
     ) -> None:
-        logs.configure()
-        if is_replica():
-            read_all_wakeups()
+        super().__init__(settings, storage, "session")
         self._settings = settings
         self._now_s = now_s
         self._time_s = time_s
-        self._state = StoredState(storage or storage_of(settings, "session"), "session", self._begin)
         self._calls = GroupCommit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
-        """By the session that is read just now."""
-        self._ticking: asyncio.Task[None] | None = None
-
-    async def check_health(self) -> None:
-        """Called by Serve. Raises `StoreReplaced` in a store that another one has replaced."""
-        if self._state.replaced is not None:
-            raise self._state.replaced
-
-    async def answer(self) -> None:
-        """Says that it reads and writes. Raises `StorageFailed` if what comes first cannot be stored."""
-        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
-        await self._state.read("", [OPENED])
+        """By the session that is being read."""
 
     # Called by the ingress.
 
@@ -174,7 +151,7 @@ class SessionStore:
         book = await self._state.started()
         # At once, whatever the database does, as in `end`.
         book.delete(book.get(session_id, namespace))
-        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
+        await self._state.change(self._unstored)
 
     # Called by a generator replica.
 
@@ -247,27 +224,15 @@ class SessionStore:
                 await self._read(book, kept)
         return book.heard(calls, self._now())
 
-    def _begin(self, kept: Sequence[StoredRecord]) -> SessionBook:
-        self._ticking = asyncio.create_task(self._tick())
+    async def pass_time(self) -> None:
+        (await self._state.started()).pass_time(self._now())
+        await self._state.change(self._unstored)
+
+    def _load(self, kept: Sequence[StoredRecord]) -> SessionBook:
         return SessionBook(self._settings, kept, self._now())
 
-    async def _tick(self) -> None:
-        while self._state.replaced is None:
-            await asyncio.sleep(TICK_S)
-            try:
-                await self.pass_time()
-            except StoreReplaced:
-                logger.error("Another session store has taken over; this one ends.")
-            except StorageFailed:
-                # Was logged where it was tried.
-                continue
-            except Exception:
-                logger.exception("What time changes of the sessions could not be done; it is tried again.")
-
-    async def pass_time(self) -> None:
-        """Does what follows from the time alone."""
-        (await self._state.started()).pass_time(self._now())
-        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
+    def _unstored(self, book: SessionBook) -> Planned[None]:
+        return book.unstored(self._now()), lambda: None
 
     async def _read(self, book: SessionBook, kept: KeptSession) -> ReadSession:
         """What the session holds, read at the first call that needs it after a start."""

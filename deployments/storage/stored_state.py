@@ -1,5 +1,7 @@
 """The state of a store beside its storage: loaded at its start, changed in turn, stored before it is answered.
 
+`StoreReplica` is the Serve deployment around it: the job store and the session store.
+
 Guarantees: what is not stored was never said to anybody; while the database fails, each call that needs it raises
 `StorageFailed` after `ANSWER_WITHIN_S`, and what waited for its turn changes nothing; when the database is back, the
 store goes on by itself.
@@ -7,11 +9,15 @@ store goes on by itself.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
+from deployments import logs
+from deployments.storage.databases import storage_of
+from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
     Noun,
@@ -21,19 +27,25 @@ from deployments.storage.storage import (
     StoredRecord,
     StoreReplaced,
 )
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.own_replica import is_replica
 
+TICK_S = 0.5
 STORAGE_RETRY_S = 0.5
 ANSWER_WITHIN_S = 5.0
-"""How long a call waits for a database that fails."""
+"""Bound of the wait of a call for a database that fails."""
 State = TypeVar("State")
 Result = TypeVar("Result")
 Planned = tuple[Sequence[StoredChange], Callable[[], Result]]
-"""What is to be stored, and what to do once it is: it changes the state and returns what is answered."""
+"""The changes to store, and the commit after that: it changes the state and returns the answer."""
 logger = logging.getLogger("rollout_service.storage")
 
 
 class StoredState(Generic[State]):
-    """Args: `load` makes the state of what is kept, once, at the first call that needs it."""
+    """
+    Args:
+        load: makes the state from the stored records, once, at the first call that needs it.
+    """
 
     def __init__(self, storage: Storage, noun: Noun, load: Callable[[Sequence[StoredRecord]], State]) -> None:
         self._storage = storage
@@ -41,7 +53,7 @@ class StoredState(Generic[State]):
         self._load = load
         self._state: State | None = None
         self._lock = asyncio.Lock()
-        """Of all changes: each sees what the one before it has stored."""
+        """Held by each change: it sees what the one before it has stored."""
         self._starting: asyncio.Task[State] | None = None
         self.replaced: StoreReplaced | None = None
         """Set once another store has taken over."""
@@ -62,8 +74,8 @@ class StoredState(Generic[State]):
     async def change(self, plan: Callable[[State], Planned[Result]]) -> Result:
         """Makes the changes of `plan`, which sees all earlier ones, and returns its result once they are stored.
 
-        A caller that goes away before its turn changes nothing; later, it breaks nothing off: what may be stored must
-        be committed.
+        A caller that leaves before its turn changes nothing. Later its change goes on: what may be stored must be
+        committed.
         """
         return await self._answered(self._stored_in_turn(await self.started(), plan))
 
@@ -88,7 +100,7 @@ class StoredState(Generic[State]):
         return commit()
 
     async def _applied(self, changes: Sequence[StoredChange]) -> None:
-        """Does not give up: after an error nobody knows whether they were made, and what was made must be committed."""
+        """Retries until it succeeds: after an error the changes may have been made, and then must be committed."""
         try:
             await self._retrying("stored")(self._storage.apply, changes)
         except StoreReplaced as replaced:
@@ -96,7 +108,7 @@ class StoredState(Generic[State]):
             raise
 
     def _retrying(self, what: str) -> AsyncRetrying:
-        """Tries a call of the storage again while it raises `StorageFailed`. Its first failure is logged."""
+        """Retries a call of the storage while it raises `StorageFailed`. Only the first failure is logged."""
 
         def log(state: RetryCallState) -> None:
             if state.attempt_number == 1 and state.outcome is not None:
@@ -119,3 +131,60 @@ class StoredState(Generic[State]):
         except TimeoutError as error:
             message = f"The database of the {self._noun}s has not answered for {ANSWER_WITHIN_S:g} s; try again later."
             raise StorageFailed(message) from error
+
+
+class StoreReplica(ABC, Generic[State]):
+    """The only replica of a store, which stores each change before it answers, and notices that time passes."""
+
+    def __init__(self, settings: StorageSettings, storage: Storage | None, noun: Noun) -> None:
+        """
+        Args:
+            storage: by default the one that the settings name.
+
+        Raises:
+            FolderNotShared: several nodes, no Redis, and no records on this node.
+        """
+        logs.configure()
+        if is_replica():
+            read_all_wakeups()
+        self._noun = noun
+        self._logger = logging.getLogger(f"rollout_service.{noun}s")
+        self._state = StoredState(storage or storage_of(settings, noun), noun, self._begin)
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def check_health(self) -> None:
+        """Called by Serve. Raises `StoreReplaced` in a store that another one has replaced."""
+        if self._state.replaced is not None:
+            raise self._state.replaced
+
+    async def answer(self) -> None:
+        """Returns if the store reads and writes. Raises `StorageFailed` if what comes first cannot be stored."""
+        await self.pass_time()
+        await self._state.read("", [EntryName("", 0)])
+
+    @abstractmethod
+    async def pass_time(self) -> None:
+        """Makes the changes that follow from the time alone."""
+
+    @abstractmethod
+    def _load(self, kept: Sequence[StoredRecord]) -> State:
+        """The state of the stored records."""
+
+    def _begin(self, kept: Sequence[StoredRecord]) -> State:
+        self._ticking = asyncio.create_task(self._tick())
+        return self._load(kept)
+
+    async def _tick(self) -> None:
+        while self._state.replaced is None:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.pass_time()
+            except StoreReplaced:
+                self._logger.error("Another %s store has taken over; this one ends.", self._noun)
+            except StorageFailed:
+                # Was logged where it was tried.
+                continue
+            except Exception:
+                self._logger.exception(
+                    "The changes of the %ss that time brings could not be made; they are retried.", self._noun
+                )

@@ -55,7 +55,7 @@ class Book:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.commit(self.book.passed(self.now, self.now))
+        self.commit(self.book.time_passed(self.now, self.now))
 
     def acknowledge(self, job_id: str, last: int) -> None:
         self.commit(self.book.acknowledge(job_id, "", last))
