@@ -1,11 +1,12 @@
-"""The calls of `/jobs`: what each sends and how its response is read. No I/O."""
+"""The calls of `/jobs`: the request and the response of each. No I/O."""
 
 from collections.abc import Iterator
 from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from rollout_client.calls.rollouts import NDJSON, Call, RolloutOptions, Samples, parsed, rollout_body
+from rollout_client.calls.call import NDJSON, Call, call_for, call_without_result, parsed
+from rollout_client.calls.rollouts import RolloutOptions, Samples, rollout_body
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 
 JOBS = "/jobs"
@@ -13,24 +14,19 @@ JOBS = "/jobs"
 
 def submit_call(samples: Samples, options: RolloutOptions) -> Call[JobStatus]:
     """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
-    return Call("POST", JOBS, status_in, body=rollout_body(samples, options))
+    return call_for(JobStatus, "POST", JOBS, body=rollout_body(samples, options))
 
 
 def job_list_call() -> Call[list[JobStatus]]:
-    return Call("GET", JOBS, lambda body: parsed(JobList, "The response of GET /jobs", body).jobs)
+    return call_for(JobList, "GET", JOBS).picking(lambda found: found.jobs)
 
 
 def job_call(job_id: str) -> Call[JobStatus]:
-    return Call("GET", path_of(job_id), status_in)
+    return call_for(JobStatus, "GET", path_of(job_id))
 
 
 def cursor_call(job_id: str, event: int) -> Call[JobCursor]:
-    path = f"{path_of(job_id)}/cursor"
-
-    def read(body: bytes) -> JobCursor:
-        return parsed(JobCursor, f"The response of GET {path}", body)
-
-    return Call("GET", path, read, query={"after": event})
+    return call_for(JobCursor, "GET", f"{path_of(job_id)}/cursor", query={"after": event})
 
 
 def goes_on(cursor: JobCursor, status: JobStatus) -> bool:
@@ -40,12 +36,11 @@ def goes_on(cursor: JobCursor, status: JobStatus) -> bool:
 
 
 def acknowledge_call(job_id: str, last: int) -> Call[JobStatus]:
-    body = to_json(Acknowledgement(last=last))
-    return Call("POST", f"{path_of(job_id)}/acknowledge", status_in, body=body)
+    return call_for(JobStatus, "POST", f"{path_of(job_id)}/acknowledge", body=to_json(Acknowledgement(last=last)))
 
 
 def delete_call(job_id: str) -> Call[None]:
-    return Call("DELETE", path_of(job_id), lambda _body: None)
+    return call_without_result("DELETE", path_of(job_id))
 
 
 def events_call(job_id: str, after: int) -> Call[bytes]:
@@ -54,10 +49,6 @@ def events_call(job_id: str, after: int) -> Call[bytes]:
 
 def path_of(job_id: str) -> str:
     return f"{JOBS}/{quote(job_id, safe='')}"
-
-
-def status_in(body: bytes) -> JobStatus:
-    return parsed(JobStatus, "The response of /jobs", body)
 
 
 class EventReader:

@@ -41,12 +41,13 @@ class Deadline:
     advice: str = ROLLOUT_ADVICE
     """The end of the sentence of `error`."""
 
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline; 0 after it."""
+        return None if self.timeout_s is None else max(self.started_at + self.timeout_s - time.monotonic(), 0.0)
+
     def left_s(self) -> float | None:
         """Seconds until the deadline. Raises `RolloutTimeout` after it."""
-        if self.timeout_s is None:
-            return None
-        left_s = self.started_at + self.timeout_s - time.monotonic()
-        if left_s <= 0:
+        if (left_s := self.remaining_s()) == 0:
             raise self.error()
         return left_s
 

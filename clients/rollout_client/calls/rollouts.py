@@ -1,34 +1,29 @@
 """The calls of `/rollout`, `/score`, `/tasks`, `/info` and `/readyz`: what each sends, and how its response is parsed.
 
-No I/O. `Call` is one HTTP request of any resource.
+No I/O.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
+from rollout_client.calls.call import JSON, NDJSON, Call, as_given, call_for, call_without_result, without_none
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.info import ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.rollouts import Keep, ObservationFormat, RolloutResponse, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
-from rollout_client.errors import needed_for, not_understood
+from rollout_client.errors import needed_for
 
 if TYPE_CHECKING:
     from rollout_client.arrow.bodies import ArrowResponse
 
-JSON = "application/json"
-NDJSON = "application/x-ndjson"
 HEARTBEAT_S = 15
 """The service sends an empty line on a stream that is silent for so long: proxies commonly close one after 60 s."""
 
-Result = TypeVar("Result")
-Model = TypeVar("Model", bound=BaseModel)
 Samples = Sequence[SampleInput | Mapping[str, Any]]
 
 
@@ -60,60 +55,30 @@ class RolloutOptions(CallOptions, total=False):
     """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[Result]):
-    """One HTTP request, and how the body of its response is read."""
-
-    method: str
-    path: str
-    read: Callable[[Any], Result]
-    accept: str = JSON
-    query: Mapping[str, int | float | str] = field(default_factory=dict)
-    body: bytes | None = None
-    content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
-    """The headers that describe `body`, where there is one."""
-    join: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
-    """Makes one body, for `read`, of the chunks that arrived."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"accept": self.accept, **({} if self.body is None else self.content_headers)}
-
-
 def tasks_call() -> Call[list[TaskInfo]]:
-    return Call("GET", "/tasks", lambda body: parsed(TaskList, "The response of GET /tasks", body).tasks)
+    return call_for(TaskList, "GET", "/tasks").picking(lambda found: found.tasks)
 
 
 def task_samples_call(task_name: str, count: int, start: int, seed: int | None, split: str | None) -> Call[TaskSamples]:
-    path = f"/tasks/{quote(task_name, safe='')}/samples"
-
-    def read(body: bytes) -> TaskSamples:
-        return parsed(TaskSamples, f"The response of GET {path}", body)
-
     query = {"count": count, "start": start, "seed": seed, "split": split}
-    return Call("GET", path, read, query={name: value for name, value in query.items() if value is not None})
+    return call_for(TaskSamples, "GET", f"/tasks/{quote(task_name, safe='')}/samples", query=query)
 
 
 def info_call() -> Call[ServiceInfo]:
-    return Call("GET", "/info", lambda body: parsed(ServiceInfo, "The response of GET /info", body))
+    return call_for(ServiceInfo, "GET", "/info")
 
 
 def vocabulary_call() -> Call[Vocabulary]:
-    path = "/info/vocabulary"
-    return Call("GET", path, lambda body: parsed(Vocabulary, f"The response of GET {path}", body))
+    return call_for(Vocabulary, "GET", "/info/vocabulary")
 
 
-def readiness_call() -> Call[None]:
-    return Call("GET", "/readyz", lambda _body: None)
+def readiness_call() -> Call[Ready]:
+    return call_for(Ready, "GET", "/readyz")
 
 
 def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutResponse]:
     """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
-
-    def read(body: bytes) -> RolloutResponse:
-        return parsed(RolloutResponse, "The response of POST /rollout", body)
-
-    return Call("POST", "/rollout", read, body=rollout_body(samples, options))
+    return call_for(RolloutResponse, "POST", "/rollout", body=rollout_body(samples, options))
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
@@ -126,7 +91,7 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
         from rollout_client.arrow.schema import ARROW
 
     # Without samples there is nothing to make columns of.
-    body = arrow_body(samples, given_options(options)) if samples else rollout_body(samples, options)
+    body = arrow_body(samples, given_options(options, "sample_retries")) if samples else rollout_body(samples, options)
     headers = {"content-type": ARROW if samples else JSON}
     return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
 
@@ -139,30 +104,24 @@ def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[byt
 
 def end_run_call() -> Call[None]:
     """Ends the run of the `Idempotency-Key` with which it is sent."""
-    return Call("DELETE", "/jobs", lambda _body: None)
+    return call_without_result("DELETE", "/jobs")
 
 
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
     """Holds only what was given, so that the service alone has defaults and checks."""
-    given = given_options(options)
+    given = given_options(options, "sample_retries")
     # The service refuses a request without samples, unless it says where they come from.
     if samples or "samples_from" not in given:
         given = {"samples": [as_given(sample) for sample in samples], **given}
     return to_json(given)
 
 
-def given_options(options: RolloutOptions) -> dict[str, object]:
-    """The fields of the request that `options` set, by their names on the wire."""
-    given = {name: as_given(value) for name, value in without_call_options(options).items() if value is not None}
-    if "sample_retries" in given:
-        given["retries"] = given.pop("sample_retries")
+def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, object]:
+    """The fields of the request that `options` set, by their names on the wire; `retries_option` is its `retries`."""
+    given = {name: as_given(value) for name, value in without_none(without_call_options(options)).items()}
+    if retries_option in given:
+        given["retries"] = given.pop(retries_option)
     return given
-
-
-def as_given(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [as_given(item) for item in value]
-    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
@@ -170,14 +129,6 @@ def rollout_count(samples: Samples, options: RolloutOptions) -> int:
     left_out = sum(int(places["count"]) for drawn in ranges for places in drawn.get("without", ()))
     count = len(samples) + sum(int(drawn["count"]) for drawn in ranges) - left_out
     return count * (options.get("num_generations") or 1)
-
-
-def parsed(model: type[Model], what: str, body: bytes) -> Model:
-    """Raises `ResponseNotUnderstood`, which calls the body `what`."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise not_understood(what, error) from error
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -198,15 +149,9 @@ class ScoreOptions(CallOptions, total=False):
 
 def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Call[ScoreResponse]:
     """Each sequence is a list of token ids, or a one-dimensional array or tensor of them."""
-
-    def read(body: bytes) -> ScoreResponse:
-        return parsed(ScoreResponse, "The response of POST /score", body)
-
-    given = {name: as_given(value) for name, value in without_call_options(options).items() if value is not None}
-    if "sequence_retries" in given:
-        given["retries"] = given.pop("sequence_retries")
+    given = given_options(options, "sequence_retries")
     body = to_json({"sequences": [list_of(sequence) for sequence in sequences], **given})
-    return Call("POST", "/score", read, body=body)
+    return call_for(ScoreResponse, "POST", "/score", body=body)
 
 
 def list_of(sequence: Any) -> list[int]:

@@ -8,8 +8,8 @@ by reading the source from its start.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rollout_client.calls.policy import Query, chunk_call, is_known
-from rollout_client.calls.rollouts import Call
+from rollout_client.calls.call import Call, Query
+from rollout_client.calls.policy import chunk_call, is_known
 from rollout_client.contract.policy import (
     SAFETENSORS,
     WEIGHTS_DIGEST,

@@ -21,6 +21,7 @@ The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` 
 
 from typing import Any, TypeVar, Unpack
 
+from rollout_client.calls.call import Call
 from rollout_client.calls.policy import (
     UpdateOptions,
     finish_transfer_call,
@@ -28,7 +29,6 @@ from rollout_client.calls.policy import (
     start_transfer_call,
     update_transfer_call,
 )
-from rollout_client.calls.rollouts import Call
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.policy import PolicyUpdate
 from rollout_client.errors import RequestRejected, RolloutError

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import PolicyState, PolicyUpdate, UploadLost
-from rollout_client.calls.rollouts import Call
+from rollout_client.calls.call import Call
 from rollout_client.calls.upload import MAX_RESTARTS, Upload
 from rollout_client.contract.policy import UploadState, VersionInfo
 from rollout_client.weights.checksum import Checksum, weights_digest

@@ -14,6 +14,7 @@ from rollout_client.calls.async_client.jobs import AsyncJobs
 from rollout_client.calls.async_client.policy import AsyncPolicyMethods
 from rollout_client.calls.async_client.rollouts import AsyncRolloutMethods
 from rollout_client.calls.async_client.sessions import AsyncSessionMethods
+from rollout_client.calls.call import Call, Result
 from rollout_client.calls.concurrency import async_sleep
 from rollout_client.calls.options import (
     UPDATE_ADVICE,
@@ -25,7 +26,7 @@ from rollout_client.calls.options import (
     shown,
     user_agent_of,
 )
-from rollout_client.calls.rollouts import Call, Result, readiness_call
+from rollout_client.calls.rollouts import readiness_call
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)

@@ -7,10 +7,14 @@ from typing import Any
 import httpx
 from tenacity import AsyncRetrying
 
+from rollout_client.calls.call import Call, Result
 from rollout_client.calls.concurrency import async_cancelled, async_sleep
 from rollout_client.calls.options import (
     IDEMPOTENCY_KEY,
+    SHORT_CALL_ADVICE,
+    SHORT_CALL_TIMEOUT_S,
     CallLimits,
+    CallOptions,
     ClientDefaults,
     Deadline,
     before_the_response,
@@ -18,7 +22,7 @@ from rollout_client.calls.options import (
     merged,
     shown,
 )
-from rollout_client.calls.rollouts import Call, Result, end_run_call
+from rollout_client.calls.rollouts import end_run_call
 from rollout_client.errors import ContractDiffers, RolloutError, error_of_response
 from rollout_client.retry import call_policy, may_pass
 from rollout_client.version import check_contract
@@ -27,7 +31,8 @@ END_RUN_WITHIN_S = 5.0
 
 
 class AsyncConnection:
-    """
+    """The connections to one service.
+
     Args:
         http: sends the requests; its own `base_url` is not used.
         base_url: of the service.
@@ -38,6 +43,10 @@ class AsyncConnection:
         self.http = http
         self.base_url = base_url
         self.defaults = defaults
+
+    async def short(self, call: Call[Result], options: CallOptions, longest_s: float = SHORT_CALL_TIMEOUT_S) -> Result:
+        """`result` of a call that plays no rollouts and changes no weights."""
+        return await self.result(call, self.defaults.limits(options, longest_s, SHORT_CALL_ADVICE))
 
     async def result(
         self,

@@ -36,8 +36,7 @@ class AsyncInfoMethods:
 
     async def info(self, **options: Unpack[CallOptions]) -> ServiceInfo:
         """Model, tokenizer, limits, versions and tasks of the service."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(info_call(), limits)
+        return await self._connection.short(info_call(), options)
 
     async def check_tokenizer(self, tokenizer: Any, **options: Unpack[CallOptions]) -> None:
         """Checks that `tokenizer`, one of transformers, makes the tokens that the service's tokenizer makes.

@@ -16,8 +16,8 @@ from rollout_client.calls.jobs import (
     job_list_call,
     submit_call,
 )
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
-from rollout_client.calls.rollouts import Call, Result, RolloutOptions, Samples
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.rollouts import RolloutOptions, Samples
 from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
 from rollout_client.errors import RequestRejected, StreamBroken
 
@@ -40,19 +40,19 @@ class AsyncJobs:
         return await self._connection.result(submit_call(samples, options), limits)
 
     async def status(self, job_id: str, **options: Unpack[CallOptions]) -> JobStatus:
-        return await self._short(job_call(job_id), options)
+        return await self._connection.short(job_call(job_id), options)
 
     async def all(self, **options: Unpack[CallOptions]) -> list[JobStatus]:
         """The jobs of the client's key, the newest first."""
-        return await self._short(job_list_call(), options)
+        return await self._connection.short(job_list_call(), options)
 
     async def acknowledge(self, job_id: str, last: int, **options: Unpack[CallOptions]) -> JobStatus:
         """Events up to `last` have arrived; the service forgets them."""
-        return await self._short(acknowledge_call(job_id, last), options)
+        return await self._connection.short(acknowledge_call(job_id, last), options)
 
     async def cursor(self, job_id: str, event: int, **options: Unpack[CallOptions]) -> JobCursor:
         """Names what a job over `samples_from` has delivered up to `event`, for a checkpoint that has trained on it."""
-        return await self._short(cursor_call(job_id, event), options)
+        return await self._connection.short(cursor_call(job_id, event), options)
 
     async def resume(self, cursor: JobCursor, **options: Unpack[RolloutOptions]) -> JobCursor | None:
         """Goes on from a checkpoint: the events after the returned cursor bring each sample that those up to `cursor`
@@ -86,7 +86,7 @@ class AsyncJobs:
 
     async def delete(self, job_id: str, **options: Unpack[CallOptions]) -> None:
         """Cancels what still runs and forgets the job."""
-        await self._short(delete_call(job_id), options)
+        await self._connection.short(delete_call(job_id), options)
 
     async def events(
         self, job_id: str, after: int = 0, **options: Unpack[CallOptions]
@@ -108,7 +108,3 @@ class AsyncJobs:
                                 yield event
                 except StreamBroken:
                     continue
-
-    async def _short(self, call: Call[Result], options: CallOptions) -> Result:
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(call, limits)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Self, Unpack
 import httpx
 
 from rollout_client.calls.async_client.connection import AsyncConnection, body_chunks
+from rollout_client.calls.call import Call
 from rollout_client.calls.concurrency import async_cancelled
 from rollout_client.calls.ndjson import NdjsonReader, PositionedSample, in_input_order
 from rollout_client.calls.options import (
-    SHORT_CALL_ADVICE,
-    SHORT_CALL_TIMEOUT_S,
     CallLimits,
     CallOptions,
     Deadline,
@@ -19,7 +18,6 @@ from rollout_client.calls.options import (
 )
 from rollout_client.calls.progress import rollout_bar
 from rollout_client.calls.rollouts import (
-    Call,
     RolloutOptions,
     Samples,
     arrow_rollout_call,
@@ -149,8 +147,7 @@ class AsyncRolloutMethods:
 
     async def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(tasks_call(), limits)
+        return await self._connection.short(tasks_call(), options)
 
     async def example_samples(
         self, task_name: str, count: int = 8, seed: int = 0, **options: Unpack[CallOptions]
@@ -172,5 +169,4 @@ class AsyncRolloutMethods:
 
         Equal arguments give equal samples. They are those that `samples_from` plays for a `SampleRange` like them.
         """
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(task_samples_call(task_name, count, start, seed, split), limits)
+        return await self._connection.short(task_samples_call(task_name, count, start, seed, split), options)

@@ -3,8 +3,7 @@
 from typing import Any, Self, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
-from rollout_client.calls.rollouts import Call, Result
+from rollout_client.calls.options import CallOptions
 from rollout_client.calls.sessions import (
     drift_call,
     end_call,
@@ -30,7 +29,7 @@ class AsyncSession:
         self._info: SessionInfo | None = None
 
     async def __aenter__(self) -> Self:
-        self._info = await self._short(open_call(self._request), {})
+        self._info = await self._connection.short(open_call(self._request), {})
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -59,15 +58,15 @@ class AsyncSession:
 
     async def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """How far it is."""
-        return await self._short(session_call(self.id), options)
+        return await self._connection.short(session_call(self.id), options)
 
     async def samples(self, **options: Unpack[CallOptions]) -> list[SessionSample]:
         """Its branches as rollouts."""
-        return (await self._short(samples_call(self.id), options)).samples
+        return (await self._connection.short(samples_call(self.id), options)).samples
 
     async def drift(self, **options: Unpack[CallOptions]) -> DriftReport:
         """Where the program's texts differ from what was generated."""
-        return await self._short(drift_call(self.id), options)
+        return await self._connection.short(drift_call(self.id), options)
 
     async def reward(
         self,
@@ -78,27 +77,25 @@ class AsyncSession:
         """Rewards the session, or the branches that hold one generated message; a dict has named parts."""
         parts = {"rewards": reward} if isinstance(reward, dict) else {"reward": reward}
         named = {} if generation_id is None else {"generation_id": generation_id}
-        return await self._short(reward_call(self.id, SessionReward.model_validate({**parts, **named})), options)
+        return await self._connection.short(
+            reward_call(self.id, SessionReward.model_validate({**parts, **named})), options
+        )
 
     async def judge(self, generation_id: str | None = None, **options: Unpack[CallOptions]) -> SessionInfo:
         """Rewards the session, or one generated message, as the environment of its task judges it."""
         named = {} if generation_id is None else {"generation_id": generation_id}
         body = SessionReward.model_validate({"judge": True, **named})
-        return await self._short(reward_call(self.id, body), options)
+        return await self._connection.short(reward_call(self.id, body), options)
 
     async def end(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """Takes no more calls, and aborts those in flight."""
-        return await self._short(end_call(self.id), options)
+        return await self._connection.short(end_call(self.id), options)
 
     @property
     def _opened(self) -> SessionInfo:
         if self._info is None:
             raise ValueError("The session is not open: use it with `async with`.")
         return self._info
-
-    async def _short(self, call: Call[Result], options: CallOptions) -> Result:
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(call, limits)
 
 
 class AsyncSessionMethods:
@@ -112,5 +109,4 @@ class AsyncSessionMethods:
 
     async def sessions(self, **options: Unpack[CallOptions]) -> list[SessionInfo]:
         """Those of the client's key, the oldest first."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(session_list_call(), limits)
+        return await self._connection.short(session_list_call(), options)

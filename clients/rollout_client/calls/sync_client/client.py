@@ -9,6 +9,7 @@ from typing import Self, Unpack
 import httpx
 from tenacity import Retrying
 
+from rollout_client.calls.call import Call, Result
 from rollout_client.calls.concurrency import sleep
 from rollout_client.calls.options import (
     UPDATE_ADVICE,
@@ -20,7 +21,7 @@ from rollout_client.calls.options import (
     shown,
     user_agent_of,
 )
-from rollout_client.calls.rollouts import Call, Result, readiness_call
+from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.calls.sync_client.info import InfoMethods, ScoreMethods
 from rollout_client.calls.sync_client.jobs import Jobs

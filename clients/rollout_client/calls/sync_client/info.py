@@ -37,8 +37,7 @@ class InfoMethods:
 
     def info(self, **options: Unpack[CallOptions]) -> ServiceInfo:
         """Model, tokenizer, limits, versions and tasks of the service."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return self._connection.result(info_call(), limits)
+        return self._connection.short(info_call(), options)
 
     def check_tokenizer(self, tokenizer: Any, **options: Unpack[CallOptions]) -> None:
         """Checks that `tokenizer`, one of transformers, makes the tokens that the service's tokenizer makes.

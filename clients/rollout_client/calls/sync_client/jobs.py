@@ -16,8 +16,8 @@ from rollout_client.calls.jobs import (
     job_list_call,
     submit_call,
 )
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
-from rollout_client.calls.rollouts import Call, Result, RolloutOptions, Samples
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.rollouts import RolloutOptions, Samples
 from rollout_client.calls.sync_client.connection import Connection, body_chunks
 from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
 from rollout_client.errors import RequestRejected, StreamBroken
@@ -41,19 +41,19 @@ class Jobs:
         return self._connection.result(submit_call(samples, options), limits)
 
     def status(self, job_id: str, **options: Unpack[CallOptions]) -> JobStatus:
-        return self._short(job_call(job_id), options)
+        return self._connection.short(job_call(job_id), options)
 
     def all(self, **options: Unpack[CallOptions]) -> list[JobStatus]:
         """The jobs of the client's key, the newest first."""
-        return self._short(job_list_call(), options)
+        return self._connection.short(job_list_call(), options)
 
     def acknowledge(self, job_id: str, last: int, **options: Unpack[CallOptions]) -> JobStatus:
         """Events up to `last` have arrived; the service forgets them."""
-        return self._short(acknowledge_call(job_id, last), options)
+        return self._connection.short(acknowledge_call(job_id, last), options)
 
     def cursor(self, job_id: str, event: int, **options: Unpack[CallOptions]) -> JobCursor:
         """Names what a job over `samples_from` has delivered up to `event`, for a checkpoint that has trained on it."""
-        return self._short(cursor_call(job_id, event), options)
+        return self._connection.short(cursor_call(job_id, event), options)
 
     def resume(self, cursor: JobCursor, **options: Unpack[RolloutOptions]) -> JobCursor | None:
         """Goes on from a checkpoint: the events after the returned cursor bring each sample that those up to `cursor`
@@ -87,7 +87,7 @@ class Jobs:
 
     def delete(self, job_id: str, **options: Unpack[CallOptions]) -> None:
         """Cancels what still runs and forgets the job."""
-        self._short(delete_call(job_id), options)
+        self._connection.short(delete_call(job_id), options)
 
     def events(self, job_id: str, after: int = 0, **options: Unpack[CallOptions]) -> Generator[JobEvent, None]:
         """Each group when it has ended, then the summary or the problem, each event once.
@@ -106,7 +106,3 @@ class Jobs:
                             yield from reader.feed(chunk)
                 except StreamBroken:
                     continue
-
-    def _short(self, call: Call[Result], options: CallOptions) -> Result:
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return self._connection.result(call, limits)

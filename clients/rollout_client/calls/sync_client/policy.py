@@ -14,23 +14,25 @@ from tenacity import Retrying
 
 from rollout_client.calls.concurrency import call_blocking, sleep
 from rollout_client.calls.options import (
-    SHORT_CALL_ADVICE,
     SHORT_CALL_TIMEOUT_S,
     UPDATE_ADVICE,
     CallLimits,
     CallOptions,
+    Deadline,
     call_options,
     without_call_options,
 )
 from rollout_client.calls.policy import (
+    LONGEST_QUESTION_S,
+    RESPONSE_S,
     PushCallOptions,
     UpdateOptions,
-    VersionWait,
     checkpoint_call,
     drop_policy_call,
     is_known,
     is_updating_to,
     next_version,
+    pause_s,
     policy_call,
     policy_layout_call,
     push_query,
@@ -98,27 +100,24 @@ class PolicyMethods:
         With `checksums_within_s` the replicas compute the checksums of the weights in their engines, while generations
         go on, and the answer waits at most so many seconds for them. Without it nothing is computed.
         """
-        longest_s = SHORT_CALL_TIMEOUT_S + checksums_within_s
-        limits = self._connection.defaults.limits(options, longest_s, SHORT_CALL_ADVICE)
-        return self._connection.result(policy_call(checksums_within_s=checksums_within_s), limits)
+        call = policy_call(checksums_within_s=checksums_within_s)
+        return self._connection.short(call, options, SHORT_CALL_TIMEOUT_S + checksums_within_s)
 
     def policy_layout(self, **options: Unpack[CallOptions]) -> PolicyLayout:
         """The tensors that full weights must have: name, dtype and shape of each."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return self._connection.result(policy_layout_call(), limits)
+        return self._connection.short(policy_layout_call(), options)
 
     def wait_for_version(self, version: int, timeout_s: float = 600.0, *, retries: int | None = None) -> PolicyState:
         """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
-        wait = VersionWait(version, timeout_s)
+        deadline = Deadline(timeout_s)
         given: CallOptions = {} if retries is None else {"retries": retries}
         while True:
-            call = wait.call()
+            wait_s = min(deadline.remaining_s() or 0.0, LONGEST_QUESTION_S)
+            limits = self._connection.defaults.limits({**given, "timeout_s": wait_s + RESPONSE_S})
             try:
-                return self._connection.result(
-                    call, self._connection.defaults.limits({**given, "timeout_s": wait.call_timeout_s})
-                )
+                return self._connection.result(policy_call(version, round(wait_s, 3)), limits)
             except RequestRejected as error:
-                sleep(wait.pause_s(error))
+                sleep(pause_s(error, version, deadline))
 
     def push_weights(
         self,

@@ -3,8 +3,7 @@
 
 from typing import Any, Self, Unpack
 
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
-from rollout_client.calls.rollouts import Call, Result
+from rollout_client.calls.options import CallOptions
 from rollout_client.calls.sessions import (
     drift_call,
     end_call,
@@ -31,7 +30,7 @@ class Session:
         self._info: SessionInfo | None = None
 
     def __enter__(self) -> Self:
-        self._info = self._short(open_call(self._request), {})
+        self._info = self._connection.short(open_call(self._request), {})
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -60,15 +59,15 @@ class Session:
 
     def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """How far it is."""
-        return self._short(session_call(self.id), options)
+        return self._connection.short(session_call(self.id), options)
 
     def samples(self, **options: Unpack[CallOptions]) -> list[SessionSample]:
         """Its branches as rollouts."""
-        return (self._short(samples_call(self.id), options)).samples
+        return (self._connection.short(samples_call(self.id), options)).samples
 
     def drift(self, **options: Unpack[CallOptions]) -> DriftReport:
         """Where the program's texts differ from what was generated."""
-        return self._short(drift_call(self.id), options)
+        return self._connection.short(drift_call(self.id), options)
 
     def reward(
         self,
@@ -79,27 +78,23 @@ class Session:
         """Rewards the session, or the branches that hold one generated message; a dict has named parts."""
         parts = {"rewards": reward} if isinstance(reward, dict) else {"reward": reward}
         named = {} if generation_id is None else {"generation_id": generation_id}
-        return self._short(reward_call(self.id, SessionReward.model_validate({**parts, **named})), options)
+        return self._connection.short(reward_call(self.id, SessionReward.model_validate({**parts, **named})), options)
 
     def judge(self, generation_id: str | None = None, **options: Unpack[CallOptions]) -> SessionInfo:
         """Rewards the session, or one generated message, as the environment of its task judges it."""
         named = {} if generation_id is None else {"generation_id": generation_id}
         body = SessionReward.model_validate({"judge": True, **named})
-        return self._short(reward_call(self.id, body), options)
+        return self._connection.short(reward_call(self.id, body), options)
 
     def end(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """Takes no more calls, and aborts those in flight."""
-        return self._short(end_call(self.id), options)
+        return self._connection.short(end_call(self.id), options)
 
     @property
     def _opened(self) -> SessionInfo:
         if self._info is None:
             raise ValueError("The session is not open: use it with `with`.")
         return self._info
-
-    def _short(self, call: Call[Result], options: CallOptions) -> Result:
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return self._connection.result(call, limits)
 
 
 class SessionMethods:
@@ -113,5 +108,4 @@ class SessionMethods:
 
     def sessions(self, **options: Unpack[CallOptions]) -> list[SessionInfo]:
         """Those of the client's key, the oldest first."""
-        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return self._connection.result(session_list_call(), limits)
+        return self._connection.short(session_list_call(), options)

@@ -11,13 +11,13 @@ from rich.console import Group
 from rich.table import Table
 
 from rollout_client.calls.options import DEFAULT_URL
-from rollout_client.calls.rollouts import Call, parsed
+from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
 from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, out, show
 from rollout_client.cli.transcript import plain, task_description, task_example
-from rollout_client.contract.info import DegradedPart, Ready, ServiceInfo
+from rollout_client.contract.info import DegradedPart, ServiceInfo
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
@@ -44,15 +44,11 @@ class ServiceStatus(BaseModel):
     """Number of jobs by state; `None` if the service does not say."""
 
 
-def readiness() -> Call[Ready]:
-    return Call("GET", "/readyz", lambda body: parsed(Ready, "The response of GET /readyz", body))
-
-
 def status_of(client: RolloutClient) -> ServiceStatus:
     """Raises `RolloutError` if the service cannot be reached."""
     found = ServiceStatus(url=client.base_url, is_ready=True)
     try:
-        found.degraded = client.once(readiness(), HEALTH_TIMEOUT_S).degraded
+        found.degraded = client.once(readiness_call(), HEALTH_TIMEOUT_S).degraded
     except StatusError as error:
         found.is_ready, found.reason = False, str(error)
     found.policy = if_said(client.policy)

@@ -10,9 +10,10 @@ from time import monotonic
 from typing import TypeVar
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.call import Call
 from rollout_client.calls.policy import policy_call
-from rollout_client.calls.rollouts import Call, info_call
-from rollout_client.cli.commands.service import NOT_SAID, readiness
+from rollout_client.calls.rollouts import info_call, readiness_call
+from rollout_client.cli.commands.service import NOT_SAID
 from rollout_client.cli.top.metrics import Series, values_of
 from rollout_client.cli.top.view import Reading, Top, TopView
 from rollout_client.contract.info import DegradedPart
@@ -88,7 +89,7 @@ async def if_said(answer: Awaitable[Found]) -> Found | None:
 async def readiness_of(client: AsyncRolloutClient) -> tuple[str | None, tuple[DegradedPart, ...]]:
     """Why no rollout would work, if none would, and what does not answer."""
     try:
-        return None, tuple((await client.once(readiness(), ANSWER_WITHIN_S)).degraded)
+        return None, tuple((await client.once(readiness_call(), ANSWER_WITHIN_S)).degraded)
     except StatusError as error:
         return str(error), ()
 
