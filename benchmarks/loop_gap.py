@@ -23,8 +23,8 @@ from rich.table import Table
 
 from benchmarks.loop_gap_server import TASK, serve
 from benchmarks.process_group import no_process_left
-from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import arrow_body
 from service.rollout_requests.result_encoding import NDJSON
 
 MIB = 2**20

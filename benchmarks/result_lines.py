@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rollout_client.calls.ndjson import numbered_lines
+from rollout_client.json_lines import numbered_lines
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

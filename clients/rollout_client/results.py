@@ -15,7 +15,7 @@ from rollout_client.contract.rollouts import RolloutResponse, SampleInput, Sampl
 from rollout_client.errors import RolloutError
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.bodies import ArrowResponse
+    from rollout_client.calls.arrow_bodies import ArrowResponse
 
 FINAL_STATUSES: frozenset[SampleStatus] = frozenset({"completed", "truncated", "max_turns"})
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
 from deployments.data.reader import DataRefused
-from rollout_client.calls.ndjson import BYTE_ORDER_MARK
+from rollout_client.json_lines import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from rollout_client.calls.ndjson import numbered_lines
+from rollout_client.json_lines import numbered_lines
 
 Stopwords = Literal["en", "none"]
 

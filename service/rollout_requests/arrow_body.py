@@ -1,4 +1,4 @@
-"""Reads the Arrow body of `POST /rollout`, which `rollout_client/arrow/bodies.py` writes, as untrusted bytes.
+"""Reads the Arrow body of `POST /rollout`, which `rollout_client/calls/arrow_bodies.py` writes, as untrusted bytes.
 
 Guarantee: the memory that is needed is in proportion to the size of the body. Therefore no buffer may be compressed,
 and columns have only the types of the contract, in which every value takes bytes of its own.

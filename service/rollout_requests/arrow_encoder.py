@@ -1,4 +1,4 @@
-"""Writes the Arrow answer of `POST /rollout`, which `rollout_client/arrow/bodies.py` reads.
+"""Writes the Arrow answer of `POST /rollout`, which `rollout_client/calls/arrow_bodies.py` reads.
 
 It is the two streams that `rollout_client.arrow.schema` defines.
 """

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rollout_client import AsyncRolloutClient, RolloutResponse, SampleInput, SampleResult
-from rollout_client.arrow.bodies import ArrowResponse
+from rollout_client.calls.arrow_bodies import ArrowResponse
 from service.startup.ports import free_port
 from tests.clients.scripted_service import Json
 

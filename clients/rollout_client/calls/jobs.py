@@ -5,9 +5,10 @@ from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from rollout_client.calls.call import NDJSON, Call, call_for, call_without_result, parsed
+from rollout_client.calls.call import NDJSON, Call, call_for, call_without_result
 from rollout_client.calls.rollouts import RolloutOptions, Samples, rollout_body
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.json_lines import LineReader
 
 JOBS = "/jobs"
 
@@ -59,20 +60,15 @@ class EventReader:
         self.after = after
         """The last event that was returned."""
         self.has_ended = False
-        self._rest = b""
+        self.begin_stream()
 
     def begin_stream(self) -> None:
         """Another stream begins after `after`."""
-        self._rest = b""
+        self._lines = LineReader(JobEvent, "A line of the events")
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
         """Raises `ResponseNotUnderstood`: a line is not of the contract."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            # An empty one is a heartbeat.
-            if not line:
-                continue
-            event = parsed(JobEvent, "A line of the events", line)
+        for event in self._lines.feed(chunk):
             if event.event > self.after:
                 self.after = event.event
                 self.has_ended = event.is_last

@@ -1,36 +1,22 @@
-"""Reads lines of JSON, of files and of streamed rollouts (`service/rollout_requests/result_encoding.py`). No I/O.
+"""Reads the lines of streamed rollouts (`service/rollout_requests/result_encoding.py`). No I/O.
 
 Each sample is returned once, with its position. The end is an error unless every position and the summary have arrived:
 a response is complete, or it raises.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.problems import Problem
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem, not_understood
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
+from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem
+from rollout_client.json_lines import LineReader
+from rollout_client.responses import RolloutResponse
 
 PositionedSample = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""
-
-
-def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, with their numbers from 1 on.
-
-    A byte-order mark, which some editors write, is not part of the first line.
-
-    Args:
-        file: opened in binary, so that lines end at \\n only: a text may contain U+0085 and U+2028.
-    """
-    for number, line in enumerate(file, start=1):
-        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        if content.strip():
-            yield number, content
 
 
 class StreamLine(BaseModel):
@@ -55,7 +41,7 @@ class NdjsonReader:
         self.expected = expected
         self.summary: RolloutSummary | None = None
         self._missing = set(range(expected))
-        self._rest = b""
+        self._lines = LineReader(StreamLine, "A line of the stream")
 
     def feed(self, chunk: bytes) -> Iterator[PositionedSample]:
         """Yields the samples whose lines `chunk` completes.
@@ -65,9 +51,7 @@ class NdjsonReader:
             StreamBroken: the summary came before the last sample.
             ResponseNotUnderstood: a line is not of the contract.
         """
-        # Lines end at \n only. httpx's iter_lines also splits at U+2028 and others, which a text may contain.
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
+        for line in self._lines.feed(chunk):
             if positioned := self._read(line):
                 yield positioned
 
@@ -79,11 +63,7 @@ class NdjsonReader:
                 "service broke."
             )
 
-    def _read(self, line: bytes) -> PositionedSample | None:
-        if not line:
-            # A heartbeat of the service.
-            return None
-        content = parsed_line(line)
+    def _read(self, content: StreamLine) -> PositionedSample | None:
         if self.summary is not None:
             raise ResponseNotUnderstood("A line of the stream came after its summary.")
         if content.problem is not None:
@@ -106,13 +86,6 @@ class NdjsonReader:
 
     def _arrived(self) -> str:
         return f"{self.expected - len(self._missing)} of {self.expected}"
-
-
-def parsed_line(line: bytes) -> StreamLine:
-    try:
-        return StreamLine.model_validate_json(line)
-    except ValidationError as error:
-        raise not_understood("A line of the stream", error) from error
 
 
 def in_input_order(summary: RolloutSummary, by_position: dict[int, SampleResult]) -> RolloutResponse:

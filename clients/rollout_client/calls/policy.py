@@ -134,7 +134,11 @@ def push_query(
     Args:
         base: of an adapter also the checksum of its base.
     """
-    optional: dict[str, Any] = {"base_checksum" if isinstance(base, str) else "base": base, "checksum": checksum, "name": name}
+    optional: dict[str, Any] = {
+        "base_checksum" if isinstance(base, str) else "base": base,
+        "checksum": checksum,
+        "name": name,
+    }
     if (kind == "delta" and base is None) or (kind == "full" and base is not None):
         raise ValueError(
             f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "

@@ -13,13 +13,14 @@ from rollout_client.calls.call import JSON, NDJSON, Call, as_given, call_for, ca
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
-from rollout_client.contract.rollouts import Keep, ObservationFormat, RolloutResponse, SampleInput, Sampling
+from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import needed_for
+from rollout_client.responses import RolloutResponse
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.bodies import ArrowResponse
+    from rollout_client.calls.arrow_bodies import ArrowResponse
 
 HEARTBEAT_S = 15
 """The service sends an empty line on a stream that is silent for so long: proxies commonly close one after 60 s."""
@@ -87,8 +88,8 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """
     with needed_for("Arrow", "arrow"):
-        from rollout_client.arrow.bodies import arrow_body, joined_body, read_response
         from rollout_client.arrow.schema import ARROW
+        from rollout_client.calls.arrow_bodies import arrow_body, joined_body, read_response
 
     # Without samples there is nothing to make columns of.
     body = arrow_body(samples, given_options(options, "sample_retries")) if samples else rollout_body(samples, options)

@@ -6,8 +6,7 @@ back untouched. Lengths are in tokens, times in seconds; log-probabilities are n
 The docstrings under the fields are the descriptions in the service's OpenAPI document.
 """
 
-from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Protocol, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
@@ -20,7 +19,6 @@ from rollout_client.contract.messages import (
     Message,
     PromptMessage,
 )
-from rollout_client.contract.response_methods import DataOut
 from rollout_client.contract.sample_ranges import NextSampleRange, Place, SampleRange
 
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
@@ -302,26 +300,21 @@ class RolloutSummary(Lenient):
     """The `samples_from` of the request, moved on to the samples that follow."""
 
 
-class RolloutResponse(DataOut, RolloutSummary):
+class RolloutResponse(RolloutSummary):
     """The answer of `POST /rollout`."""
 
     samples: list[SampleResult]
     """One per rollout, in input order; the rollouts of one sample stand next to each other."""
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The response that `save` wrote to `path`.
 
-        Raises:
-            ValueError: the file is none of `save`; the message says what is wrong with it.
-            ModuleNotFoundError: the file is `.parquet`, and the extra `arrow` is missing.
-        """
-        from rollout_client.data_out.files import load_response
+class AnyResponse(Protocol):
+    """A response of `POST /rollout` in any form: a `RolloutSummary` with its rollouts."""
 
-        return load_response(cls, Path(path))
+    @property
+    def samples(self) -> list[SampleResult]: ...
 
 
-def parts_of(response: DataOut) -> tuple[RolloutSummary, list[SampleResult]]:
-    """What it says of the request, with the fields that were set, and its rollouts."""
+def parts_of(response: AnyResponse) -> tuple[RolloutSummary, list[SampleResult]]:
+    """The summary of the request, with the fields that were set, and its rollouts."""
     fields = {name: value for name, value in set_fields(cast(BaseModel, response)).items() if name != "samples"}
     return RolloutSummary(**fields), response.samples

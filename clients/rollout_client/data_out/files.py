@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rollout_client.calls.ndjson import numbered_lines
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult, parts_of
+from rollout_client.contract.rollouts import AnyResponse, RolloutResponse, RolloutSummary, SampleResult, parts_of
+from rollout_client.json_lines import numbered_lines
 
 JSON_LINES = ".jsonl"
 PARQUET = ".parquet"
@@ -20,9 +19,11 @@ SUMMARY_LINE = b'{"summary":'
 Response = TypeVar("Response", bound=RolloutResponse)
 
 
-def save_response(response: DataOut, path: Path) -> None:
+def save_response(response: AnyResponse, path: Path) -> None:
     if is_parquet(path):
-        response.to_parquet(path)
+        from rollout_client.data_out.table import write_parquet
+
+        write_parquet(response, path)
         return
     summary, samples = parts_of(response)
     with path.open("wb") as file:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.rollouts import AnyResponse, SampleResult
 from rollout_client.errors import needed_for
 from rollout_client.results import is_clipped, last_finish_reason
 
@@ -15,7 +14,7 @@ FLATTENED = ("rewards", "metrics", "error")
 """Fields that have a column for each of their own fields."""
 
 
-def data_frame(response: DataOut) -> pd.DataFrame:
+def data_frame(response: AnyResponse) -> pd.DataFrame:
     return pd.DataFrame([flat_row(sample) for sample in response.samples])
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import chain
 
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import PolicyVersions, SampleResult, parts_of
+from rollout_client.contract.rollouts import AnyResponse, PolicyVersions, SampleResult, parts_of
 from rollout_client.results import finish_reasons, last_finish_reason
 
 MOST_ROWS = 8
@@ -14,7 +13,7 @@ LONGEST_TEXT = 120
 COLUMNS = ("idx", "generation", "task", "status", "reward", "turns", "tokens", "finish", "last message")
 
 
-def html_of(response: DataOut) -> str:
+def html_of(response: AnyResponse) -> str:
     summary, samples = parts_of(response)
     head = " · ".join([f"{len(samples)} rollouts", *status_counts(samples), *figures(samples, summary.policy)])
     columns = "".join(f"<th>{name}</th>" for name in COLUMNS)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutSummary, SampleResult, parts_of
+from rollout_client.contract.rollouts import AnyResponse, RolloutSummary, SampleResult, parts_of
 from rollout_client.errors import needed_for
 from rollout_client.results import is_clipped, last_finish_reason
 
@@ -49,7 +48,7 @@ ROWS_OF_A_BATCH = 1024
 """An array of Arrow has no room for more than 2^31 numbers, nor for more than 2 GiB of text."""
 
 
-def arrow_table(response: DataOut) -> pa.Table:
+def arrow_table(response: AnyResponse) -> pa.Table:
     summary, samples = parts_of(response)
     batches = [record_batch([row_of(sample) for sample in part], COLUMNS) for part in parts(samples)]
     metadata = {SUMMARY: summary.model_dump_json(exclude_unset=True)}
@@ -68,7 +67,7 @@ def parts(samples: Sequence[SampleResult]) -> Iterator[Sequence[SampleResult]]:
         yield samples[begin : begin + ROWS_OF_A_BATCH]
 
 
-def write_parquet(response: DataOut, path: Path) -> None:
+def write_parquet(response: AnyResponse, path: Path) -> None:
     pq.write_table(arrow_table(response), path, compression="zstd")
 
 
@@ -100,7 +99,7 @@ def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
                 raise ValueError(f"{path} row {row_number} is no rollout: {error.errors()[0]['msg']}.") from error
 
 
-def hugging_face_dataset(response: DataOut) -> "datasets.Dataset":
+def hugging_face_dataset(response: AnyResponse) -> "datasets.Dataset":
     with needed_for("A data set", "datasets"):
         import datasets
 

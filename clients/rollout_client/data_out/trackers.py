@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import parts_of
+from rollout_client.contract.rollouts import AnyResponse, parts_of
 from rollout_client.errors import RolloutError
 from rollout_client.results import final_reward
 
@@ -23,7 +22,7 @@ class NoActiveRun(RolloutError):
     """No experiment tracker has a run to which something can be logged."""
 
 
-def log_rollouts(response: DataOut, step: int, prefix: str = "rollouts/") -> list[str]:
+def log_rollouts(response: AnyResponse, step: int, prefix: str = "rollouts/") -> list[str]:
     """Logs the metrics of `response`, and how its rollouts ended, to every run that is active.
 
     Every tracker gets the numbers; wandb and trackio also get the histograms: of the final rewards, and those of the
@@ -49,7 +48,7 @@ def log_rollouts(response: DataOut, step: int, prefix: str = "rollouts/") -> lis
     return list(logs)
 
 
-def figures_of(response: DataOut) -> dict[str, float]:
+def figures_of(response: AnyResponse) -> dict[str, float]:
     """The metrics that are one number, the number of rollouts, and by status the share that ended with it.
 
     `per_worker_token_counts` is left out: its names are new with each replica that starts.
@@ -61,7 +60,7 @@ def figures_of(response: DataOut) -> dict[str, float]:
     return {"count": float(len(samples)), **shares, **numbers}
 
 
-def histograms_of(response: DataOut) -> dict[str, list[float]]:
+def histograms_of(response: AnyResponse) -> dict[str, list[float]]:
     summary, samples = parts_of(response)
     rewards = [reward for sample in samples if (reward := final_reward(sample)) is not None]
     lists = {

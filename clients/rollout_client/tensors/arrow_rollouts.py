@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rollout_client.arrow.bodies import ArrowResponse
 from rollout_client.arrow.rows import values_of
 from rollout_client.arrow.schema import ROLLOUTS, SPAN
+from rollout_client.calls.arrow_bodies import ArrowResponse
 from rollout_client.results import FINAL_STATUSES
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 

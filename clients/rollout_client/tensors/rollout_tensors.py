@@ -15,7 +15,7 @@ from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_
 from rollout_client.tensors.rollouts import GroupOf, Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.bodies import ArrowResponse
+    from rollout_client.calls.arrow_bodies import ArrowResponse
 
 PaddingSide = Literal["right", "left"]
 Value = TypeVar("Value")

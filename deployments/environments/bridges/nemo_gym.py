@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, HttpUrl, TypeAdapter, ValidationError
 
 from deployments.environments.bridges.support import is_loopback
-from rollout_client.calls.ndjson import numbered_lines
+from rollout_client.json_lines import numbered_lines
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 

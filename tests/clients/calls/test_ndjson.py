@@ -6,7 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.calls.ndjson import BYTE_ORDER_MARK, NdjsonReader, numbered_lines
+from rollout_client.calls.ndjson import NdjsonReader
+from rollout_client.json_lines import BYTE_ORDER_MARK, numbered_lines
 from tests.clients.scripted_service import lines_of, sample
 
 SPLITTING = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\ufeff"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from rollout_client import RolloutResponse, RolloutSummary, read_rollouts
-from rollout_client.arrow.bodies import ArrowResponse
-from rollout_client.calls.ndjson import BYTE_ORDER_MARK
+from rollout_client.calls.arrow_bodies import ArrowResponse
 from rollout_client.data_out.table import ROWS_OF_A_BATCH
+from rollout_client.json_lines import BYTE_ORDER_MARK
 from tests.clients.client_calls import play_arrow
 from tests.clients.data_out.responses import response_of, responses
 from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sample

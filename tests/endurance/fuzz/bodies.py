@@ -13,8 +13,8 @@ import numpy as np
 import zstandard
 from safetensors.numpy import save
 
-from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.policy import SAFETENSORS
 from tests.endurance.fuzz.answers import answer_problems
 from tests.endurance.fuzz.mutation import mutated_bytes, mutated_json, mutated_lines, mutated_safetensors

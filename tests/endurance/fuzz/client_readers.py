@@ -6,8 +6,8 @@ from random import Random
 
 import httpx
 
-from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.errors import RolloutError
 from tests.endurance.fuzz.bodies import ROLLOUT, Mutate

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import read_response
 from service.jobs.runner import MOST_GATHERING
 from service.settings import AdmissionBounds, AdmissionSettings
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run

@@ -1,6 +1,6 @@
 """Results of agents with several conversations, in every form of an answer."""
 
-from rollout_client.arrow.bodies import read_response
+from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse, RolloutSummary
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutRequest, SampleInput, Sampling
-from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW, REQUEST
+from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.calls.rollouts import arrow_rollout_call, rollout_body
 from service.problems import RequestProblem
 from service.rollout_requests.parsing import parsed_body

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
 from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
-from rollout_client.arrow.bodies import ArrowResponse, read_response
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import PolicyVersions

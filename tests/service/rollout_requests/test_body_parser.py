@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.http.request_body import JSON

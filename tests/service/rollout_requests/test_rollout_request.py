@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from rollout_client.arrow.bodies import arrow_body
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission
 from service.problems import RequestProblem

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationRejected
-from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder

@@ -14,8 +14,8 @@ from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessa
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
-from rollout_client.arrow.bodies import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
 from service.access.access_control import OPEN_TO_ALL, AccessControl

@@ -28,11 +28,12 @@ from rollout_client.calls.rollouts import (
     tasks_call,
 )
 from rollout_client.contract.info import TaskInfo, TaskSamples
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import RolloutError
+from rollout_client.responses import RolloutResponse
 
 if TYPE_CHECKING:
-    from rollout_client.arrow.bodies import ArrowResponse
+    from rollout_client.calls.arrow_bodies import ArrowResponse
 
 
 class AsyncRolloutStream:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_client.calls.ndjson import numbered_lines
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.errors import needed_for
+from rollout_client.json_lines import numbered_lines
 
 HUB = "hf:"
 """What the name of a data set of the Hugging Face Hub begins with."""

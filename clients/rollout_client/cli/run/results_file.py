@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from pydantic_core import from_json, to_json
 
-from rollout_client.calls.ndjson import BYTE_ORDER_MARK
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import json_line
+from rollout_client.json_lines import BYTE_ORDER_MARK
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import SampleResult
-from rollout_client.calls.ndjson import BYTE_ORDER_MARK
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
 from rollout_client.cli.run.results_file import recovered
 from rollout_client.data_out.files import json_line
+from rollout_client.json_lines import BYTE_ORDER_MARK
 from tests.clients.scripted_service import result
 
 RESULTS = [SampleResult(**result(generation_index=generation, content="a\nb\u2028")) for generation in range(3)]

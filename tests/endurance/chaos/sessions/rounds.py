@@ -19,8 +19,8 @@ import psutil
 from benchmarks.process_group import send
 from rollout_client import AsyncRolloutClient
 from rollout_client.calls.async_client.sessions import AsyncSession
-from rollout_client.calls.ndjson import numbered_lines
 from rollout_client.contract.sessions import SessionSample, SessionSamples
+from rollout_client.json_lines import numbered_lines
 from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.parts import KILLED
 from tests.endurance.chaos.sessions.records import answered, problems_of, recorded_of_rollout, responses_in

@@ -1,14 +1,17 @@
-"""`DataOut`: what a response offers to read it elsewhere. Each method imports what it needs when it is called."""
+"""The response of `POST /rollout` as the client returns it: the contract's, with methods that read it elsewhere.
+
+Each method imports what it needs when it is called.
+"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from rollout_client.contract import rollouts
 
 if TYPE_CHECKING:
     import datasets
     import pandas as pd
     import pyarrow as pa
-
-    from rollout_client.contract.rollouts import SampleResult
 
 
 class DataOut:
@@ -17,7 +20,7 @@ class DataOut:
     if TYPE_CHECKING:
 
         @property
-        def samples(self) -> list["SampleResult"]: ...
+        def samples(self) -> list[rollouts.SampleResult]: ...
 
     def to_arrow(self) -> "pa.Table":
         """One row per rollout, with the columns `rollout_client.data_out.table.COLUMNS`. Nothing is lost.
@@ -82,7 +85,23 @@ class DataOut:
         save_response(self, Path(path))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how the request ended, and its first rollouts. Text of models is escaped."""
+        """For notebooks: how the request ended, and its first rollouts. Text of models is escaped."""
         from rollout_client.data_out.notebook import html_of
 
         return html_of(self)
+
+
+class RolloutResponse(rollouts.RolloutResponse, DataOut):
+    """The answer of `POST /rollout`, whose rollouts can be saved, tabulated and shown."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The response that `save` wrote to `path`.
+
+        Raises:
+            ValueError: the file is none of `save`; the message says what is wrong with it.
+            ModuleNotFoundError: the file is `.parquet`, and the extra `arrow` is missing.
+        """
+        from rollout_client.data_out.files import load_response
+
+        return load_response(cls, Path(path))

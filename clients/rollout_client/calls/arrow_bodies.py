@@ -16,9 +16,9 @@ from pydantic_core import to_json
 from rollout_client.arrow.rows import record_batch, rows_of
 from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPLES, SUMMARY, TOKENS
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.response_methods import DataOut
-from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
+from rollout_client.responses import DataOut, RolloutResponse
 
 
 def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
