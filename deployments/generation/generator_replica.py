@@ -117,7 +117,7 @@ class GeneratorReplica(GeneratorReplicaBase):
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:
         self._refuse_if_broken()
-        refuse_other_version(request, self._engine.version_of(request.policy))
+        refuse_other_version(request, self._engine.weights.version_of(request.policy))
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         if self._serving is None:

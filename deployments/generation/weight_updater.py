@@ -87,6 +87,10 @@ class WeightUpdater:
         self._on_trial_since: float | None = None
         """When the swap of a trial ended; `None` outside of trials."""
 
+    def version_of(self, policy: str | None) -> int | None:
+        """The version that new generations of this policy use; `None` if there is none."""
+        return self.loaded.version if policy is None else self._adapters.versions.get(policy)
+
     @property
     def needed_adapters(self) -> set[str]:
         """Names of the folders of adapters that must be kept."""

@@ -19,18 +19,11 @@ import torch
 from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.model_manager import LoRAModelManager
-from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
-from vllm.model_executor.model_loader.reload.layerwise import (
-    LOADING_LAYERS,
-    _place_kernel_tensors,
-    get_layerwise_info,
-)
 
 from deployments.generation.trainer_transfer import Layout, TrainerRendezvous, TrainerWatch, TransferFile, Written
 from deployments.generation.weight_deltas import apply_patches, read_patches
+from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
 logger = logging.getLogger("rollout_service.generation")
 NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
@@ -58,7 +51,6 @@ class WeightsWorkerExtension:
     shutdown_weight_transfer_engine: Any
     update_weights: Any
     rank: int
-    _weight_update_active: bool
     _staging: "Staging | None" = None
     _checksum: "EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
@@ -112,7 +104,7 @@ class WeightsWorkerExtension:
         vLLM reads such tensors, and generates as if they were not there.
         """
         try:
-            return unplaced_matrices(names, self.model_runner.lora_manager._adapter_manager), None
+            return unplaced_matrices(names, self.model_runner.lora_manager), None
         except AttributeError as failure:
             return [], NO_ADAPTERS if not hasattr(self.model_runner, "lora_manager") else describe_error(failure)
 
@@ -198,8 +190,7 @@ class WeightsWorkerExtension:
         """
         try:
             self._discard_arriving()
-            self._weight_update_active = False
-            self.weight_transfer_engine.reset_weight_update_target()
+            forget_weight_update(self)
             self.shutdown_weight_transfer_engine()
             end_broken_reload(self.model_runner.get_model())
         except Exception as failure:  # noqa: BLE001 - returned to the engine
@@ -227,30 +218,6 @@ def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn
     os._exit(1)
 
 
-def unplaced_matrices(names: list[str], manager: LoRAModelManager) -> list[str]:
-    """The tensors of an adapter for which `manager` has no module, by the names and rules by which vLLM itself reads
-    them: it passes over copies of embeddings and what a model says that inference does not need.
-    """
-    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
-    mapper = None if mapper is None else mapper.get_rename_mapper()
-    skipped = list(getattr(manager.model, "lora_skip_prefixes", None) or ())
-    parts = (part for parts in manager.packed_modules.values() for part in parts)
-    # A checkpoint with fused experts has their first matrices under this name, and the second ones under the module's.
-    fused = (f"{module}.base_layer" for module in manager.modules if module.endswith(".experts"))
-    placed = {*manager.modules, *parts, *fused}
-
-    def is_placed(name: str) -> bool:
-        if is_base_embedding_weights(name) or LoRAModel._should_skip_module(name, skipped):
-            return True
-        try:
-            module, _ = parse_fine_tuned_lora_name(name, mapper)
-        except ValueError:
-            return False
-        return module in placed
-
-    return [name for name in names if not is_placed(name)]
-
-
 def pack_shared_weights_again(model: torch.nn.Module) -> None:
     """Updates the packed copies of weights that several layers share, such as embeddings and output layer.
 
@@ -266,21 +233,6 @@ def pack_shared_weights_again(model: torch.nn.Module) -> None:
             quant_method: Any = module.quant_method
             quant_method.process_weights_after_loading(module)
         owners.add(weight.data_ptr())
-
-
-def end_broken_reload(model: Any) -> None:
-    """Puts the tensors that the engine computes with back in their places, if vLLM was about to load others.
-
-    vLLM goes on with a reload that did not end: it would take what had arrived of it for a part of the next one.
-    """
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        if info.can_load() and info.kernel_tensors is not None:
-            _place_kernel_tensors(layer, info)
-        info.reset()  # type: ignore[no-untyped-call]
-    LOADING_LAYERS.clear()
-    if hasattr(model, "_original_do_torchao_reload"):
-        model._do_torchao_reload = model._original_do_torchao_reload
 
 
 def describe_error(failure: BaseException) -> str:

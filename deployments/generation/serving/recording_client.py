@@ -85,7 +85,7 @@ class RecordingClient:
 
         async def read_choice(index: int) -> None:
             of_choice = params_of_choice(params, index)
-            async for output in self._engine.outputs(request, prompt, of_choice, index, **options):
+            async for output in self._engine.completions.stream(request, prompt, of_choice, index, **options):
                 call.note(output, choices.is_delta)
                 reject_unsatisfiable_schema(output, of_choice)
                 if (whole := choices.add(output)) is not None:

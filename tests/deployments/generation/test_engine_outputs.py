@@ -99,7 +99,7 @@ class World:
             max_tokens=10, output_kind=RequestOutputKind.DELTA, stop=stop, include_stop_str_in_output=True
         )
         prompt = {"prompt_token_ids": [1, 2]}
-        return [output async for output in self.engine.outputs(request, prompt, params)]
+        return [output async for output in self.engine.completions.stream(request, prompt, params)]
 
 
 def text_of(outputs: Sequence[RequestOutput]) -> str:

@@ -1,9 +1,13 @@
 """Which generations of an engine run, and which of them stall: times are passed in, no engine runs."""
 
+import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from deployments.failures import ReplicaShuttingDown
 from deployments.generation.running_generations import GenerationWatch, RunningGenerations
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 
@@ -12,14 +16,29 @@ def request(name: str) -> GenerationRequest:
     return GenerationRequest(name, [1], 1, (), SamplingOptions())
 
 
-def test_generations_are_found_by_their_ids_while_they_run() -> None:
-    generations = RunningGenerations()
-    with generations.running(request("a")) as first, generations.running(request("b")) as other:
-        with generations.running(request("a")) as retry:
-            assert generations.of_ids(["a", "unknown"]) == [first, retry]
-            assert len({first.engine_id, retry.engine_id, other.engine_id}) == 3
-            assert len(generations) == 3
-        assert generations.of_ids(["a", "b"]) == [first, other]
+def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
+    aborted: list[list[str]] = []
+
+    async def abort(engine_ids: list[str]) -> None:
+        aborted.append(engine_ids)
+
+    nothing: Any = None
+    llm: Any = SimpleNamespace(abort=abort)
+    generations = RunningGenerations(llm, nothing, nothing, nothing)
+
+    async def interrupt() -> None:
+        failure = ReplicaShuttingDown("it ends")
+        with generations.running(request("a")) as first, generations.running(request("b")) as other:
+            with generations.running(request("a")) as retry:
+                assert len({first.engine_id, retry.engine_id, other.engine_id}) == len(generations) == 3
+                await generations.interrupt(["a", "unknown"], failure)
+            assert [one.interrupted.is_set() for one in (first, retry, other)] == [True, True, False]
+            assert (first.failure, other.failure) == (failure, None)
+            await generations.interrupt(["a", "b"])
+        await generations.interrupt(["a", "b"])
+        assert aborted == [[first.engine_id, retry.engine_id], [first.engine_id, other.engine_id]]
+
+    asyncio.run(interrupt())
     assert list(generations) == []
 
 

@@ -11,7 +11,8 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from deployments.generation.worker_extension import end_broken_reload, pack_shared_weights_again
+from deployments.generation.worker_extension import pack_shared_weights_again
+from deployments.upstream.vllm.weight_transfer import end_broken_reload
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

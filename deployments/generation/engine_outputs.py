@@ -1,0 +1,175 @@
+"""The engine's outputs for calls of vLLM's serving layers: one choice each, which updates of the weights do not end."""
+
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from vllm.exceptions import VLLMServerError
+from vllm.outputs import RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from deployments.failures import (
+    GenerationLost,
+    GenerationNotFinite,
+    OtherVersionLoaded,
+    Overloaded,
+    ReplicaShuttingDown,
+    RolloutFailure,
+    TurnTimedOut,
+    VersionReplaced,
+)
+from deployments.generation.adapters import Adapters
+from deployments.generation.continued_completion import ContinuedCompletion
+from deployments.generation.running_generations import RunningGeneration, RunningGenerations
+from deployments.generation.weight_updater import WeightUpdater
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.weight_versions import refuse_other_version
+from rollout_client.contract.base import label_of
+
+ABORTED_BY_ENGINE = "The engine ended the generation early."
+logger = logging.getLogger("rollout_service.generation")
+
+
+class FailureLog:
+    """Logs failed generations, each at the level that it deserves."""
+
+    def __init__(self) -> None:
+        self._death_is_logged = False
+
+    def log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
+        about = {
+            "request_id": request.request_id,
+            "rollout_id": request.rollout_id,
+            "generation_id": request.generation_id,
+        }
+        if isinstance(failure, ReplicaShuttingDown | OtherVersionLoaded | Overloaded):
+            logger.info("%s", failure, extra=about)
+        elif isinstance(failure.__cause__, EngineDeadError):
+            self.log_death(failure.__cause__)
+            logger.info("%s", failure, extra=about)
+        elif isinstance(failure, TurnTimedOut | GenerationNotFinite):
+            # A traceback would say nothing: the engine raised no exception.
+            logger.warning("%s", failure, extra=about)
+        else:
+            logger.warning("%s", failure, exc_info=failure, extra=about)
+
+    def log_death(self, error: EngineDeadError) -> None:
+        """Only once: hundreds of generations fail with the engine."""
+        if not self._death_is_logged:
+            self._death_is_logged = True
+            logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+
+
+class CompletionOutputs:
+    """Streams completions of one `AsyncLLM`."""
+
+    def __init__(
+        self, llm: AsyncLLM, weights: WeightUpdater, adapters: Adapters, running: RunningGenerations, log: FailureLog
+    ) -> None:
+        self._llm = llm
+        self._weights = weights
+        self._adapters = adapters
+        self._running = running
+        self._log = log
+
+    async def stream(
+        self, request: GenerationRequest, prompt: Any, params: SamplingParams, index: int = 0, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the engine's outputs for one choice (`n` 1), with all versions that generated it.
+
+        An update of the weights does not end it: it goes on with the new ones. `RunningGenerations.interrupt` ends it
+        with an output whose `finish_reason` is "abort". Closing the generator aborts the request.
+
+        Args:
+            request: says which policy generates, when, and for whom.
+            index: of the choice.
+            options: further arguments of `AsyncLLM.generate`.
+
+        Raises:
+            GenerationLost: it was interrupted before it began, or the engine broke or ended it early.
+            OtherVersionLoaded: other weights than those that it demands are loaded when it begins, or goes on.
+            VersionReplaced: other weights than those that it demands have generated a part of it.
+            TokensTooOld: its oldest tokens are more than `max_staleness` versions behind when it begins, or goes on.
+            RolloutFailure: the failure with which it was interrupted.
+            Exception: anything else that vLLM raises, whose serving layers answer with it.
+        """
+        completion = ContinuedCompletion(prompt["prompt_token_ids"], params, self._llm.get_tokenizer(), index)
+        if request.oldest_version is None:
+            # What goes on after an update has tokens of these.
+            request = replace(request, oldest_version=self._weights.version_of(request.policy))
+        goes_on = True
+        while goes_on:
+            goes_on = False
+            with self._running.running(request) as running:
+                async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
+                    async for output, was_updated in outputs:
+                        goes_on = was_updated and completion.interrupt(output)
+                        if not goes_on or params.output_kind == RequestOutputKind.DELTA:
+                            yield output
+
+    async def _until_update(
+        self, running: RunningGeneration, prompt: Any, completion: ContinuedCompletion, options: dict[str, Any]
+    ) -> AsyncGenerator[tuple[RequestOutput, bool], None]:
+        """The outputs of the completion's next request, each with whether an update of the weights has ended it."""
+        request, weights = running.request, self._weights
+        while not weights.may_generate.is_set():
+            await running.wait_until_interrupted_or(weights.may_generate)
+            if running.interrupted.is_set():
+                raise running.failure or GenerationLost("The generation was interrupted before it began.")
+        # Nothing is awaited between this and the engine.
+        refuse_other_version(request, weights.version_of(request.policy))
+        adapter = self._adapters.of(request.policy)
+        lora, label = (None, None) if adapter is None else (adapter.request, adapter.label)
+        prompt = {**prompt, "prompt_token_ids": completion.next_prompt()}
+        params, aborts = completion.next_params(), weights.aborts
+        options = options | {"lora_request": lora, "priority": request.virtual_time}
+        with self._adapters.used_by_generation(adapter, running.engine_id):
+            async with aclosing(self._engine_outputs(prompt, params, running, options)) as outputs:
+                async for output in outputs:
+                    is_aborted = output.outputs[0].finish_reason == "abort"
+                    if is_aborted and running.failure is not None:
+                        raise running.failure
+                    was_updated = is_aborted and not running.interrupted.is_set() and aborts != weights.aborts
+                    is_asked_for = was_updated or running.interrupted.is_set() or completion.must_be_stopped
+                    if is_aborted and not is_asked_for:
+                        raise GenerationLost(ABORTED_BY_ENGINE)
+                    whole = completion.add(output, label)
+                    refuse_other_spans(request, whole.outputs[0].weight_versions or ())
+                    if completion.must_be_stopped:
+                        await self._llm.abort([running.engine_id])
+                    yield whole, was_updated
+
+    async def _engine_outputs(
+        self, prompt: Any, params: SamplingParams, running: RunningGeneration, options: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Raises `GenerationLost`, which is logged, if the engine breaks; else what vLLM raises."""
+        try:
+            async with aclosing(self._llm.generate(prompt, params, running.engine_id, **options)) as outputs:
+                async for output in outputs:
+                    yield output
+        except VLLMServerError as error:
+            lost = engine_failed(error)
+            lost.__cause__ = error
+            self._log.log(lost, running.request)
+            raise lost from error
+
+
+def engine_failed(error: VLLMServerError) -> GenerationLost:
+    return GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}")
+
+
+def refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersionSpan]) -> None:
+    """Raises `VersionReplaced` if another version than the one that the request demands has generated a token."""
+    if request.weight_version is None:
+        return
+    demanded = label_of(request.policy, request.weight_version)
+    other = next((span.version for span in spans if span.version != demanded and span.end > span.start), None)
+    if other is not None:
+        raise VersionReplaced(
+            f"Version {demanded} must generate every token, and version {other} took its place before the end. Demand "
+            "another version, or push new weights when calls have ended."
+        )
