@@ -12,16 +12,15 @@ Guarantee: no token is in the outputs twice, and none is missing.
 
 from collections.abc import Sequence
 from copy import copy
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from deployments.protocols.weight_versions import joined_spans
 from deployments.seeds import derived_seed
+from deployments.upstream.vllm.token_texts import detokenizer_of
 
 
 class FollowedText:
@@ -29,10 +28,7 @@ class FollowedText:
         self, tokenizer: Any, prompt_token_ids: list[int], params: SamplingParams, token_ids: Sequence[int]
     ) -> None:
         """Args: `token_ids` are those of the requests that have ended, which hold no stop string."""
-        request: Any = SimpleNamespace(
-            request_id="", prompt_token_ids=prompt_token_ids, prompt_embeds=None, sampling_params=params
-        )
-        self._detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+        self._detokenizer = detokenizer_of(tokenizer, prompt_token_ids, params)
         self.stop_string: str | None = None
         """The one that has ended the text."""
         self.add(token_ids, ends_by_token=False)

@@ -21,7 +21,6 @@ from deployments.failures import GenerationLost, GenerationRejected, Overloaded,
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.engine_health import EngineHealth, kill_child_processes
 from deployments.generation.engine_outputs import ABORTED_BY_ENGINE, CompletionOutputs, FailureLog, engine_failed
-from deployments.generation.engine_progress import EngineProgress, StepCounter
 from deployments.generation.engine_requests import (
     generation_of,
     health_params,
@@ -47,7 +46,8 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.protocols.weight_versions import refuse_other_version
-from deployments.upstream.vllm.logprob_texts import make_no_unseen_texts
+from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
+from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
@@ -103,7 +103,7 @@ class VLLMEngine(Engine):
         reject_unknown_backend(args)
         steps = StepCounter()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps, *stat_loggers])
-        make_no_unseen_texts(llm)
+        install_logprob_text_skipping(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         await engine.weights.label_initial_weights()

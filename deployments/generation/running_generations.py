@@ -14,8 +14,8 @@ from deployments.protocols.generation import GenerationRequest
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from deployments.generation.engine_progress import EngineProgress, StepCounter
     from deployments.generation.weight_updater import WeightUpdater
+    from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 
 WATCH_EVERY_S = 1.0
 

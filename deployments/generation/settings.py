@@ -1,24 +1,11 @@
-"""The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM.
+"""The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
 
-vLLM's engine arguments and the names of its parsers are read from its source, because importing it takes seconds.
-"""
-
-import ast
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.protocols.chat import SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
-
-ParserKind = Literal["tool", "reasoning"]
-TABLES: dict[ParserKind, tuple[str, str]] = {
-    "tool": ("tool_parsers", "_TOOL_PARSERS_TO_REGISTER"),
-    "reasoning": ("reasoning", "_REASONING_PARSERS_TO_REGISTER"),
-}
-"""The packages of vLLM with parsers, and where each lists their names."""
 
 
 class ResponseSettings(StrictSettings):
@@ -41,43 +28,6 @@ class ResponseSettings(StrictSettings):
     @property
     def has_parsers(self) -> bool:
         return self.tool_call_parser is not None or self.reasoning_parser is not None
-
-
-def parser_names(kind: ParserKind) -> frozenset[str] | None:
-    """The names of vLLM's parsers, read from its source, as importing it takes seconds; None if it is not installed."""
-    vllm = find_spec("vllm")
-    if vllm is None or not vllm.submodule_search_locations:
-        return None
-    package, table = TABLES[kind]
-    source = Path(vllm.submodule_search_locations[0], package, "__init__.py").read_text(encoding="utf-8")
-    return frozenset(
-        key.value
-        for statement in ast.parse(source).body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
-        for target in statement.targets
-        if isinstance(target, ast.Name) and target.id == table
-        for key in statement.value.keys
-        if isinstance(key, ast.Constant) and isinstance(key.value, str)
-    )
-
-
-ENGINE_ARGS_CLASSES = {"EngineArgs", "AsyncEngineArgs"}
-
-
-def engine_fields() -> frozenset[str] | None:
-    """The names of all fields of `AsyncEngineArgs`; None if vLLM is not installed."""
-    vllm = find_spec("vllm")
-    if vllm is None or not vllm.submodule_search_locations:
-        return None
-    source = Path(vllm.submodule_search_locations[0], "engine", "arg_utils.py").read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    return frozenset(
-        statement.target.id
-        for definition in classes
-        if definition.name in ENGINE_ARGS_CLASSES
-        for statement in definition.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    )
 
 
 RESERVED_ENGINE_ARGS = {

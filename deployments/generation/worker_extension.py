@@ -23,6 +23,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointW
 
 from deployments.generation.trainer_transfer import Layout, TrainerRendezvous, TrainerWatch, TransferFile, Written
 from deployments.generation.weight_deltas import apply_patches, read_patches
+from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
 logger = logging.getLogger("rollout_service.generation")
@@ -32,7 +33,6 @@ Patches = list[CheckpointWeightPatch]
 READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
 CHECKSUM_SLICE_BYTES = 4 * 2**20
-PROBE_ROWS = 128
 NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
 
 
@@ -218,23 +218,6 @@ def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn
     os._exit(1)
 
 
-def pack_shared_weights_again(model: torch.nn.Module) -> None:
-    """Updates the packed copies of weights that several layers share, such as embeddings and output layer.
-
-    vLLM's build for processors computes with a packed copy of each layer's weight. A reload packs it anew for the
-    layer under whose name the checkpoint has it; the other layers would go on computing with their old copies.
-    """
-    owners = set[int]()
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not hasattr(module, "cpu_linear") or not isinstance(weight, torch.Tensor) or not weight.numel():
-            continue
-        if weight.data_ptr() in owners:
-            quant_method: Any = module.quant_method
-            quant_method.process_weights_after_loading(module)
-        owners.add(weight.data_ptr())
-
-
 def describe_error(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
@@ -303,18 +286,10 @@ class EngineChecksum:
 
 
 def weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The values of one weight, in slices.
-
-    On processors vLLM packs the weight of a linear layer for its kernel and empties the parameter. Then the values are
-    read through the kernel: multiplying rows of the identity matrix returns each value exactly.
-    """
-    if parameter.numel():
-        flat = parameter.detach().reshape(-1)
-        step = max(CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
-        yield from (flat[first : first + step] for first in range(0, flat.numel(), step))
-    elif (kernel := getattr(module, "cpu_linear", None)) is not None:
-        # A layer that is the same on all workers has no partition.
-        width = getattr(module, "input_size_per_partition", module.input_size)
-        for first in range(0, width, PROBE_ROWS):
-            rows = torch.eye(min(PROBE_ROWS, width - first), width - first, dtype=parameter.dtype)
-            yield kernel(torch.nn.functional.pad(rows, (first, 0)), parameter, None)
+    """The values of one weight, in slices."""
+    if not parameter.numel():
+        yield from packed_weight_slices(module, parameter)
+        return
+    flat = parameter.detach().reshape(-1)
+    step = max(CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
+    yield from (flat[first : first + step] for first in range(0, flat.numel(), step))

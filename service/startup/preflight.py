@@ -16,10 +16,11 @@ from deployments.agents.programs import headers_of as headers_of_harness
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
-from deployments.generation.settings import EngineSettings, ParserKind, ResponseSettings, engine_fields, parser_names
+from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
+from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable

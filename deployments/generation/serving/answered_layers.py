@@ -25,7 +25,7 @@ from deployments.generation.serving.session_call import DATA, SessionCall, shown
 from deployments.seeds import derived_seed
 from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
-from deployments.upstream.vllm.servers import ending_as_they_end
+from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
 from rollout_client.contract.rollouts import Sampling
 
 

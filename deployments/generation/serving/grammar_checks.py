@@ -12,7 +12,6 @@ from collections import OrderedDict
 from contextvars import Context
 from functools import partial
 from hashlib import sha256
-from typing import Any
 
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
@@ -22,6 +21,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
+from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend_of, skip_checked_outputs
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
 MOST_BYTES = 256 * 1024
@@ -35,10 +35,6 @@ MOST_KNOWN = 64
 """How many that fit are kept, so that the calls of an agent are checked once."""
 BACKEND_OF_OBJECTS = "xgrammar"
 """With which vLLM compiles `json_object`, unless its config says otherwise."""
-
-
-class CheckedOutputs(StructuredOutputsParams):
-    """What was validated and compiled before: vLLM does not validate it again."""
 
 
 class GrammarChecks:
@@ -86,8 +82,7 @@ class GrammarChecks:
             self._pool.close()
 
     def _keep(self, key: bytes, valid: CheckedOutputs) -> None:
-        assert valid._backend is not None
-        self._backends |= {valid._backend}
+        self._backends |= {backend_of(valid)}
         self._known[key] = valid
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
@@ -150,17 +145,3 @@ def encoded(wanted: StructuredOutputsParams) -> bytes:
 
 def refusal(reason: str) -> VLLMValidationError:
     return VLLMValidationError(f"The schema, regular expression or grammar is refused: {reason}", parameter=FIELD)
-
-
-def skip_checked_outputs() -> None:
-    """Lets vLLM's validation pass over `CheckedOutputs`. May be called more than once."""
-    validate = SamplingParams._validate_structured_outputs
-    if getattr(validate, "skips_checked", False):
-        return
-
-    def validate_unchecked(self: SamplingParams, *arguments: Any) -> None:
-        if not isinstance(self.structured_outputs, CheckedOutputs):
-            validate(self, *arguments)
-
-    validate_unchecked.skips_checked = True  # type: ignore[attr-defined]
-    SamplingParams._validate_structured_outputs = validate_unchecked  # type: ignore[method-assign,assignment]

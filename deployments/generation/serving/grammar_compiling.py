@@ -7,10 +7,8 @@ import logging
 import os
 import re
 import resource
-from copy import copy
 from dataclasses import dataclass
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,11 +17,12 @@ import psutil
 import torch
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
-from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from deployments.upstream.vllm.structured_outputs import backend_of, compiled_with, validated
 
 PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar", "vllm.v1.structured_output.backend_guidance")
 """What a worker process has imported before its first call."""
@@ -61,33 +60,20 @@ class GrammarCompiler:
             backends: with which it is compiled beside the one that suits it.
 
         Returns:
-            What vLLM's validation has made of it.
+            The result of vLLM's validation.
 
         Raises:
             Exception: what vLLM and its backends raise.
         """
-        params = SamplingParams(structured_outputs=wanted)
-        params._validate_structured_outputs(
-            self._config.model_config, self._config.structured_outputs_config, self._tokenizer
-        )
-        valid = params.structured_outputs
-        assert valid is not None
-        assert valid._backend is not None
-        for backend in sorted({valid._backend, *backends}):
+        valid = validated(wanted, self._config, self._tokenizer)
+        for backend in sorted({backend_of(valid), *backends}):
             self._compile_with(backend, valid)
         return valid
 
     def _compile_with(self, name: str, valid: StructuredOutputsParams) -> None:
-        of_backend = copy(valid)
-        of_backend._backend = name
-        params = SamplingParams(structured_outputs=of_backend)
-        request: Any = SimpleNamespace(
-            request_id="", sampling_params=params, structured_output_request=StructuredOutputRequest(of_backend)
-        )
         if (manager := self._managers.get(name)) is None:
             manager = self._managers[name] = StructuredOutputManager(self._config)
-        manager.grammar_init(request)
-        grammar = request.structured_output_request._grammar.result()
+        grammar = compiled_with(manager, name, valid)
         assert manager.backend is not None
         match_tokens(grammar, manager.backend.allocate_token_bitmask(1), self._tokenizer.eos_token_id)
 

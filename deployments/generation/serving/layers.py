@@ -40,7 +40,7 @@ from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import SplitSpecialTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest, public_model_name
-from deployments.upstream.vllm.servers import fail_at_first_wrong_item, install, take_null_fields_of_messages
+from deployments.upstream.vllm.plugin import install_in_servers
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
@@ -90,9 +90,7 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)
     state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
     init_exception_handler(app)
-    fail_at_first_wrong_item(*REQUESTS)
-    take_null_fields_of_messages(ChatCompletionRequest, TokenizeChatRequest)
-    install()
+    install_in_servers(REQUESTS, with_messages=(ChatCompletionRequest, TokenizeChatRequest))
     for router in ROUTERS:
         app.include_router(router)
     return app

@@ -16,7 +16,7 @@ from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.sessions.failures import SessionFailure
-from deployments.upstream.vllm.logprob_texts import mark_texts_unseen
+from deployments.upstream.vllm.token_texts import skip_logprob_texts
 
 Output = RequestOutput | Exception | None
 """What the task that reads the engine hands on: an output, what broke, or the end."""
@@ -171,7 +171,7 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     engine less, but vLLM's answers cannot show those of prompts.
     """
     if params.logprobs is None and params.logprob_token_ids is None and params.prompt_logprobs is None:
-        mark_texts_unseen(params)
+        skip_logprob_texts(params)
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None

@@ -6,13 +6,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import parse_chat_messages_async
-from vllm.renderers.hf import (
-    _consolidate_system_messages,
-    _convert_developer_to_system,
-    _detect_developer_role_support,
-    resolve_chat_template,
-    resolve_chat_template_content_format,
-)
+from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
@@ -22,6 +16,7 @@ from deployments.generation.serving.served_call import CURRENT_CALL
 from deployments.generation.serving.session_call import context_of
 from deployments.sessions.failures import SessionFailure
 from deployments.sessions.message_comparison import plain_message
+from deployments.upstream.vllm.chat_messages import with_known_roles
 
 REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
@@ -87,7 +82,6 @@ class SessionOnlineRenderer(OnlineRenderer):
         return [plain_message(one) for one in self._as_the_template_knows_roles(conversation, params)], multi_modal
 
     def _as_the_template_knows_roles(self, conversation: list[Any], params: ChatParams) -> list[Any]:
-        """As vLLM does within its renderer: a developer is a system to templates that do not know developers."""
         if all(message["role"] != "developer" for message in conversation):
             return conversation
         tokenizer: Any = self.renderer.get_tokenizer()
@@ -97,9 +91,7 @@ class SessionOnlineRenderer(OnlineRenderer):
             tools=params.chat_template_kwargs.get("tools"),
             model_config=self.model_config,
         )
-        if template is None or _detect_developer_role_support(template):
-            return conversation
-        return _consolidate_system_messages(_convert_developer_to_system(conversation))
+        return with_known_roles(conversation, template)
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from deployments.failures import (
     VersionReplaced,
 )
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.engine_progress import StepCounter
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
+from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.paths import SMALL_MODEL
 
 # Importing vLLM takes seconds.

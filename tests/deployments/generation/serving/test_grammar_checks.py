@@ -14,7 +14,8 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from deployments.generation.serving import grammar_checks
-from deployments.generation.serving.grammar_checks import MOST_BYTES, MOST_KNOWN, CheckedOutputs, GrammarChecks, encoded
+from deployments.generation.serving.grammar_checks import MOST_BYTES, MOST_KNOWN, GrammarChecks, encoded
+from deployments.upstream.vllm.structured_outputs import CheckedOutputs
 from tests.paths import TINY_MODEL
 
 SLOW_TO_COMPILE = {"type": "integer", "multipleOf": 9999991}

@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest
 
 from deployments.generation.serving.layers import REQUESTS
-from deployments.upstream.vllm.servers import fail_at_first_wrong_item
+from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

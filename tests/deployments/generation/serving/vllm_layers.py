@@ -19,7 +19,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.engine_progress import StepCounter
 from deployments.generation.serving.layers import ServingLayers
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.generation import SamplingOptions
@@ -27,6 +26,7 @@ from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
+from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.storage.scripted_storage import ScriptedStorage

@@ -1,62 +1,22 @@
-"""Patches of vLLM's servers: where they differ from OpenAI's API, and where a small body keeps them busy.
+"""Streams of vLLM's servers: reasoning without its start token, tokens beside stop strings, responses that were cut.
 
-Needed with vLLM 0.32. `tests/deployments/upstream/vllm/test_servers.py` has a test for each patch that fails when it is
-no longer needed.
-
-Request classes are validated up to the first wrong item of a list. pydantic goes on by default, and tries each of a
-union's types for each item: 3,000 wrong items in the `input` of OpenAI's responses, 9 KB of JSON, gave 700,000 errors
-in 27 s, in which the replica did nothing else.
+Needed with vLLM 0.32; no upstream issue is known. `test_streamed_parsing.py` has a test of each that fails when vLLM
+does it by itself.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 from openai.types.responses import ResponseIncompleteEvent
-from pydantic import BaseModel
-from pydantic_core import SchemaValidator, core_schema
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-LISTS = frozenset({"list", "set", "frozenset"})
-"""The types of core schemas that know `fail_fast`; so do tuples, of which requests have none without an end."""
-
-
-def fail_at_first_wrong_item(*models: type[BaseModel]) -> None:
-    """Holds for the adapters that FastAPI makes from now on, as it does when a router is included."""
-    for model in models:
-        schema = failing_fast(model.__pydantic_core_schema__, {})
-        # Of a complete class pydantic would take the validator that is there.
-        model.__pydantic_complete__ = False
-        model.__pydantic_core_schema__ = schema
-        model.__pydantic_validator__ = SchemaValidator(schema)
-        model.__pydantic_complete__ = True
-
-
-def failing_fast(schema: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a core schema. Args: `copies` are those of its parts so far, by their identity."""
-    if id(schema) in copies:
-        return copies[id(schema)]
-    if isinstance(schema, dict):
-        copy: Any = {name: failing_fast(part, copies) for name, part in schema.items()}
-        # A dictionary of fields may have one that is called `type`.
-        if isinstance(kind := copy.get("type"), str) and kind in LISTS:
-            copy["fail_fast"] = True
-    elif isinstance(schema, list):
-        copy = [failing_fast(part, copies) for part in schema]
-    elif type(schema) is tuple:
-        copy = tuple(failing_fast(part, copies) for part in schema)
-    else:
-        return schema
-    copies[id(schema)] = copy
-    return copy
-
+from deployments.upstream.vllm.token_texts import detokenizer_of
 
 Extract = Callable[..., Any]
 HELD = "_held_tokens"
@@ -134,7 +94,7 @@ def with_texts_of_its_tokens(parse_delta: Extract) -> Extract:
 
 
 def joined(first: DeltaMessage | None, second: DeltaMessage | None) -> DeltaMessage | None:
-    """What two events of a stream say, as one."""
+    """Two events of a stream as one."""
     if first is None or second is None:
         return first or second
     for name in ("content", "reasoning", "tool_calls"):
@@ -151,14 +111,11 @@ class HeldTokens:
             skip_special_tokens=request.skip_special_tokens,
             spaces_between_special_tokens=getattr(request, "spaces_between_special_tokens", True),
         )
-        asked: Any = SimpleNamespace(
-            request_id="", prompt_token_ids=list(prompt_token_ids), prompt_embeds=None, sampling_params=params
-        )
-        self._detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, asked)
+        self._detokenizer = detokenizer_of(tokenizer, prompt_token_ids, params)
         self._held: list[tuple[int, int]] = []
         """Each with the number of characters up to its end."""
         self._text = ""
-        """What has come and is not released."""
+        """Text that has come and is not released."""
         self._released = 0
         """Characters."""
 
@@ -197,39 +154,3 @@ async def ending_as_they_end(events: AsyncGenerator[Any, None]) -> AsyncGenerato
                 yield IncompleteEvent(type="response.incomplete", sequence_number=number, response=response)
             else:
                 yield event
-
-
-def take_null_fields_of_messages(*models: type[BaseModel]) -> None:
-    """Lets these requests have messages with fields that are null, as SDKs dump them: `name` is refused otherwise.
-
-    Holds for the adapters that FastAPI makes from now on, as it does when a router is included.
-    """
-    for model in models:
-        schema = validated_before(model.__pydantic_core_schema__)
-        model.__pydantic_complete__ = False
-        model.__pydantic_core_schema__ = schema
-        model.__pydantic_validator__ = SchemaValidator(schema)
-        model.__pydantic_complete__ = True
-
-
-def validated_before(schema: Any) -> Any:
-    """A copy of a model's core schema that looks at `without_nulls` of its fields, before any validator of its own."""
-    inner = schema["schema"]
-    if schema["type"] != "model":
-        return {**schema, "schema": validated_before(inner)}
-    if inner.get("function", {}).get("function") is without_nulls:
-        return schema
-    return {**schema, "schema": core_schema.no_info_before_validator_function(without_nulls, inner)}
-
-
-def without_nulls(request: Any) -> Any:
-    """The fields of a request without the null ones of its messages. Their contents, which may be null, stay."""
-    if not isinstance(request, Mapping) or not isinstance(messages := request.get("messages"), list):
-        return request
-    return {**request, "messages": [message_without_nulls(message) for message in messages]}
-
-
-def message_without_nulls(message: Any) -> Any:
-    if not isinstance(message, Mapping) or None not in message.values():
-        return message
-    return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -1,4 +1,4 @@
-"""What vLLM's servers do otherwise than OpenAI's API says, with and without what mends it."""
+"""Streams of vLLM's servers that differ from what OpenAI's API says, with and without the patches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
 from transformers import AutoTokenizer
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
-from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
 from deployments.generation.serving import answered_layers
-from deployments.upstream.vllm.servers import install, take_null_fields_of_messages
+from deployments.upstream.vllm.streamed_parsing import install
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 from tests.paths import SMALL_MODEL
 
@@ -159,20 +157,6 @@ async def test_the_last_event_of_a_cut_response_must_still_be_named() -> None:
 
 
 def test_patches_that_are_installed_twice_are_installed_once() -> None:
-    class Asked(BaseModel):
-        messages: list[dict[str, str]]
-
-    take_null_fields_of_messages(Asked)
-    once = Asked.__pydantic_core_schema__
-    take_null_fields_of_messages(Asked)
-    assert Asked.__pydantic_core_schema__ == once
-    assert Asked.model_validate({"messages": [{**QUESTION, "name": None}]}).messages == [QUESTION]
     parse_delta = DelegatingParser.parse_delta
     install()
     assert DelegatingParser.parse_delta is parse_delta
-
-
-def test_null_fields_must_still_be_left_out() -> None:
-    with pytest.raises(ValidationError):
-        # Otherwise vLLM takes them by itself: drop the patch.
-        TypeAdapter(ChatCompletionMessageParam).validate_python({**QUESTION, "name": None})

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from deployments.upstream.vllm.servers import fail_at_first_wrong_item
+from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item
 
 
 class Call(BaseModel):
@@ -61,7 +61,8 @@ def test_what_is_right_is_read_as_before(adapter: TypeAdapter[Conversation]) -> 
     assert Conversation(items=[1]).items == [1]
 
 
-def test_other_classes_tell_all_errors() -> None:
+def test_the_other_wrong_items_must_still_be_left_out() -> None:
+    # Otherwise pydantic ends at the first one by itself: drop the patch.
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(list[Call]).validate_python([{}, {}])
     assert refused.value.error_count() == 2

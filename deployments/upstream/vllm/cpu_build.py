@@ -1,0 +1,138 @@
+"""Faults of vLLM's build for processors: AMX, adapters, packed weights, and a path with a space in LD_PRELOAD.
+
+Needed with vLLM 0.32. Known upstream: tokens without an adapter (vllm-project/vllm#48421); no issue is known for the
+others. vLLM's build for GPUs has none of them.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
+ADAPTER_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
+"""All others of vLLM's build for processors call these."""
+PROBE_ROWS = 128
+
+
+def install() -> None:
+    """May be called more than once, before the engine is configured."""
+    allow_amx_tiles()
+    for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
+        preload_by_name(library, os.environ)
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    for module in (lora_ops, punica_cpu):
+        keep_adapters_from_tokens_without(module)
+    pack_experts_at_each_load(UnquantizedFusedMoEMethod)
+
+
+def allow_amx_tiles() -> None:
+    """Asks Linux for the tile registers of AMX.
+
+    Linux kills a process with SIGILL that uses them without having asked; vLLM's bf16 attention kernel does not ask.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+
+
+def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> None:
+    """Names torch's OpenMP library in LD_PRELOAD without its folder, if the folder's name contains a space.
+
+    vLLM puts the whole path there, unless an OpenMP library is named there already. The dynamic linker splits it at the
+    space: every process that is started afterwards writes errors to stderr, and the engine's threads share one core. A
+    library without a folder is searched in LD_LIBRARY_PATH, which is not split at spaces.
+    """
+    preloaded = environment.get("LD_PRELOAD", "")
+    has_space = any(map(str.isspace, str(library)))
+    if not has_space or any(name in preloaded for name in OPENMP_LIBRARIES):
+        return
+    environment["LD_PRELOAD"] = ":".join(filter(None, (preloaded, library.name)))
+    searched = environment.get("LD_LIBRARY_PATH")
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.parent), searched)))
+
+
+def keep_adapters_from_tokens_without(module: ModuleType) -> None:
+    """Lets tokens of the plain weights stay as they are in a batch beside tokens of adapters.
+
+    vLLM marks a token without an adapter by the index -1, and takes this index for the last adapter.
+    """
+    for name in ADAPTER_OPERATIONS:
+        setattr(module, name, for_tokens_with_an_adapter(getattr(module, name)))
+
+
+def for_tokens_with_an_adapter(operation: Callable[..., None]) -> Callable[..., None]:
+    """`operation`, with zeros as the inputs of tokens whose index is -1: an adapter adds nothing to those."""
+    if getattr(operation, "leaves_out_other_tokens", False):
+        return operation
+
+    @functools.wraps(operation)
+    def on_tokens_with_an_adapter(
+        inputs: torch.Tensor,
+        weights: torch.Tensor,
+        output: torch.Tensor,
+        indices: torch.Tensor,
+        *sizes: Any,
+        **options: Any,
+    ) -> None:
+        operation(inputs.masked_fill(indices.unsqueeze(1) < 0, 0), weights, output, indices, *sizes, **options)
+
+    on_tokens_with_an_adapter.leaves_out_other_tokens = True  # type: ignore[attr-defined]
+    return on_tokens_with_an_adapter
+
+
+def pack_experts_at_each_load(experts_method: type[Any]) -> None:
+    """Lets the experts of a mixture be loaded again.
+
+    vLLM packs their weights for its kernel at the first load only: after a reload the kernel would take unpacked values
+    for packed ones.
+    """
+    setup_kernel = experts_method._setup_kernel
+    if getattr(setup_kernel, "packs_at_each_load", False):
+        return
+
+    def setup_and_pack(self: Any, layer: torch.nn.Module, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        is_packed_by_vllm = self.moe_kernel is None
+        setup_kernel(self, layer, w13, w2)
+        if not is_packed_by_vllm:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    setup_and_pack.packs_at_each_load = True  # type: ignore[attr-defined]
+    experts_method._setup_kernel = setup_and_pack
+
+
+def pack_shared_weights_again(model: torch.nn.Module) -> None:
+    """Updates the packed copies of weights that several layers share, such as embeddings and output layer.
+
+    vLLM's build for processors computes with a packed copy of each layer's weight. A reload packs it anew for the
+    layer under whose name the checkpoint has it; the other layers would go on computing with their old copies.
+    """
+    owners = set[int]()
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not hasattr(module, "cpu_linear") or not isinstance(weight, torch.Tensor) or not weight.numel():
+            continue
+        if weight.data_ptr() in owners:
+            quant_method: Any = module.quant_method
+            quant_method.process_weights_after_loading(module)
+        owners.add(weight.data_ptr())
+
+
+def packed_weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The values of a linear layer's weight that vLLM has packed for its kernel, which empties the parameter.
+
+    They are read through the kernel: multiplying rows of the identity matrix returns each value exactly.
+    """
+    if (kernel := getattr(module, "cpu_linear", None)) is None:
+        return
+    # A layer that is the same on all workers has no partition.
+    width = getattr(module, "input_size_per_partition", module.input_size)
+    for first in range(0, width, PROBE_ROWS):
+        rows = torch.eye(min(PROBE_ROWS, width - first), width - first, dtype=parameter.dtype)
+        yield kernel(torch.nn.functional.pad(rows, (first, 0)), parameter, None)

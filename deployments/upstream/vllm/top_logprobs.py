@@ -1,0 +1,58 @@
+"""The most probable tokens of a call whose step has the score of a whole context too.
+
+Where one request of a step names the tokens whose log-probabilities it wants, as such a score does for the last token,
+vLLM computes those alone: all others get the token 0 in place of the most probable ones.
+
+Needed with vLLM 0.32; no upstream issue is known.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def keep_top_logprobs_beside_scores(sampler: type[Any]) -> None:
+    """Args:
+    sampler: vLLM's `Sampler`.
+    """
+    if getattr(sampler.forward, "keeps_top_logprobs", False):
+        return
+    forward, gather_named = sampler.forward, sampler.gather_specific_token_logprobs
+
+    @functools.wraps(forward)
+    def forward_noting_how_many(
+        self: Any, logits: torch.Tensor, sampling_metadata: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        self.most_top_logprobs = sampling_metadata.max_num_logprobs
+        return forward(self, logits, sampling_metadata, *arguments, **options)
+
+    @functools.wraps(gather_named)
+    def gather_for_each(self: Any, logprobs: torch.Tensor, named: dict[int, list[int]], sampled: torch.Tensor) -> Any:
+        gathered = gather_named(self, logprobs, named, sampled)
+        if gathered is None or (self.most_top_logprobs or 0) <= 0:
+            return gathered
+        return joined_rows(gathered, self.gather_logprobs(logprobs, self.most_top_logprobs, token_ids=sampled), named)
+
+    forward_noting_how_many.keeps_top_logprobs = True  # type: ignore[attr-defined]
+    sampler.forward, sampler.gather_specific_token_logprobs = forward_noting_how_many, gather_for_each
+
+
+def joined_rows(named: Any, top: Any, rows: Iterable[int]) -> Any:
+    """vLLM's `LogprobsTensors` with these `rows` of `named` and all others of `top`, as wide as the wider one."""
+    width = max(named.logprobs.shape[1], top.logprobs.shape[1])
+    is_named = torch.zeros(len(named.logprobs), 1, dtype=torch.bool)
+    is_named[list(rows)] = True
+    is_named = is_named.to(named.logprobs.device)
+
+    def widened(values: torch.Tensor, nothing: float) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=nothing)
+
+    def joined(of_named: torch.Tensor, of_top: torch.Tensor, nothing: float) -> torch.Tensor:
+        return torch.where(is_named, widened(of_named, nothing), widened(of_top, nothing))
+
+    return named._replace(
+        logprob_token_ids=joined(named.logprob_token_ids, top.logprob_token_ids, 0),
+        logprobs=joined(named.logprobs, top.logprobs, -torch.inf),
+    )

@@ -1,0 +1,164 @@
+"""Patches of vLLM's build for processors, with and without them."""
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.lora.ops.torch_ops import lora_ops
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends import cpu_attn
+
+from deployments.upstream.vllm.cpu_build import (
+    keep_adapters_from_tokens_without,
+    pack_experts_at_each_load,
+    pack_shared_weights_again,
+    preload_by_name,
+)
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+OPENMP = (Path(torch.__file__).parent / "lib" / "libgomp.so.1").resolve()
+PRINT_LOADED = "print(open('/proc/self/maps').read())"
+CAN_GO = "vLLM does it by itself: drop the patch"
+LOOK_AGAIN = "vLLM does otherwise: try whether the patch can go"
+
+
+def test_openmp_in_a_folder_with_a_space_is_preloaded_without_an_error_of_the_linker(tmp_path: Path) -> None:
+    library = tmp_path / "a folder" / OPENMP.name
+    library.parent.mkdir()
+    library.symlink_to(OPENMP)
+    environment = dict(os.environ)
+    preload_by_name(library, environment)
+    ended = subprocess.run([sys.executable, "-c", PRINT_LOADED], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert str(OPENMP) in ended.stdout
+
+
+def test_other_libraries_stay_preloaded_and_other_folders_searched() -> None:
+    environment = {"LD_PRELOAD": "/lib/libtcmalloc.so", "LD_LIBRARY_PATH": "/opt/lib"}
+    preload_by_name(Path("/a folder/libgomp.so.1"), environment)
+    assert environment == {"LD_PRELOAD": "/lib/libtcmalloc.so:libgomp.so.1", "LD_LIBRARY_PATH": "/a folder:/opt/lib"}
+
+
+def test_a_folder_without_a_space_is_left_to_vllm() -> None:
+    environment = dict[str, str]()
+    preload_by_name(Path("/folder/libgomp.so.1"), environment)
+    assert environment == {}
+
+
+def test_an_openmp_library_that_the_user_preloads_is_kept() -> None:
+    environment = {"LD_PRELOAD": "/opt/libiomp5.so"}
+    preload_by_name(Path("/a folder/libgomp.so.1"), environment)
+    assert environment == {"LD_PRELOAD": "/opt/libiomp5.so"}
+
+
+def test_an_adapter_is_added_to_its_own_tokens_only() -> None:
+    operations = ModuleType("operations", "vLLM's, as they come")
+    vars(operations).update(vars(importlib.reload(lora_ops)))
+    keep_adapters_from_tokens_without(operations)
+    keep_adapters_from_tokens_without(operations)
+    adapters = torch.tensor([[[[1.0, 2.0]]], [[[30.0, 40.0]]]])
+    hidden, shrunk = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), torch.zeros(3, 1)
+    indices = torch.tensor([0, -1, 1])
+    operations.bgmv_shrink(hidden, adapters, shrunk, indices, 2.0)
+    assert shrunk.tolist() == [[6.0], [0.0], [140.0]]
+    outputs = torch.full((3, 2), 5.0)
+    operations.bgmv_expand(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, add_inputs=True)
+    assert outputs.tolist() == [[6.0, 7.0], [5.0, 5.0], [35.0, 45.0]]
+    operations.bgmv_expand_slice(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, 0, 2, add_inputs=True)
+    assert outputs.tolist() == [[7.0, 9.0], [5.0, 5.0], [65.0, 85.0]]
+
+
+class ScriptedExperts:
+    """Packs as vLLM's method for experts does: at the first load only."""
+
+    def __init__(self) -> None:
+        self.moe_kernel: SimpleNamespace | None = None
+
+    def _setup_kernel(self, layer: SimpleNamespace, w13: str, w2: str) -> None:
+        layer.weights = [w13, w2]
+        if self.moe_kernel is None:
+            self.moe_kernel = SimpleNamespace(fused_experts=self)
+            self.process_weights_after_loading(layer)
+
+    def process_weights_after_loading(self, layer: SimpleNamespace) -> None:
+        layer.weights = [f"packed {weight}" for weight in layer.weights]
+
+
+def test_experts_are_packed_once_at_each_load() -> None:
+    for _ in range(2):
+        pack_experts_at_each_load(ScriptedExperts)
+    experts, layer = ScriptedExperts(), SimpleNamespace()
+    for weights in (["w13", "w2"], ["new w13", "new w2"]):
+        experts._setup_kernel(layer, *weights)
+        assert layer.weights == [f"packed {weight}" for weight in weights]
+
+
+def test_tokens_without_an_adapter_must_still_be_kept_from_adapters() -> None:
+    operations = importlib.reload(lora_ops)
+    shrunk = torch.zeros(1, 1)
+    operations.bgmv_shrink(torch.ones(1, 2), torch.tensor([[[[30.0, 40.0]]]]), shrunk, torch.tensor([-1]), 2.0)
+    assert shrunk.tolist() == [[140.0]], CAN_GO
+
+
+def test_experts_must_still_be_packed_and_the_path_of_openmp_still_be_shortened() -> None:
+    setup = inspect.getsource(inspect.unwrap(UnquantizedFusedMoEMethod._setup_kernel))
+    packing = setup.index("process_weights_after_loading(layer)")
+    assert setup.rindex("if not is_weight_update:", 0, packing) > 0, LOOK_AGAIN
+    assert 'os.environ["LD_PRELOAD"] = ld_preload_str' in inspect.getsource(CpuPlatform), LOOK_AGAIN
+
+
+def test_amx_tiles_must_still_be_asked_for() -> None:
+    assert "init_amx" not in inspect.getsource(CpuPlatform) + inspect.getsource(cpu_attn), CAN_GO
+
+
+class Packing:
+    """Packs as vLLM's build for processors does: the layer computes with a copy of its weight."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        packed = layer.weight.detach().clone()
+        layer.cpu_linear = lambda x: x @ packed.T
+
+
+class Layer(torch.nn.Module):
+    cpu_linear: Any
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.quant_method = Packing()
+        self.quant_method.process_weights_after_loading(self)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.nn.Parameter(torch.eye(2))
+        self.embed_tokens, self.inner, self.lm_head = (
+            Layer(shared),
+            Layer(torch.nn.Parameter(torch.eye(2))),
+            Layer(shared),
+        )
+        self.norm = torch.nn.LayerNorm(2)
+
+
+def test_layers_that_share_a_weight_compute_with_the_new_one() -> None:
+    model = Model()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+    # What a reload does for each layer under whose name the checkpoint has a weight.
+    for layer in (model.embed_tokens, model.inner):
+        layer.quant_method.process_weights_after_loading(layer)
+    inner = model.inner.cpu_linear
+    pack_shared_weights_again(model)
+    assert model.lm_head.cpu_linear(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert model.inner.cpu_linear is inner
