@@ -3,11 +3,19 @@
 The policy store raises them; the ingress answers with problem documents.
 """
 
+from typing import Any, Self
+
 from deployments.failures import StoreFailure
+from rollout_client.contract.problems import FieldProblem
 
 
 class PolicyFailure(StoreFailure):
     """A call of `/policy` was not carried out; the current version goes on serving."""
+
+    @classmethod
+    def of(cls, field: str, message: str, value: Any = None) -> Self:
+        """The failure with one problem."""
+        return cls(FieldProblem(field=field, message=message, value=value))
 
 
 class WeightsRefused(PolicyFailure):
@@ -46,6 +54,10 @@ class VersionUnknown(PolicyFailure):
     status = 404
     name = "version-unknown"
     title = "The version is not known"
+
+    @classmethod
+    def not_stored(cls, version: int) -> Self:
+        return cls.of("version", "it is not stored here, or no longer", version)
 
 
 class PolicyUnknown(PolicyFailure):

@@ -30,7 +30,6 @@ from deployments.policy.versions.version_store import VersionStore
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState
-from rollout_client.contract.problems import FieldProblem
 
 
 class NamedPolicyRegistry(ExpiringFiles):
@@ -156,7 +155,7 @@ class NamedPolicyRegistry(ExpiringFiles):
         if policy is not None and policy.current.number:
             last = label_of(name, policy.current.number)
             message = f"the policy was dropped after {last}, or the full weights under it were replaced; {known}"
-        raise PolicyUnknown(FieldProblem(field="policy.name", message=message, value=name))
+        raise PolicyUnknown.of("policy.name", message, name)
 
     async def publish(self, policy: NamedPolicy) -> None:
         """The version of this policy that is current on disk is served from now on."""

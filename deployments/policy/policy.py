@@ -32,7 +32,6 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate, PushOptions, ReplicaUpdate
-from rollout_client.contract.problems import FieldProblem
 
 
 @dataclass(slots=True, eq=False)
@@ -256,7 +255,7 @@ class NamedUpdater(Updates):
             if must_be_replaced(result):
                 self._fleet.replace_if_registered(replica, error)
             message = f"a replica could not load them or generate with them: {error}"
-            raise WeightsRefused(FieldProblem(field="weights", message=message))
+            raise WeightsRefused.of("weights", message)
         if replicas:
             raise all_were_lost(results.values())
         return None

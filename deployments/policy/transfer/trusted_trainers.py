@@ -14,7 +14,6 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, Self
 
 from deployments.policy.failures import TrainerNotTrusted, TransferNotConfigured
-from rollout_client.contract.problems import FieldProblem
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -82,7 +81,7 @@ class TrustedTrainers:
     def refuse_unless_configured(self) -> None:
         """Raises `TransferNotConfigured`."""
         if not self._trainers:
-            raise TransferNotConfigured(FieldProblem(field="policy.transfer.trainers", message=NOT_CONFIGURED))
+            raise TransferNotConfigured.of("policy.transfer.trainers", NOT_CONFIGURED)
 
     async def checked(self, init_info: Mapping[str, Any]) -> dict[str, Any]:
         """`init_info` with the trainer's IP address, which the config lists, in place of its name.
@@ -135,4 +134,4 @@ def plain(address: Address) -> Address:
 
 
 def not_trusted(field: str, message: str, value: Any = None) -> TrainerNotTrusted:
-    return TrainerNotTrusted(FieldProblem(field=f"init_info.{field}", message=message, value=value))
+    return TrainerNotTrusted.of(f"init_info.{field}", message, value)

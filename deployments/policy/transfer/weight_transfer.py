@@ -36,7 +36,6 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, ReplicaUpdate, SwitchOptions
-from rollout_client.contract.problems import FieldProblem
 
 TRAINER_RANKS = 1
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
@@ -61,7 +60,7 @@ def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
     if not isinstance(update_info, list):
         return [update_info] * len(workers)
     if len(update_info) != sum(workers):
-        raise refused("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
+        raise TransferRefused.of("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
     ends = [sum(workers[: position + 1]) for position in range(len(workers))]
     return [update_info[end - count : end] for end, count in zip(ends, workers, strict=True)]
 
@@ -69,15 +68,11 @@ def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
 def refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int]) -> None:
     """Raises `TransferRefused` if there is no replica, or the trainer expects another number of processes."""
     if not workers:
-        raise refused("transfer", "no replica is there yet; wait until the service is ready")
+        raise TransferRefused.of("transfer", "no replica is there yet; wait until the service is ready")
     expected = world_size(workers)
     if init_info.get("world_size") != expected:
         message = f"{expected} processes take part: the trainer's one and {expected - 1} of the replicas"
-        raise refused("init_info.world_size", message, init_info.get("world_size"))
-
-
-def refused(field: str, message: str, value: Any = None) -> TransferRefused:
-    return TransferRefused(FieldProblem(field=field, message=message, value=value))
+        raise TransferRefused.of("init_info.world_size", message, init_info.get("world_size"))
 
 
 logger = logging.getLogger("rollout_service.policy")
@@ -149,7 +144,7 @@ class WeightTransfer:
             results = await asyncio.gather(*map(self._fleet.send, replicas, commands))
             if errors := errors_in(results):
                 logger.warning("A replica could not meet the trainer of a weight transfer: %s", errors[0])
-                raise refused("init_info", f"a replica could not meet the trainer: {errors[0]}")
+                raise TransferRefused.of("init_info", f"a replica could not meet the trainer: {errors[0]}")
             self._participants = replicas
             return world_size(workers)
 
@@ -166,7 +161,7 @@ class WeightTransfer:
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
             await self._fleet.registry.forget_the_dead()
             if not self._participants or self._participants != self._fleet.registry.started:
-                raise refused("transfer", REPLICAS_CHANGED)
+                raise TransferRefused.of("transfer", REPLICAS_CHANGED)
             await self._saving.ended()
             layouts = await self._saving.layouts(len(self._participants))
             self._lease = lease.hand_over()
@@ -253,7 +248,7 @@ class WeightTransfer:
         except ReplicaFailed as failure:
             self._abandon(str(failure))
             message = f"it broke, and the replicas go back to the weights before it: {failure}"
-            raise refused("transfer", message) from failure
+            raise TransferRefused.of("transfer", message) from failure
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
@@ -283,7 +278,7 @@ class WeightTransfer:
 
     def _refuse_unless_under_way(self) -> None:
         if self._lease is None:
-            raise refused("transfer", "none is under way; start it first, or it was abandoned")
+            raise TransferRefused.of("transfer", "none is under way; start it first, or it was abandoned")
 
 
 class ReplicaFailed(Exception):

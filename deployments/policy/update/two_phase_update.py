@@ -33,7 +33,6 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.policy.versions.weight_checks import changed_values
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
-from rollout_client.contract.problems import FieldProblem
 
 UNSEEN_ADAPTER = (
     "The adapter is not zero, but so small that it changes no log-probability of the canary in the engine's precision: "
@@ -59,7 +58,7 @@ def adapter_warnings(result: CommandResult | None) -> list[str]:
 
 def all_were_lost(results: Iterable[CommandResult]) -> VersionUntried:
     reasons = "; ".join(sorted({str(error_of(result)) for result in results}))
-    return VersionUntried(FieldProblem(field="weights", message=f"all replicas were lost before that: {reasons}"))
+    return VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
 
 
 logger = logging.getLogger("rollout_service.policy")
@@ -143,7 +142,7 @@ async def try_version(update: VersionUpdate, staged: Sequence[RegisteredReplica]
             else:
                 await update.load_current(replica)
             message = f"a replica could not generate with them and went back: {error}"
-            raise WeightsRefused(FieldProblem(field="weights", message=message))
+            raise WeightsRefused.of("weights", message)
         if isinstance(result, CommandReport) and result.changes_nothing:
             try:
                 await update.judge_unchanged()
@@ -179,7 +178,7 @@ def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
     reports = [result for result in staged if isinstance(result, CommandReport) and not result.broken]
     errors = [report.error for report in reports if report.error is not None]
     if errors and len(errors) == len(reports):
-        raise WeightsRefused(FieldProblem(field="weights", message=f"the engine cannot take them: {errors[0]}"))
+        raise WeightsRefused.of("weights", f"the engine cannot take them: {errors[0]}")
 
 
 UNSEEN = "The weights change no log-probability of the canary"
@@ -290,7 +289,7 @@ class Updater(Updates):
         finding = f"{UNSEEN}, and {values.changed} of {values.total} values differ from version {before}"
         if values.share_of_all_texts >= SEEN_SHARE:
             message = f"{finding}: the engine does not generate with them"
-            raise WeightsRefused(FieldProblem(field="weights", message=message))
+            raise WeightsRefused.of("weights", message)
         warnings.append(f"{finding}.")
 
     async def _load_current(self, replica: RegisteredReplica) -> None:

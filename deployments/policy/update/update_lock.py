@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 from deployments.policy.failures import UpdateUnderWay
 from rollout_client.contract.policy import SwitchOptions
-from rollout_client.contract.problems import FieldProblem
 
 
 class UpdateLease:
@@ -74,7 +73,7 @@ class UpdateLock:
         """Raises `UpdateUnderWay` if the caller does not wait and an update or a transfer holds the lease."""
         if options.if_busy == "refuse" and self._activity is not None:
             message = f"{self._activity}; wait for it, or say if_busy=wait"
-            raise UpdateUnderWay(FieldProblem(field="if_busy", message=message, value="refuse"))
+            raise UpdateUnderWay.of("if_busy", message, "refuse")
 
     def _unlock(self) -> None:
         self._activity = None

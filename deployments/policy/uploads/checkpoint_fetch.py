@@ -11,7 +11,6 @@ from urllib.parse import unquote, urlsplit
 import fsspec  # type: ignore[import-untyped]
 
 from deployments.policy.failures import SourceRefused
-from rollout_client.contract.problems import FieldProblem
 
 SUFFIXES = (".safetensors", ".json")
 """Of the files in a checkpoint's folder, those that are read."""
@@ -39,7 +38,7 @@ def fetch_checkpoint(location: str, roots: Sequence[str], folder: Path) -> Path:
         raise
     except Exception as error:
         # Each file system of fsspec raises errors of its own.
-        raise source_refused(f"it cannot be read: {reason_of(error)}", location) from error
+        raise SourceRefused.of("checkpoint", f"it cannot be read: {reason_of(error)}", location) from error
 
 
 def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -> None:
@@ -48,7 +47,9 @@ def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -
     for place in places:
         if not any(place == prefix or place.startswith(f"{prefix}/") for prefix in prefixes):
             allowed = "policy.checkpoint_roots of the service's config" if roots else NO_ROOTS
-            raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
+            raise SourceRefused.of(
+                "checkpoint", f"it lies outside the roots that weights may be read from ({allowed})", location
+            )
 
 
 def files_of(place: Path) -> list[str]:
@@ -109,7 +110,3 @@ def reason_of(error: Exception) -> str:
             return f"ValueError: {error}"
         case _:
             return type(error).__name__
-
-
-def source_refused(message: str, location: str) -> SourceRefused:
-    return SourceRefused(FieldProblem(field="checkpoint", message=message, value=location))

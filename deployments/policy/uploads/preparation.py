@@ -34,7 +34,6 @@ from deployments.policy.versions.weight_checks import (
     validate_partial,
 )
 from rollout_client.contract.policy import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.layout import names_in_model
 from rollout_client.weights.safetensors_file import Header, NotSafetensors, read_header
@@ -170,7 +169,7 @@ class VersionPreparation:
     def _validated(self, version: int, options: PushOptions, pushed: Path, folder: Path) -> PreparedVersion:
         if options.kind == "full" and options.base is not None:
             message = "full weights have no base: a delta, partial weights and an adapter have one"
-            raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
+            raise WeightsRefused.of("base", message, options.base)
         # The base of an adapter is what is current when replicas load it, which the updater finds out.
         base = None if options.kind == "adapter" else options.base
         if options.kind == "partial" and base is None:
@@ -179,7 +178,7 @@ class VersionPreparation:
         prepared = self._prepared(options, base, named, folder)
         if options.checksum not in (None, prepared.checksum):
             message = f"the weights have {prepared.checksum}"
-            raise WeightsRefused(FieldProblem(field="checksum", message=message, value=options.checksum))
+            raise WeightsRefused.of("checksum", message, options.checksum)
         info = StoredVersion(
             version=version,
             kind=options.kind,
@@ -258,7 +257,7 @@ def names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) 
     taken = dict[str, str]()
     for name, new in names.items():
         if (other := taken.setdefault(new, name)) != name:
-            raise WeightsRefused(FieldProblem(field=name, message=f"{other} is the same tensor of the model, {new}"))
+            raise WeightsRefused.of(name, f"{other} is the same tensor of the model, {new}")
     return names
 
 
@@ -271,4 +270,4 @@ def digest_if_readable(path: Path) -> str | None:
 
 def damaged(digest: str, found: str | None) -> ChunkDamaged:
     has = "is no longer readable" if found is None else f"has {found}"
-    return ChunkDamaged(FieldProblem(field=WEIGHTS_DIGEST, message=f"what arrived {has}; send it anew", value=digest))
+    return ChunkDamaged.of(WEIGHTS_DIGEST, f"what arrived {has}; send it anew", digest)

@@ -22,7 +22,6 @@ from deployments.policy.failures import ChunkMisplaced, VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
 from deployments.policy.versions.version_store import make_folder_durably, write_durably
 from rollout_client.contract.policy import UploadState
-from rollout_client.contract.problems import FieldProblem
 
 
 def utc_now() -> datetime:
@@ -58,7 +57,7 @@ class UploadStore:
         note = self._note(version)
         if note is None:
             message = "nothing of it has arrived; begin at its first byte"
-            raise VersionUnknown(FieldProblem(field="version", message=message, value=version))
+            raise VersionUnknown.of("version", message, version)
         return self._state_of(version, note)
 
     def states(self) -> list[UploadState]:
@@ -188,7 +187,7 @@ class UploadStore:
 
     def _misplaced(self, version: int, first_byte: int) -> ChunkMisplaced:
         message = f"{self._received_bytes(version)} bytes have arrived; go on from there"
-        return ChunkMisplaced(FieldProblem(field="content-range", message=message, value=first_byte))
+        return ChunkMisplaced.of("content-range", message, first_byte)
 
     def _change_note(self, version: int, **changes: Any) -> None:
         note = self._read_note(version) or UploadNote()

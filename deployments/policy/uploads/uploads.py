@@ -22,7 +22,6 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.weight_checks import largest_upload_bytes, too_large
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, UploadState
-from rollout_client.contract.problems import FieldProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class ActivePushes(Set[int]):
         """Raises `VersionRefused` if a push of the version is under way."""
         if version in self._pushes:
             message = "all of it has arrived, and it is being validated and loaded by the replicas"
-            raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+            raise VersionRefused.of("version", message, version)
 
     def __contains__(self, version: object) -> bool:
         return version in self._pushes
@@ -167,7 +166,7 @@ class Uploads(ExpiringFiles):
                     f"with these bytes all unfinished uploads would have {used}, and may have {quota_bytes}; finish "
                     "the others, wait until they expire (GET /policy lists them), or raise policy.upload_quota_bytes"
                 )
-                raise UploadsFull(FieldProblem(field="version", message=message, value=version))
+                raise UploadsFull.of("version", message, version)
             self._store.drop(refused)
 
     async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
@@ -182,7 +181,7 @@ class Uploads(ExpiringFiles):
     def refuse_overtaken(self, version: int, sender: str) -> None:
         """Raises `ChunkMisplaced` unless `sender` began the last chunk and the version is not being validated."""
         if self._senders.get(version) != sender or version in self._active_pushes:
-            raise ChunkMisplaced(FieldProblem(field="content-range", message=OVERTAKEN))
+            raise ChunkMisplaced.of("content-range", OVERTAKEN)
 
     def path(self, version: int) -> Path:
         return self._store.path(version)

@@ -92,7 +92,7 @@ def matching(pattern: Mapping[str, object], module: str) -> str | None:
                 return key
         except TimeoutError:
             message = f"the key {key} takes longer than {MATCH_TIMEOUT_S:g} s to be compared with {module}"
-            raise WeightsRefused(FieldProblem(field="adapter_config", message=message)) from None
+            raise WeightsRefused.of("adapter_config", message) from None
     return None
 
 

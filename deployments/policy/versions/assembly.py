@@ -12,8 +12,7 @@ from typing import BinaryIO
 import zstandard
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.versions.weight_checks import too_large, weights_refused
-from rollout_client.contract.problems import FieldProblem
+from deployments.policy.versions.weight_checks import too_large
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, tensor_blocks
 
@@ -42,7 +41,7 @@ def write_completed(base: Path, partial: Path, full: Path) -> None:
                 else:
                     file.writelines(tensor_blocks(base, base_header, entry))
     except FileNotFoundError as error:
-        raise weights_refused(BASE_REMOVED, "base") from error
+        raise WeightsRefused.of("base", BASE_REMOVED) from error
 
 
 def write_checkpoint(checkpoint: Path, full: Path) -> None:
@@ -59,7 +58,7 @@ def write_checkpoint(checkpoint: Path, full: Path) -> None:
             for tensor in tensors.values():
                 file.writelines(tensor.blocks(tensor.dtype))
     except (ValueError, OSError) as error:
-        raise weights_refused(str(error).removesuffix(".")) from error
+        raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
 
 
 def write_renamed(pushed: Path, names: Mapping[str, str], renamed: Path, metadata: Mapping[str, str]) -> None:
@@ -86,7 +85,7 @@ def write_adapter(folder: Path, packed: Path) -> None:
         with packed.open("wb") as file:
             file.writelines(adapter_weights(folder).blocks())
     except (ValueError, OSError) as error:
-        raise weights_refused(str(error).removesuffix(".")) from error
+        raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
 
 
 class NotZstd(WeightsRefused):
@@ -106,7 +105,7 @@ def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
             decompressor.copy_stream(source, BoundedWriter(target, most_bytes))  # type: ignore[arg-type]  # only write is called
     except zstandard.ZstdError as error:
         message = f"the bytes are no zstd stream, as Content-Encoding says: {error}"
-        raise NotZstd(FieldProblem(field="weights", message=message)) from error
+        raise NotZstd.of("weights", message) from error
 
 
 class BoundedWriter:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.policy.failures import PolicyNotCurrent
-from rollout_client.contract.problems import FieldProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class CurrentVersion:
             field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
             reason = f"it is not there after {wait_s:g} s" if current < awaited else "a newer one has taken its place"
             message = f"{reason}; version {current} is current"
-            raise PolicyNotCurrent(FieldProblem(field=field, message=message, value=value))
+            raise PolicyNotCurrent.of(field, message, value)
         return current
 
     async def _number_when(self, condition: Callable[[], bool], wait_s: float) -> int:

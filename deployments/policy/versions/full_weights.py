@@ -19,7 +19,6 @@ from deployments.policy.versions.assembly import BASE_REMOVED, write_checkpoint
 from deployments.policy.versions.version_store import StoredVersion, VersionStore, make_folder_durably
 from deployments.policy.versions.weight_checks import layout_of
 from rollout_client.contract.policy import PolicyLayout, VersionInfo
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
@@ -127,16 +126,18 @@ class DeltaChains:
         try:
             return self._write(base, delta, full)
         except BadDelta as error:
-            raise refused(str(error).removeprefix(f"{error.tensor}: "), error.tensor) from error
+            raise WeightsRefused.of(
+                error.tensor, str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
+            ) from error
         except NotSafetensors as error:
-            raise refused(str(error)) from error
+            raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
         except FileNotFoundError as error:
-            raise refused(BASE_REMOVED, "base") from error
+            raise WeightsRefused.of("base", BASE_REMOVED) from error
 
     def _make(self, version: int) -> None:
         info = self._info(version)
         if info is None or info.base is None or not self.links(version):
-            raise unknown(version)
+            raise VersionUnknown.not_stored(version)
         making = self._store.making_weights(version)
         make_folder_durably(making.parent)
         try:
@@ -145,9 +146,9 @@ class DeltaChains:
                 raise other_weights(info, checksum)
             self._store.add_weights(version, making)
         except (BadDelta, NotSafetensors) as error:
-            raise refused(str(error)) from error
+            raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
         except FileNotFoundError as error:
-            raise unknown(version) from error
+            raise VersionUnknown.not_stored(version) from error
         finally:
             making.unlink(missing_ok=True)
 
@@ -165,15 +166,7 @@ class DeltaChains:
 
 
 def other_weights(info: StoredVersion, checksum: str) -> WeightsRefused:
-    return refused(
-        f"the delta makes weights with the checksum {checksum} of version {info.base}, and {info.checksum} is expected",
+    return WeightsRefused.of(
         "checksum",
+        f"the delta makes weights with the checksum {checksum} of version {info.base}, and {info.checksum} is expected",
     )
-
-
-def unknown(version: int) -> VersionUnknown:
-    return VersionUnknown(FieldProblem(field="version", message="it is not stored here, or no longer", value=version))
-
-
-def refused(message: str, field: str = "weights") -> WeightsRefused:
-    return WeightsRefused(FieldProblem(field=field, message=message.removesuffix(".")))

@@ -10,7 +10,6 @@ from deployments.policy.replicas.file_fetch import read_range
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
-from rollout_client.contract.problems import FieldProblem
 
 
 class Payloads:
@@ -112,7 +111,7 @@ class Payloads:
             path = await asyncio.to_thread(self._path_of, version, checksum)
             return await asyncio.to_thread(read_range, path, offset, count)
         except FileNotFoundError as error:
-            raise unknown(version) from error
+            raise VersionUnknown.not_stored(version) from error
 
     def _path_of(self, version: int, checksum: str) -> Path:
         if self._versions.checksum(version) == checksum:
@@ -120,7 +119,7 @@ class Payloads:
         info = self._versions.stored(version)
         delta = None if info is None or info.delta_checksum != checksum else self._versions.delta_file(info)
         if delta is None:
-            raise unknown(version)
+            raise VersionUnknown.not_stored(version)
         return delta
 
     def _make_file(self, version: int, held: int) -> None:
@@ -175,7 +174,3 @@ def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:
     if desired.adapter is None:
         return [desired.full]
     return [desired.adapter] if loaded.full == desired.full else [desired.full, desired.adapter]
-
-
-def unknown(version: int) -> VersionUnknown:
-    return VersionUnknown(FieldProblem(field="version", message="it is not stored here, or no longer", value=version))

@@ -154,7 +154,7 @@ class VersionHistory:
             )
         else:
             return
-        raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+        raise VersionRefused.of("version", message, version)
 
     def _refuse_tried(self, info: StoredVersion) -> None:
         tried = self._store.tried()
@@ -164,7 +164,7 @@ class VersionHistory:
                 "a replica has loaded other weights under this number, which did not become current; the next is "
                 f"{self.next_number()}"
             )
-            raise VersionRefused(FieldProblem(field="version", message=message, value=info.version))
+            raise VersionRefused.of("version", message, info.version)
 
     @property
     def _newest(self) -> int:
@@ -180,7 +180,7 @@ class VersionHistory:
         """
         self.refuse_taken(info.version)
         if info.delta_bytes is not None and not self.has_weights(info.base or 0):
-            raise WeightsRefused(FieldProblem(field="base", message=BASE_REMOVED, value=info.base))
+            raise WeightsRefused.of("base", BASE_REMOVED, info.base)
         self._refuse_tried(info)
         self._updating_to = info.version
         try:
@@ -266,14 +266,14 @@ class VersionHistory:
         stored = [0, *(info.version for info in self._store.versions() if self.has_weights(info.version))]
         if version not in stored:
             message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, stored))}"
-            raise VersionUnknown(FieldProblem(field="to", message=message, value=version))
+            raise VersionUnknown.of("to", message, version)
         info = self.info(version)
         if info.kind == "adapter" and not self._are_same(info.base or 0, self.desired.full):
             message = (
                 f"it is an adapter for the weights of version {info.base or 0}, and those of version "
                 f"{self.desired.full} are current; roll back to {info.base or 0} first"
             )
-            raise WeightsRefused(FieldProblem(field="to", message=message, value=version))
+            raise WeightsRefused.of("to", message, version)
         os.link(self.file(version), path)
         return info
 
@@ -337,10 +337,10 @@ class VersionHistory:
             VersionUnknown: the base is not stored, or no longer.
         """
         if version is None:
-            raise WeightsRefused(FieldProblem(field="base", message="a delta must say which version it changes"))
+            raise WeightsRefused.of("base", "a delta must say which version it changes")
         if self.info(version).kind == "adapter" or not self.has_weights(version):
             message = "the version has no full weights here"
-            raise WeightsRefused(FieldProblem(field="base", message=message, value=version))
+            raise WeightsRefused.of("base", message, version)
         return version
 
     def _remove_unless_current(self, version: int) -> None:

@@ -31,7 +31,6 @@ from pydantic import BaseModel, Field
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
 from rollout_client.contract.policy import VersionInfo
-from rollout_client.contract.problems import FieldProblem
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -126,8 +125,7 @@ class VersionStore:
         try:
             text = (self._version_folder(version) / "info.json").read_text()
         except FileNotFoundError:
-            problem = FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
-            raise VersionUnknown(problem) from None
+            raise VersionUnknown.not_stored(version) from None
         return StoredVersion.model_validate_json(text)
 
     def weights(self, version: int) -> Path:

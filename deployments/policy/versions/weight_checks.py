@@ -97,7 +97,7 @@ def validate_partial(path: Path, layout: PolicyLayout) -> list[str]:
     """
     header = readable_header(path)
     if not header.entries:
-        raise weights_refused("partial weights hold at least one tensor")
+        raise WeightsRefused.of("weights", "partial weights hold at least one tensor")
     if problems := list(layout_problems(header, layout, is_partial=True)):
         raise WeightsRefused(*problems)
     return [entry.name for entry in header.entries]
@@ -117,11 +117,13 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
     except ValueError:
         is_object = False
     if not is_object:
-        raise weights_refused("the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json")
+        raise WeightsRefused.of(
+            "weights", "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
+        )
     if not header.entries:
-        raise weights_refused("the adapter holds no tensor")
+        raise WeightsRefused.of("weights", "the adapter holds no tensor")
     if (problem := rank_problem(adapter_config, layout.max_lora_rank)) is not None:
-        raise weights_refused(problem, "adapter_config")
+        raise WeightsRefused.of("adapter_config", problem)
     if problems := list(islice(adapter_problems(header, adapter_config, layout), MOST_SHOWN)):
         raise WeightsRefused(*problems)
     return finite_checksum(path, header).hexdigest(), adapter_config
@@ -181,7 +183,9 @@ def largest_upload_bytes(layout: PolicyLayout) -> int:
 
 
 def too_large(most_bytes: int) -> WeightsRefused:
-    return weights_refused(f"they are more than {most_bytes} bytes, more than weights of this model can be")
+    return WeightsRefused.of(
+        "weights", f"they are more than {most_bytes} bytes, more than weights of this model can be"
+    )
 
 
 def layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = False) -> Iterator[FieldProblem]:
@@ -221,15 +225,11 @@ def readable_header(path: Path) -> Header:
     try:
         return read_header(path)
     except NotSafetensors as error:
-        raise weights_refused(str(error).replace(f"{path}", "what arrived").removesuffix(".")) from error
+        raise WeightsRefused.of("weights", str(error).replace(f"{path}", "what arrived").removesuffix(".")) from error
 
 
 def not_finite(name: str) -> WeightsRefused:
-    return weights_refused("it holds NaN or infinity; the training has diverged", name)
-
-
-def weights_refused(message: str, field: str = "weights") -> WeightsRefused:
-    return WeightsRefused(FieldProblem(field=field, message=message))
+    return WeightsRefused.of(name, "it holds NaN or infinity; the training has diverged")
 
 
 def validate_delta(path: Path, layout: PolicyLayout) -> str:
@@ -251,7 +251,7 @@ def validate_delta(path: Path, layout: PolicyLayout) -> str:
     except BadDelta as error:
         raise bad_delta(error) from error
     except NotSafetensors as error:
-        raise weights_refused(f"{error}".replace(str(path), "the delta").removesuffix(".")) from error
+        raise WeightsRefused.of("weights", f"{error}".replace(str(path), "the delta").removesuffix(".")) from error
     return checksum.hexdigest()
 
 
@@ -265,4 +265,4 @@ def add_changes(checksum: Checksum, entry: DeltaEntry, changes: TensorChanges) -
 
 
 def bad_delta(error: BadDelta) -> WeightsRefused:
-    return weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor)
+    return WeightsRefused.of(error.tensor, str(error).removeprefix(f"{error.tensor}: ").removesuffix("."))
