@@ -8,41 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.failures import StoreFailure
-from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.jobs import Acknowledgement, JobEvent, JobStatus
-from rollout_client.contract.policy import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
-from rollout_client.contract.problems import Problem
-from rollout_client.contract.rollouts import RolloutRequest
-from rollout_client.contract.scores import ScoreRequest
-from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall, SessionRequest, SessionReward
 from service.http.authorization import SESSION_KEY
 from service.http.examples import PROBLEM, REQUEST_ID
 from service.http.request_body import JSON
-from service.problems import PROBLEM_JSON, REQUEST_ID_HEADER
+from service.problems import OVERLOADED, PROBLEM_JSON, QUOTA_EXCEEDED, REQUEST_ID_HEADER
 
 Document = dict[str, Any]
-UNDERIVED_MODELS = (
-    RolloutRequest,
-    StreamLine,
-    JobStatus,
-    JobEvent,
-    Acknowledgement,
-    ScoreRequest,
-    ModelServerCall,
-    ModelServerAnswer,
-    SessionRequest,
-    SessionReward,
-    CheckpointSource,
-    RollbackTarget,
-    TransferInit,
-    TransferUpdate,
-    Problem,
-)
-"""Types that no signature names."""
+NAMED_MODELS: dict[type[BaseModel], None] = {}
+"""Models that `schema_of` was called with, in this order: no signature of a route names some of them."""
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 BINARY: Document = {"type": "string", "format": "binary"}
 REQUEST_ID_VALUE: Document = {
@@ -72,21 +49,27 @@ WITH_RETRY_AFTER = ("429", "503")
 
 
 def schema_of(model: type[BaseModel]) -> Document:
+    NAMED_MODELS[model] = None
     return {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
 
 
-def content(schema: Document, example: JsonValue = None) -> Document:
+def content(schema: Document) -> Document:
     """One media type of a body."""
-    return {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"schema": schema}
 
 
-def json_response(model: type[BaseModel], example: JsonValue) -> Document:
-    return {"content": {JSON: content(schema_of(model), example)}}
+def json_content(example: BaseModel) -> Document:
+    """JSON of `example`'s type, with the fields of `example` that were set."""
+    return {"schema": schema_of(type(example)), "example": example.model_dump(mode="json", exclude_unset=True)}
 
 
-def json_request(model: type[BaseModel], example: JsonValue) -> Document:
+def json_response(example: BaseModel) -> Document:
+    return {"content": {JSON: json_content(example)}}
+
+
+def json_request(example: BaseModel) -> Document:
     """The `openapi_extra` of a route that reads a JSON body itself."""
-    return {"requestBody": {"required": True, "content": {JSON: content(schema_of(model), example)}}}
+    return {"requestBody": {"required": True, "content": {JSON: json_content(example)}}}
 
 
 def header_parameter(name: str, description: str, example: str) -> Document:
@@ -105,7 +88,12 @@ def refusals(*failures: type[StoreFailure], reads_body: bool = False) -> dict[in
 
 def refusal(titles: Iterable[str]) -> Document:
     """A response with a problem document."""
-    return {"description": "; ".join(titles), "content": {PROBLEM_JSON: content(schema_of(Problem), PROBLEM)}}
+    return {"description": "; ".join(titles), "content": {PROBLEM_JSON: json_content(PROBLEM)}}
+
+
+def limited(*failures: type[StoreFailure]) -> Document:
+    """The 429 of a route that is admitted by load and quota, or refused by `failures`."""
+    return refusal([OVERLOADED.title, QUOTA_EXCEEDED.title, *(failure.title for failure in failures)])
 
 
 def complete_document(app: FastAPI) -> None:
@@ -123,10 +111,8 @@ def complete_document(app: FastAPI) -> None:
 def completed(derived: Document) -> Document:
     """Adds the types that no signature names, and the headers that all requests and responses have."""
     components = derived["components"]
-    _, underived = models_json_schema(
-        [(model, "validation") for model in UNDERIVED_MODELS], ref_template=SCHEMA_REFERENCE
-    )
-    components["schemas"] |= underived["$defs"]
+    _, named = models_json_schema([(model, "validation") for model in NAMED_MODELS], ref_template=SCHEMA_REFERENCE)
+    components["schemas"] |= named["$defs"]
     components["parameters"] = {"RequestId": {"name": REQUEST_ID_HEADER, "in": "header", **REQUEST_ID_VALUE}}
     components["securitySchemes"][SESSION_KEY] = {
         "type": "http",

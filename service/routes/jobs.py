@@ -6,9 +6,35 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from deployments.jobs.failures import (
+    EventsAcknowledged,
+    EventUnknown,
+    JobsFull,
+    JobsNotConfigured,
+    JobUnknown,
+    KeyReused,
+    NoDataSet,
+    RunSuspended,
+)
 from deployments.jobs.records import JobRecord
-from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobList, JobStatus
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.contract.rollouts import RolloutRequest, Sampling
+from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
 from service.http.authorization import AuthorizedCaller, needs
+from service.http.examples import REQUEST_ID, SAMPLE
+from service.http.openapi import (
+    BINARY,
+    content,
+    header_parameter,
+    json_content,
+    json_request,
+    json_response,
+    limited,
+    refusals,
+    schema_of,
+)
 from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
 from service.jobs.events import job_event_lines, pages_of
@@ -24,15 +50,69 @@ from service.jobs.submission import (
 )
 from service.rollout_requests.json_encoder import JSON, json_of
 from service.rollout_requests.result_encoding import NDJSON
-from service.routes import descriptions
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
 
 MOST_BYTES_OF_AN_ACKNOWLEDGEMENT = 1024
 JobId = Annotated[str, Path(description="The `job_id` that `POST /jobs` has answered.")]
+JOB_STATUS = JobStatus(
+    job_id="5f2b8c1e9d3a4c70b6e1f0a2d4c8e6b3",
+    state="running",
+    request_id=REQUEST_ID,
+    created_at=1764000000.0,
+    last_event=3,
+    acknowledged=2,
+    idempotency_key="step-17",
+)
+JOB_CURSOR = JobCursor(
+    job_id=JOB_STATUS.job_id,
+    event=2,
+    samples_from=[
+        SampleRange(
+            task_name="math",
+            start=512,
+            count=64,
+            without=[PlaceRange(start=512, count=1), PlaceRange(start=515, count=1)],
+        )
+    ],
+)
+IDEMPOTENCY_KEY = header_parameter(
+    "Idempotency-Key",
+    "Names the request among the caller's: sent again with the same body it attaches to the run, or gets its answer.",
+    '"step-17"',
+)
+PREFER = header_parameter(
+    "Prefer",
+    "`respond-async`: answer 202 and go on as a job; `heartbeat=15`: a stream that is silent for so many seconds sends "
+    "an empty line.",
+    "heartbeat=15",
+)
+CONTENT_ENCODING = header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd")
+ROLLOUT_BODY = {
+    "required": True,
+    "content": {
+        JSON: json_content(
+            RolloutRequest(samples=[SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
+        ),
+        ARROW: content(BINARY),
+    },
+}
+"""The body of `POST /rollout` and `POST /jobs`."""
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-@router.post("", response_model=JobStatus, **needs("rollout"), **descriptions.SUBMIT_JOB)
+@router.post(
+    "",
+    response_model=JobStatus,
+    **needs("rollout"),
+    summary="Play samples as a job",
+    status_code=202,
+    responses={
+        202: {**json_response(JOB_STATUS), "description": "The job has begun; see `Location`"},
+        429: limited(JobsFull),
+        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, reads_body=True),
+    },
+    openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
+)
 async def submit_job(
     request: Request,
     rollouts: Rollouts,
@@ -48,19 +128,47 @@ async def submit_job(
     return accepted(opened.record)
 
 
-@router.get("", **needs("rollout"), **descriptions.JOBS)
+@router.get(
+    "",
+    **needs("rollout"),
+    summary="List the jobs",
+    responses={200: json_response(JobList(jobs=[JOB_STATUS])), **refusals(JobsNotConfigured)},
+)
 async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """Those of the caller's key, the newest first."""
     return JobList(jobs=[status_of(record) for record in await jobs.store.records(namespace_of(caller))])
 
 
-@router.get("/{job_id}", **needs("rollout"), **descriptions.JOB)
+@router.get(
+    "/{job_id}",
+    **needs("rollout"),
+    summary="Get the state of a job",
+    responses={200: json_response(JOB_STATUS), **refusals(JobUnknown, JobsNotConfigured)},
+)
 async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """How far the job is."""
     return status_of(await jobs.store.record(job_id, namespace_of(caller)))
 
 
-@router.get("/{job_id}/events", response_class=StreamingResponse, **needs("rollout"), **descriptions.JOB_EVENTS)
+@router.get(
+    "/{job_id}/events",
+    response_class=StreamingResponse,
+    **needs("rollout"),
+    summary="Get the events of a job",
+    responses={
+        200: {
+            "description": "One event a line, or server-sent events",
+            "content": {NDJSON: content(schema_of(JobEvent)), "text/event-stream": content({"type": "string"})},
+        },
+        **refusals(JobUnknown, RunSuspended, EventsAcknowledged, EventUnknown, JobsNotConfigured),
+    },
+    openapi_extra={
+        "parameters": [
+            header_parameter("Last-Event-ID", "In place of `after`, as clients of server-sent events send it.", "7"),
+            PREFER,
+        ],
+    },
+)
 async def job_events(
     request: Request,
     job_id: JobId,
@@ -84,7 +192,15 @@ async def job_events(
     return StreamingResponse(stream, media_type=SSE if accepts_sse else NDJSON)
 
 
-@router.get("/{job_id}/cursor", **needs("rollout"), **descriptions.JOB_CURSOR)
+@router.get(
+    "/{job_id}/cursor",
+    **needs("rollout"),
+    summary="Get the cursor of a job over a data set",
+    responses={
+        200: json_response(JOB_CURSOR),
+        **refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
+    },
+)
 async def job_cursor(
     job_id: JobId,
     jobs: Jobs,
@@ -99,21 +215,44 @@ async def job_cursor(
     return await asyncio.to_thread(cursor_of, job_id, after, ledger)
 
 
-@router.post("/{job_id}/acknowledge", response_model=JobStatus, **needs("rollout"), **descriptions.ACKNOWLEDGE)
+@router.post(
+    "/{job_id}/acknowledge",
+    response_model=JobStatus,
+    **needs("rollout"),
+    summary="Acknowledge events of a job",
+    responses={
+        200: json_response(JOB_STATUS),
+        **refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
+    },
+    openapi_extra=json_request(Acknowledgement(last=2)),
+)
 async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """Events up to `last` have arrived: the service need not keep them."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
     return status_of(await jobs.store.acknowledge(job_id, namespace_of(caller), acknowledged.last))
 
 
-@router.delete("", **needs("rollout"), **descriptions.DELETE_RUN)
+@router.delete(
+    "",
+    **needs("rollout"),
+    summary="Delete the job of an Idempotency-Key",
+    status_code=204,
+    responses=refusals(JobUnknown, JobsNotConfigured),
+    openapi_extra={"parameters": [IDEMPOTENCY_KEY]},
+)
 async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """As `DELETE /jobs/{job_id}`, for the job or the run that was posted with this `Idempotency-Key`."""
     await jobs.store.delete_key(required_key(request.headers), namespace_of(caller))
     return Response(status_code=204)
 
 
-@router.delete("/{job_id}", **needs("rollout"), **descriptions.DELETE_JOB)
+@router.delete(
+    "/{job_id}",
+    **needs("rollout"),
+    summary="Delete a job",
+    status_code=204,
+    responses=refusals(JobUnknown, JobsNotConfigured),
+)
 async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """Cancels what still runs, and forgets the job with its events and its key."""
     await jobs.store.delete(job_id, namespace_of(caller))

@@ -1,24 +1,32 @@
 """The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import JsonValue
 
 from deployments.protocols.model_server import Endpoint
-from service.access.keys import Caller
+from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs_of_client
-from service.http.request_body import read_body, refuse_other_than_json
+from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
+from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import choices_of, refuse_lone_surrogates
-from service.model_server.calls import ModelCalls
+from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes import descriptions
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts
 
 SHORTEN = "shorten the conversation"
+MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
+    {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
+)
+MODEL_SERVER_ERROR = ModelServerAnswer.model_validate(
+    {"error": {"message": "Unknown.", "type": "BadRequestError", "code": 400}}
+)
+QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
@@ -39,79 +47,118 @@ async def read_call(
     return call, choices
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """A call of these routes, admitted for its caller."""
-
-    request: Request
-    rollouts: RolloutService
-    calls: ModelCalls
-    admitted: AdmittedRequest
-    request_id: str
-    caller: Caller
-
-    async def answered(self, endpoint: Endpoint) -> Response:
-        body, choices = await read_call(endpoint, self.request, self.rollouts, self.admitted)
-        answer = self.calls.answer(endpoint, body, self.request_id, self.caller, choices=choices)
-        return await response_to(endpoint, body, answer, self.request_id)
+MODELS: dict[str, Any] = {
+    "summary": "List the model",
+    "responses": {200: json_response(MODEL_SERVER_ANSWER), **refusals(), 501: refusal([NO_MODEL_SERVER.title])},
+}
 
 
-async def model_call(
-    request: Request,
-    rollouts: Rollouts,
-    calls: Calls,
-    admitted: Admitted,
-    request_id: RequestId,
-    caller: AuthorizedCaller,
-) -> ModelCall:
-    # Not the class itself: FastAPI makes an instance of one in a thread.
-    return ModelCall(request, rollouts, calls, admitted, request_id, caller)
-
-
-Call = Annotated[ModelCall, Depends(model_call)]
-
-
-@router.get("/models", response_model=None, **needs_of_client("read"), **descriptions.MODELS)
+@router.get("/models", response_model=None, **needs_of_client("read"), **MODELS)
 async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
     return await response_to("models", b"", calls.answer("models", b"", request_id, caller), request_id)
 
 
-@router.post("/chat/completions", response_model=None, **needs_of_client("rollout"), **descriptions.CHAT_COMPLETIONS)
-async def chat_completions(call: Call) -> Response:
-    """OpenAI's chat completions: text, tools, JSON schemas, log-probabilities; `stream: true` for server-sent events.
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """A route that answers calls of one endpoint of a model server: here, and below a session."""
 
-    With `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: which weights made
-    which tokens.
-    """
-    return await call.answered("chat/completions")
+    endpoint: Endpoint
+    name: str
+    summary: str
+    description: str
+    example: dict[str, JsonValue]
 
-
-@router.post("/responses", response_model=None, **needs_of_client("rollout"), **descriptions.RESPONSES)
-async def responses(call: Call) -> Response:
-    """OpenAI's responses, without those that a server stores."""
-    return await call.answered("responses")
-
-
-@router.post("/messages", response_model=None, **needs_of_client("rollout"), **descriptions.MESSAGES)
-async def messages(call: Call) -> Response:
-    """Anthropic's messages, streaming included."""
-    return await call.answered("messages")
-
-
-@router.post("/messages/count_tokens", response_model=None, **needs_of_client("rollout"), **descriptions.COUNT_TOKENS)
-async def count_tokens(call: Call) -> Response:
-    """How many tokens the prompt of a message has."""
-    return await call.answered("messages/count_tokens")
-
-
-@router.post("/tokenize", response_model=None, **needs_of_client("rollout"), **descriptions.TOKENIZE)
-async def tokenize(call: Call) -> Response:
-    """The token ids of a text, or of messages as the chat template renders them."""
-    return await call.answered("tokenize")
+    def documented(self) -> dict[str, Any]:
+        """Summary, responses and body, as arguments of a route's decorator."""
+        error = json_content(MODEL_SERVER_ERROR)
+        events = {"text/event-stream": content({"type": "string"})}
+        refused = refusals(reads_body=True)
+        return {
+            "summary": self.summary,
+            "responses": {
+                200: {
+                    "description": "As vLLM's own server answers",
+                    "content": {JSON: json_content(MODEL_SERVER_ANSWER), **events},
+                },
+                **refused,
+                400: {**refused[400], "content": {**refused[400]["content"], JSON: error}},
+                404: {"description": "The model is not known", "content": {JSON: error}},
+                429: limited(),
+                501: refusal([NO_MODEL_SERVER.title]),
+            },
+            "openapi_extra": json_request(ModelServerCall.model_validate(self.example)),
+        }
 
 
-@router.post("/detokenize", response_model=None, **needs_of_client("rollout"), **descriptions.DETOKENIZE)
-async def detokenize(call: Call) -> Response:
-    """The text of token ids."""
-    return await call.answered("detokenize")
+CALL_ROUTES = (
+    CallRoute(
+        "chat/completions",
+        "chat_completions",
+        "Complete a chat",
+        "OpenAI's chat completions: text, tools, JSON schemas, log-probabilities; `stream: true` for server-sent "
+        "events.\n\nWith `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: "
+        "which weights made which tokens.",
+        {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
+    ),
+    CallRoute(
+        "responses",
+        "responses",
+        "Create a response",
+        "OpenAI's responses, without those that a server stores.",
+        {"input": "What is 2 + 2?", "max_output_tokens": 64},
+    ),
+    CallRoute(
+        "messages",
+        "messages",
+        "Create a message",
+        "Anthropic's messages, streaming included.",
+        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+    ),
+    CallRoute(
+        "messages/count_tokens",
+        "count_tokens",
+        "Count the tokens of a prompt",
+        "How many tokens the prompt of a message has.",
+        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+    ),
+    CallRoute(
+        "tokenize",
+        "tokenize",
+        "Tokenize",
+        "The token ids of a text, or of messages as the chat template renders them.",
+        {"messages": QUESTION},
+    ),
+    CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
+)
+
+
+def answers_calls_of(endpoint: Endpoint) -> Any:
+    """The function of a route."""
+
+    async def call(
+        request: Request,
+        rollouts: Rollouts,
+        calls: Calls,
+        admitted: Admitted,
+        request_id: RequestId,
+        caller: AuthorizedCaller,
+    ) -> Response:
+        body, choices = await read_call(endpoint, request, rollouts, admitted)
+        answer = calls.answer(endpoint, body, request_id, caller, choices=choices)
+        return await response_to(endpoint, body, answer, request_id)
+
+    return call
+
+
+for route in CALL_ROUTES:
+    router.add_api_route(
+        f"/{route.endpoint}",
+        answers_calls_of(route.endpoint),
+        methods=["POST"],
+        name=route.name,
+        response_model=None,
+        description=route.description,
+        **needs_of_client("rollout"),
+        **route.documented(),
+    )

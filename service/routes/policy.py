@@ -1,29 +1,53 @@
 """The routes of `/policy`: each reads its request and calls the policy store."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from deployments.policy.failures import (
+    ChunkDamaged,
+    ChunkMisplaced,
+    PolicyNotCurrent,
+    PolicyUnknown,
+    SourceRefused,
+    TrainerNotTrusted,
+    TransferNotConfigured,
+    TransferRefused,
+    UpdateUnderWay,
+    UploadsFull,
+    VersionRefused,
+    VersionUnknown,
+    VersionUntried,
+    WeightsRefused,
+)
+from rollout_client.contract import policy as policy_contract
 from rollout_client.contract.base import PolicyName
 from rollout_client.contract.policy import (
+    SAFETENSORS,
     CheckpointSource,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    ReplicaPolicy,
+    ReplicaUpdate,
     RollbackTarget,
     SwitchOptions,
+    TensorLayout,
     TransferInit,
     TransferUpdate,
     TransferWorld,
     UploadState,
+    VersionInfo,
 )
 from service.http.authorization import needs
+from service.http.examples import CHECKSUM
+from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, json_response, refusals
 from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of
-from service.routes import descriptions
 from service.routes.dependencies import Store
 
 LONGEST_CHECKSUMS_S = 600.0
@@ -39,10 +63,42 @@ LARGEST_TRANSFER_BYTES = 64 * 2**20
 TRANSFER_ADVICE = "send the tensors in several updates"
 Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
+DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
+POLICY_STATE = PolicyState(
+    current=7,
+    versions=[
+        VersionInfo(
+            version=7,
+            kind="full",
+            checksum=CHECKSUM,
+            size_bytes=1_781_248,
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        )
+    ],
+    replicas=[ReplicaPolicy(replica_id="b3x9k2", version=7, checksum=CHECKSUM)],
+    transfer_world_size=2,
+)
+UPLOAD_STATE = UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456)
+POLICY_UPDATE = PolicyUpdate(
+    version=8,
+    checksum=CHECKSUM,
+    replicas=[ReplicaUpdate(replica_id="b3x9k2", status="swapped", load_s=0.4, swap_s=0.02, pause_s=0.02)],
+)
+TRANSFER_INIT = TransferInit(
+    init_info={"master_address": "10.0.0.4", "master_port": 29500, "rank_offset": 1, "world_size": 3}
+)
+TRANSFER_UPDATE = TransferUpdate(
+    update_info={"names": ["model.norm.weight"], "dtype_names": ["bfloat16"], "shapes": [[128]], "packed": False}
+)
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 
-@router.get("", **needs("read"), **descriptions.POLICY)
+@router.get(
+    "",
+    **needs("read"),
+    summary="Get the state of the weights",
+    responses={200: json_response(POLICY_STATE), **refusals(PolicyNotCurrent)},
+)
 async def policy(
     store: Store,
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
@@ -66,28 +122,95 @@ async def policy(
     return await store.state(checksums_within_s)
 
 
-@router.get("/layout", **needs("read"), **descriptions.POLICY_LAYOUT)
+@router.get(
+    "/layout",
+    **needs("read"),
+    summary="List the tensors of the model",
+    responses={
+        200: json_response(PolicyLayout(tensors={"model.norm.weight": TensorLayout(dtype="BF16", shape=[128])})),
+        **refusals(),
+    },
+)
 async def policy_layout(store: Store) -> PolicyLayout:
     """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()
 
 
-@router.get("/versions/{version}/upload", **needs("policy"), **descriptions.UPLOAD_STATE)
+@router.get(
+    "/versions/{version}/upload",
+    **needs("policy"),
+    summary="Get the state of an upload",
+    responses={200: json_response(UPLOAD_STATE), **refusals(VersionUnknown)},
+)
 async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """How much of a version has arrived, so that an upload that broke off can go on."""
     return await store.upload_state(version, name)
 
 
-@router.put("/versions/{version}", response_model=PolicyUpdate, **needs("policy"), **descriptions.PUSH_VERSION)
+@router.put(
+    "/versions/{version}",
+    response_model=PolicyUpdate,
+    **needs("policy"),
+    summary="Push weights",
+    description=policy_contract.__doc__,
+    responses={
+        200: {
+            "description": "Every replica serves the new weights",
+            **json_response(POLICY_UPDATE),
+        },
+        202: {
+            "description": "Chunks of the weights are missing",
+            **json_response(UPLOAD_STATE),
+            "model": UploadState,
+        },
+        **refusals(
+            WeightsRefused,
+            VersionUntried,
+            SourceRefused,
+            VersionRefused,
+            VersionUnknown,
+            ChunkMisplaced,
+            ChunkDamaged,
+            UpdateUnderWay,
+            UploadsFull,
+            reads_body=True,
+        ),
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                SAFETENSORS: content(BINARY),
+                JSON: json_content(CheckpointSource(checkpoint="/checkpoints/step-12")),
+            },
+        },
+        "parameters": [
+            header_parameter(
+                "Content-Range",
+                "Which bytes of the upload the body holds: `bytes first-last/total`, with `*` for an unknown total. "
+                "Without it the body is the whole upload.",
+                "bytes 0-67108863/268435456",
+            ),
+            header_parameter("Content-Digest", "Sha-256 of the body (RFC 9530).", DIGEST),
+            header_parameter(
+                "Weights-Digest",
+                "With the last chunk: names the content of the file, as `rollout_client.weights.checksum.file_digest` "
+                "computes it. A repeated push is known by it.",
+                CHECKSUM,
+            ),
+            header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
+        ],
+    },
+)
 async def push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
     if weights_media_type(request.headers) == JSON:
         source = await read_json_body(request, CheckpointSource, LARGEST_SOURCE_BYTES, SOURCE_ADVICE)
-        return json_response(await store.load_checkpoint(version, source.checkpoint, options))
+        return json_reply(await store.load_checkpoint(version, source.checkpoint, options))
     chunk, name = chunk_of(request.headers), options.name
     if (repeated := await store.repeated_update(version, chunk.weights_digest, name)) is not None:
-        return json_response(repeated)
+        return json_reply(repeated)
     sender = await store.begin_chunk(version, chunk.first, sender_of(request), name)
     end = chunk.first
     async for offset, data in checked_parts(chunk, request.stream()):
@@ -95,44 +218,89 @@ async def push_version(
         end = offset + len(data)
     state = await store.end_chunk(version, sender, end, chunk.total_after(end), name)
     if not chunk.completes(state.received_bytes):
-        return json_response(state, 202)
-    return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
+        return json_reply(state, 202)
+    return json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
 
 
-@router.delete("/names/{name}", **needs("policy"), **descriptions.DROP_POLICY)
+@router.delete(
+    "/names/{name}",
+    **needs("policy"),
+    summary="Drop a named policy",
+    status_code=204,
+    responses=refusals(PolicyUnknown),
+)
 async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
     """Serves a named policy no longer. Generations under way end; rollouts that need more fail (kind `policy`)."""
     await store.drop_policy(name)
 
 
-@router.post("/rollback", **needs("policy"), **descriptions.ROLLBACK)
+@router.post(
+    "/rollback",
+    **needs("policy"),
+    summary="Go back to the weights of an older version",
+    responses={
+        200: json_response(POLICY_UPDATE),
+        **refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
+    },
+    openapi_extra=json_request(RollbackTarget(to=5)),
+)
 async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options)
 
 
-@router.post("/transfer/init", **needs("policy"), **descriptions.INIT_TRANSFER)
+@router.post(
+    "/transfer/init",
+    **needs("policy"),
+    summary="Connect the replicas with the trainer",
+    responses={
+        200: json_response(TransferWorld(world_size=3)),
+        **refusals(TransferNotConfigured, TrainerNotTrusted, TransferRefused, reads_body=True),
+    },
+    openapi_extra=json_request(TRANSFER_INIT),
+)
 async def init_transfer(store: Store, request: Request) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
     body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
 
-@router.post("/transfer/start", **needs("policy"), **descriptions.START_TRANSFER)
+@router.post(
+    "/transfer/start",
+    **needs("policy"),
+    summary="Pause the replicas for new weights",
+    status_code=204,
+    responses=refusals(TransferNotConfigured, TransferRefused, UpdateUnderWay),
+)
 async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
     await store.start_transfer(options)
 
 
-@router.post("/transfer/update", **needs("policy"), **descriptions.UPDATE_TRANSFER)
+@router.post(
+    "/transfer/update",
+    **needs("policy"),
+    summary="Receive tensors from the trainer",
+    status_code=204,
+    responses=refusals(TransferNotConfigured, TransferRefused, reads_body=True),
+    openapi_extra=json_request(TRANSFER_UPDATE),
+)
 async def update_transfer(store: Store, request: Request) -> None:
     """Receives the tensors that the trainer sends at the same time."""
     body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     await store.update_transfer(body.update_info)
 
 
-@router.post("/transfer/finish", **needs("policy"), **descriptions.FINISH_TRANSFER)
+@router.post(
+    "/transfer/finish",
+    **needs("policy"),
+    summary="Make the received tensors a version",
+    responses={
+        200: json_response(POLICY_UPDATE),
+        **refusals(TransferNotConfigured, TransferRefused, VersionRefused),
+    },
+)
 async def finish_transfer(
     store: Store,
     version: Annotated[
@@ -149,5 +317,5 @@ def sender_of(request: Request) -> str:
     return f"{request.headers.get('user-agent', 'unknown client')[:LONGEST_AGENT]} at {address}"
 
 
-def json_response(model: BaseModel, status: int = 200) -> Response:
+def json_reply(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status, media_type=JSON)

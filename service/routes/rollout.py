@@ -6,11 +6,26 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
+from deployments.jobs.failures import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from rollout_client.arrow.schema import ARROW
+from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.jobs import RESPOND_ASYNC
-from rollout_client.contract.rollouts import RolloutResponse
+from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.error_handlers import log_unexpected_error
+from service.http.examples import REQUEST_ID, RESULT
+from service.http.openapi import (
+    BINARY,
+    content,
+    json_content,
+    json_response,
+    limited,
+    refusal,
+    refusals,
+    schema_of,
+)
+from service.http.request_body import JSON
 from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import answer_of, pages_of
 from service.jobs.submission import (
@@ -33,14 +48,39 @@ from service.rollout_requests.result_encoding import (
     problem_line,
     summary_line,
 )
-from service.routes import descriptions
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
-from service.routes.jobs import accepted
+from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, JOB_STATUS, PREFER, ROLLOUT_BODY, accepted
 
+ROLLOUT_RESPONSE = RolloutResponse(
+    request_id=REQUEST_ID,
+    metrics={"total_turns": 1, "mean_total_reward": 1.0},
+    policy=PolicyVersions(oldest="7", newest="7", current="7"),
+    samples=[RESULT],
+)
 router = APIRouter(tags=["rollouts"])
 
 
-@router.post("/rollout", response_model=RolloutResponse, **needs("rollout"), **descriptions.ROLLOUT)
+@router.post(
+    "/rollout",
+    response_model=RolloutResponse,
+    **needs("rollout"),
+    summary="Play samples",
+    responses={
+        200: {
+            "description": "All rollouts in input order; as NDJSON one line per rollout, then one with the summary",
+            "content": {
+                JSON: json_content(ROLLOUT_RESPONSE),
+                NDJSON: content(schema_of(StreamLine)),
+                ARROW: content(BINARY),
+            },
+        },
+        202: {**json_response(JOB_STATUS), "description": "A job, as `Prefer: respond-async` asks"},
+        429: limited(JobsFull),
+        502: refusal(["A sample failed, and the request said on_error: fail"]),
+        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, EventsAcknowledged, JobsNotConfigured, reads_body=True),
+    },
+    openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
+)
 async def rollout(
     request: Request,
     rollouts: Rollouts,

@@ -11,15 +11,17 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import ScoredPrompt
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
-from rollout_client.contract.scores import ScoreResponse
+from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
 from service.http.authorization import AuthorizedCaller, needs
+from service.http.examples import REQUEST_ID
+from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
 from service.rollout_requests.json_encoder import document_in_parts
 from service.rollout_requests.result_encoding import encode_beside_others
-from service.routes import descriptions
 from service.routes.dependencies import Admitted, RequestId, Rollouts
 from service.scoring.scoring import Score
 
@@ -61,10 +63,26 @@ def rows(values: list[Any], length: int) -> list[Any]:
     return [values[begin : begin + length] for begin in range(0, len(values), length)]
 
 
+SCORE_RESPONSE = ScoreResponse(
+    request_id=REQUEST_ID,
+    policy=PolicyVersions(oldest="7", newest="7", current="7"),
+    scores=[SequenceScore(logprobs=[-0.02, -0.11, -0.001], weight_version="7")],
+)
 router = APIRouter(tags=["score"])
 
 
-@router.post("/score", response_model=ScoreResponse, **needs("rollout"), **descriptions.SCORE)
+@router.post(
+    "/score",
+    response_model=ScoreResponse,
+    **needs("rollout"),
+    summary="Score given tokens",
+    responses={
+        200: json_response(SCORE_RESPONSE),
+        429: limited(),
+        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
+    },
+    openapi_extra=json_request(ScoreRequest(sequences=[[5, 17, 8, 31, 9, 2]], start=3)),
+)
 async def score(
     request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:

@@ -9,10 +9,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.model_server import Endpoint
+from deployments.sessions.failures import (
+    GenerationUnknown,
+    JudgementFailed,
+    SessionClosed,
+    SessionLimitReached,
+    SessionNotJudgeable,
+    SessionsNotConfigured,
+    SessionUnknown,
+)
 from deployments.sessions.records import OpenSession
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.rollouts import RolloutSummary
+from rollout_client.contract.rollouts import RolloutSummary, Sampling
 from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
@@ -25,6 +35,7 @@ from rollout_client.contract.sessions import (
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
+from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import read_json_body
 from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
@@ -34,16 +45,34 @@ from service.rollout_requests.json_encoder import JSON, json_of
 from service.rollout_requests.result_encoding import NDJSON, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.routes import descriptions
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
-from service.routes.model_server import read_call
+from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
+SESSION_ID = "5f0c1e9bb9a04c0e8a2f6d0f3b1c7a42"
+SESSION_INFO = SessionInfo(
+    id=SESSION_ID, base_url=f"http://127.0.0.1:8000/v1/sessions/{SESSION_ID}", status="open", calls=2, branches=1
+)
 router = APIRouter(prefix="/sessions", tags=["sessions"])
 MOST_BYTES_OF_A_REWARD = 2**16
 
 
-@router.post("", response_model=SessionInfo, **needs("rollout"), **descriptions.OPEN_SESSION)
+@router.post(
+    "",
+    response_model=SessionInfo,
+    **needs("rollout"),
+    summary="Open a session",
+    status_code=201,
+    responses={
+        201: {
+            **json_response(SESSION_INFO.model_copy(update={"api_key": "session-4f1d"})),
+            "description": "The session; see `base_url`",
+        },
+        429: refusal([SessionLimitReached.title]),
+        **refusals(SessionsNotConfigured, PolicyNotCurrent, PolicyUnknown, reads_body=True),
+    },
+    openapi_extra=json_request(SessionRequest(sampling=Sampling(temperature=1.0, max_new_tokens=256), deadline_s=600)),
+)
 async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions, caller: AuthorizedCaller) -> Response:
     """Gives a program an address that speaks OpenAI's and Anthropic's APIs, and a key of its own.
 
@@ -58,19 +87,46 @@ async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions,
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 
 
-@router.get("", response_model_exclude_unset=True, **needs("rollout"), **descriptions.SESSIONS)
+@router.get(
+    "",
+    response_model_exclude_unset=True,
+    **needs("rollout"),
+    summary="List the sessions",
+    responses={200: json_response(SessionList(sessions=[SESSION_INFO])), **refusals(SessionsNotConfigured)},
+)
 async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """Those of the caller's key, the oldest first."""
     return SessionList(sessions=await sessions.store.infos(namespace_of(caller)))
 
 
-@router.get("/{session_id}", response_model_exclude_unset=True, **needs("rollout"), **descriptions.SESSION)
+@router.get(
+    "/{session_id}",
+    response_model_exclude_unset=True,
+    **needs("rollout"),
+    summary="Get the state of a session",
+    responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+)
 async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """How far the session is."""
     return await sessions.store.info(session_id, namespace_of(caller))
 
 
-@router.get("/{session_id}/samples", response_model=SessionSamples, **needs("rollout"), **descriptions.SESSION_SAMPLES)
+@router.get(
+    "/{session_id}/samples",
+    response_model=SessionSamples,
+    **needs("rollout"),
+    summary="Get the branches of a session as rollouts",
+    responses={
+        200: {
+            "description": "All branches; as NDJSON one line for each",
+            "content": {
+                JSON: json_content(SessionSamples(session_id=SESSION_ID, status="open", samples=[])),
+                NDJSON: content({"type": "string"}),
+            },
+        },
+        **refusals(SessionUnknown, SessionsNotConfigured),
+    },
+)
 async def session_samples(
     request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
 ) -> Response:
@@ -102,13 +158,38 @@ def summary_of(samples: SessionSamples) -> RolloutSummary:
     return RolloutSummary(request_id=samples.session_id, metrics=metrics.metrics(), policy=samples.policy)
 
 
-@router.get("/{session_id}/drift", **needs("rollout"), **descriptions.SESSION_DRIFT)
+@router.get(
+    "/{session_id}/drift",
+    **needs("rollout"),
+    summary="Get what a session's program sent otherwise",
+    responses={
+        200: json_response(DriftReport(session_id=SESSION_ID, calls=2, drift=[], counts={"generated_ids": 0})),
+        **refusals(SessionUnknown, SessionsNotConfigured),
+    },
+)
 async def session_drift(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
     return await sessions.store.drift(session_id, namespace_of(caller))
 
 
-@router.post("/{session_id}/reward", response_model=SessionInfo, **needs("rollout"), **descriptions.REWARD_SESSION)
+@router.post(
+    "/{session_id}/reward",
+    response_model=SessionInfo,
+    **needs("rollout"),
+    summary="Reward a session",
+    responses={
+        200: json_response(SESSION_INFO),
+        **refusals(
+            SessionUnknown,
+            GenerationUnknown,
+            SessionNotJudgeable,
+            JudgementFailed,
+            SessionsNotConfigured,
+            reads_body=True,
+        ),
+    },
+    openapi_extra=json_request(SessionReward(reward=1.0)),
+)
 async def reward_session(
     request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
 ) -> Response:
@@ -122,7 +203,13 @@ async def reward_session(
     )
 
 
-@router.delete("/{session_id}", response_model_exclude_unset=True, **needs("rollout"), **descriptions.END_SESSION)
+@router.delete(
+    "/{session_id}",
+    response_model_exclude_unset=True,
+    **needs("rollout"),
+    summary="End a session",
+    responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+)
 async def end_session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends it: calls in flight are aborted, further ones refused. Its record stays readable until it expires."""
     return await sessions.store.end(session_id, namespace_of(caller))
@@ -148,13 +235,15 @@ async def admitted_call(
 
 
 AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
-CALLS: dict[Endpoint, tuple[str, Any]] = {
-    "chat/completions": ("session_chat_completions", descriptions.CHAT_COMPLETIONS),
-    "responses": ("session_responses", descriptions.RESPONSES),
-    "messages": ("session_messages", descriptions.MESSAGES),
-    "messages/count_tokens": ("session_count_tokens", descriptions.COUNT_TOKENS),
-    "tokenize": ("session_tokenize", descriptions.TOKENIZE),
-}
+
+
+def recorded(call: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a route's decorator for the same call below a session, which refuses calls too."""
+    given = call["responses"]
+    own = refusals(SessionUnknown, SessionClosed, SessionsNotConfigured)
+    # A model server's own 404 is not a problem document.
+    unknown = {**own[404], "content": {**own[404]["content"], **given.get(404, own[404])["content"]}}
+    return with_session_key({**call, "responses": {**given, **own, 404: unknown, 429: limited(SessionLimitReached)}})
 
 
 def call_of(endpoint: Endpoint) -> Any:
@@ -174,24 +263,20 @@ def call_of(endpoint: Endpoint) -> Any:
     return call
 
 
-for endpoint, (name, description) in CALLS.items():
-    router.add_api_route(
-        f"/{{session_id}}/v1/{endpoint}",
-        call_of(endpoint),
-        methods=["POST"],
-        name=name,
-        response_model=None,
-        description=f"As `POST /v1/{endpoint}`, recorded. It takes the session's own key.",
-        **with_session_key(descriptions.recorded(description)),
-    )
+for route in CALL_ROUTES:
+    if route.endpoint != "detokenize":
+        router.add_api_route(
+            f"/{{session_id}}/v1/{route.endpoint}",
+            call_of(route.endpoint),
+            methods=["POST"],
+            name=f"session_{route.name}",
+            response_model=None,
+            description=f"As `POST /v1/{route.endpoint}`, recorded. It takes the session's own key.",
+            **recorded(route.documented()),
+        )
 
 
-@router.get(
-    "/{session_id}/v1/models",
-    name="session_models",
-    response_model=None,
-    **with_session_key(descriptions.recorded(descriptions.MODELS)),
-)
+@router.get("/{session_id}/v1/models", name="session_models", response_model=None, **recorded(MODELS))
 async def session_models(sessions: Sessions, opened: Opened, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)

@@ -14,7 +14,7 @@ from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
-from service.routes.model_server import model_call
+from service.routes.dependencies import request_id
 from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
@@ -146,7 +146,7 @@ def test_no_route_makes_what_it_needs_in_a_thread() -> None:
 
     routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
     calls = {call for route in routes for call in calls_of(route.dependant)}
-    assert model_call in calls
+    assert request_id in calls
     are_asynchronous = inspect.iscoroutinefunction, inspect.isasyncgenfunction
     functions = {call if inspect.isroutine(call) or inspect.isclass(call) else type(call).__call__ for call in calls}
     assert {function for function in functions if not any(is_so(function) for is_so in are_asynchronous)} == set()
