@@ -35,7 +35,11 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.service_status import Readiness
+from service.rollout_requests.task_samples import TaskSampler
+from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
+from service.scoring.scoring import Scoring
 from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 
 MODEL = "models/tiny"
@@ -150,9 +154,17 @@ def build(with_stacks: bool) -> ASGIApp:
     # What is refused for now is not measured.
     unbounded = AdmissionSettings(replica=AdmissionBounds(), service=AdmissionBounds())
     admission = Admission(unbounded, MAX_MODEL_LEN)
-    service = RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission)
+    environments = {TASK: FreeEnvironment()}
+    sampler = TaskSampler(environments)
+    service = RolloutService(generator, environments, policy, factory, limits, admission, sampler)
     service.body_parser.start()
-    app = build_http_app(service, OPEN_TO_ALL)
+    services = AppServices(
+        rollouts=service,
+        access=OPEN_TO_ALL,
+        readiness=Readiness(generator, environments, {}),
+        scoring=Scoring(lambda _: generator, policy, limits, lambda: description),
+    )
+    app = build_http_app(services)
     probe = LoopProbe(with_stacks)
 
     @app.post("/probe")

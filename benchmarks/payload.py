@@ -31,6 +31,7 @@ from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObse
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
+from rollout_client.contract.info import DegradedPart
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import (
     PolicyVersions,
@@ -47,9 +48,12 @@ from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.json_encoder import JSON
 from service.rollout_requests.rollout_service import EndedRollout, RolloutService, RunningRollout
+from service.rollout_requests.service_status import Readiness
+from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.progress import ProgressLog
+from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, RequestLimits
 from service.startup.ports import free_port
@@ -95,11 +99,8 @@ class EndedRollouts(RolloutService):
 
     def __init__(self, results: list[SampleResult]) -> None:
         admission = Admission(AdmissionSettings(), max_model_len=1)
-        super().__init__(None, {}, RemotePolicy(None), None, RequestLimits(), admission)  # type: ignore[arg-type]
+        super().__init__(None, {}, RemotePolicy(None), None, RequestLimits(), admission, TaskSampler({}))  # type: ignore[arg-type]
         self._ended_results = results
-
-    async def check_ready(self) -> None:
-        """There is nothing to wait for."""
 
     async def rollout(
         self,
@@ -110,6 +111,16 @@ class EndedRollouts(RolloutService):
         _progress: ProgressLog | None = None,
     ) -> RunningRollout:
         return EndedRequest(request_id, self._ended_results)
+
+
+class AlwaysReady(Readiness):
+    """There is nothing to wait for."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def check(self) -> list[DegradedPart]:
+        return []
 
 
 class EndedRequest(RunningRollout):
@@ -193,7 +204,10 @@ def serving() -> Iterator[str]:
 
 
 def serve(port: int) -> None:
-    uvicorn.run(build_http_app(EndedRollouts(ended_rollouts()), OPEN_TO_ALL), port=port, log_level="critical")
+    rollouts = EndedRollouts(ended_rollouts())
+    nothing_is_scored: Any = None
+    services = AppServices(rollouts=rollouts, access=OPEN_TO_ALL, readiness=AlwaysReady(), scoring=nothing_is_scored)
+    uvicorn.run(build_http_app(services), port=port, log_level="critical")
 
 
 def ended_rollouts() -> list[SampleResult]:

@@ -15,14 +15,10 @@ from deployments.jobs.failures import JobFailure
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure
 from rollout_client.cli.app import app as command_line
-from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import KeysFile
-from service.admission.admission import Admission
 from service.problems import PROBLEM_TYPES, TYPE_PREFIX
-from service.remote.policy import RemotePolicy
-from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, RequestLimits, ServiceSettings
+from service.settings import ServiceSettings
 
 Schema = dict[str, Any]
 STORE_FAILURES: dict[str, type[StoreFailure]] = {
@@ -46,9 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def http_page() -> Iterator[str]:
-    admission = Admission(AdmissionSettings(), max_model_len=1)
-    rollouts = RolloutService(None, {}, RemotePolicy(None), None, RequestLimits(), admission)  # type: ignore[arg-type]  # nothing is called
-    document = build_http_app(rollouts, OPEN_TO_ALL).openapi()
+    document = build_http_app(None).openapi()  # type: ignore[arg-type]  # nothing is called
     yield "# HTTP"
     yield f"\n{document['info'].get('description', '')}\n"
     for path, operations in document["paths"].items():

@@ -4,6 +4,7 @@ Where Serve listens is asked of Serve itself, whoever started it: `serve run` re
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.agents.settings import agent_deployment
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.rpc.store_client import job_store_client, policy_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -21,6 +23,7 @@ from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
 from service.access.access_control import AccessControl
 from service.access.exposure import HttpOptions, refuse_exposed
+from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
@@ -28,18 +31,24 @@ from service.canary.background_canary import BackgroundCanary
 from service.http.proxy_handles import keep_proxy_handles
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.jobs.runner import JobRunner
-from service.metrics.ingress_metrics import HttpMetricsMiddleware, Look, ServiceMetrics
+from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
+from service.metrics.rollout_metrics import RolloutMetrics
 from service.model_server.calls import ModelCalls
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
+from service.remote.response_parser import ProcessResponseParser
+from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
-from service.rollout_requests.service_status import version_of
-from service.rollouts.progress import UNOBSERVED
+from service.rollout_requests.service_status import Readiness, StorePart, version_of
+from service.rollout_requests.task_samples import TaskSampler
+from service.rollouts.progress import UNOBSERVED, RolloutObserver
+from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.scheduling.priority import counts_by_priority
+from service.scoring.scoring import Scoring
 from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
@@ -63,9 +72,27 @@ def own_address(options: HttpOptions) -> str:
     return f"{scheme}://{host}:{options.port}"
 
 
+async def load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
+    """The model's tokenizer, and the parser of its responses if the config names one.
+
+    Raises:
+        ParserUnusable: a parser of `responses` does not work with the model's tokenizer.
+        RolloutFailure: the processes of the parsers do not answer.
+    """
+    engine, responses = settings.engine, settings.responses
+    name = engine.tokenizer or engine.model
+    skip, split = responses.skip_special_tokens, engine.split_special_tokens
+    tokenizer = TransformersChatTokenizer.load(name, engine.model, skip, split)
+    tokenizer.prepare_info()
+    return tokenizer, await ProcessResponseParser.start(responses, name, tokenizer.ends_of_turn)
+
+
 @serve.ingress()
 class Ingress:
-    """Starts when the generator has started: every request that reaches it can be played."""
+    """Starts when the generator has started: every request that reaches it can be played.
+
+    Its model bounds what a request may ask for, so that the constructor waits until a generator replica answers.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -83,50 +110,74 @@ class Ingress:
         options = await asyncio.to_thread(http_options)
         assert options is not None
         refuse_exposed(settings.access, options)
-        self._access = AccessControl.of(settings.access, options.host)
-        policy = RemotePolicy(policy_store_client(policy_store))
-        policy.follow()
-        remote = RemoteGenerator(generator, settings.scheduling.window_factor)
-        self._metrics = ServiceMetrics() if settings.metrics else None
-        if settings.canary.rate:
-            remote.report_to(BackgroundCanary(settings.canary, remote).note)
-        observer = UNOBSERVED if self._metrics is None else self._metrics.rollouts
+        access = AccessControl.of(settings.access, options.host)
+        limits = settings.limits
+
+        rollout_metrics = RolloutMetrics() if settings.metrics else None
+        self._http_metrics = HttpMetrics() if settings.metrics else None
+        observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None
         if settings.tracing is not None:
-            self._tracer = tracer_of(
-                settings.tracing, serve.get_replica_context().replica_tag, version_of("rollout-service")
-            )
+            replica_id = serve.get_replica_context().replica_tag
+            self._tracer = tracer_of(settings.tracing, replica_id, version_of("rollout-service"))
             observer = TracedRollouts(self._tracer, observer, settings.tracing.rollouts_per_request)
-        self._rollouts = await RolloutService.connect(
-            settings,
-            remote,
-            {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
-            policy,
-            most_replicas,
-            None if data is None else RemoteData(data),
-            observer,
+
+        policy = RemotePolicy(policy_store_client(policy_store))
+        policy.follow()
+        remote = RemoteGenerator(
+            generator,
+            settings.scheduling.window_factor,
+            (lambda replicas: BackgroundCanary(settings.canary, replicas).note) if settings.canary.rate else None,
+            None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
         )
-        if self._metrics is not None:
-            remote.report_waits_to(partial(self._metrics.rollouts.took, "queue"))
-            self._metrics.follow(partial(look_at, self._rollouts, remote))
-        self._calls: ModelCalls | None = None
+        tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
+        sampler = TaskSampler(tasks, None if data is None else RemoteData(data), settings.data_by_task.keys())
+        stores: dict[StorePart, Callable[[], Awaitable[object]]] = {
+            "data": sampler.sizes,
+            "policy": lambda: policy.store.state(0.0),
+        }
+        tokenizer, parser = await load_chat(settings)
+        described = await remote.describe()
+        admission = Admission(settings.admission, described.max_model_len, most_replicas)
+
+        calls: ModelCalls | None = None
         if not isinstance(settings.engine, SimulatedEngineSettings):
-            self._calls = ModelCalls(remote, self._rollouts.admission, settings.limits.generation_timeout_s)
-        self._sessions: AgentSessions | None = None
-        if sessions is not None and settings.sessions is not None and self._calls is not None:
-            store, base_url = session_store_client(sessions), settings.sessions.base_url
-            self._rollouts.readiness.also_ask("sessions", store.answer)
-            judge = SessionJudge(self._rollouts.environments)
-            self._sessions = AgentSessions(store, self._calls, policy, self._access, judge, base_url)
-        if self._sessions is not None and agents:
+            calls = ModelCalls(remote, admission, limits.generation_timeout_s)
+        agent_sessions: AgentSessions | None = None
+        if sessions is not None and settings.sessions is not None and calls is not None:
+            session_store, base_url = session_store_client(sessions), settings.sessions.base_url
+            stores["sessions"] = session_store.answer
+            agent_sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(tasks), base_url)
+        runs: AgentRuns | None = None
+        programs: dict[str, RemoteEnvironment] = {}
+        if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address(options)))
-        self._jobs: JobRunner | None = None
+            runs = AgentRuns(agent_sessions, programs, own_address(options))
+
+        episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
+        rollouts = RolloutService(
+            remote, tasks, policy, episodes, limits, admission, sampler, parser, observer, agents=runs
+        )
+        rollouts.body_parser.start()
+        job_runner: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
-            self._jobs = JobRunner(job_store_client(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
-            self._jobs.follow()
-            self._rollouts.readiness.also_ask("jobs", self._jobs.store.answer)
-            call_at_shutdown(self._jobs.hand_over)
+            job_runner = JobRunner(job_store_client(jobs), rollouts, access, settings.jobs.max_body_bytes)
+            job_runner.follow()
+            stores["jobs"] = job_runner.store.answer
+            call_at_shutdown(job_runner.hand_over)
+        checked = {**tasks, **{agent_deployment(name): program for name, program in programs.items()}}
+        self._services = AppServices(
+            rollouts=rollouts,
+            access=access,
+            readiness=Readiness(remote, checked, stores),
+            scoring=Scoring(partial(admission.metered, remote), policy, limits, lambda: described),
+            jobs=job_runner,
+            calls=calls,
+            sessions=agent_sessions,
+        )
+        if rollout_metrics is not None and self._http_metrics is not None:
+            snapshot = partial(gauge_snapshot, admission, remote, policy)
+            self._exporting = export(rollout_metrics, self._http_metrics, snapshot)
         self._request_pacer = request_pacer()
         keep_proxy_handles(self._request_pacer)
         collect_small_portions()
@@ -136,34 +187,26 @@ class Ingress:
 
         Caller: `service/startup/local_service.py`.
         """
-        return await self._rollouts.admission.drain(bound_s)
+        return await self._services.rollouts.admission.drain(bound_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own server adds X-Request-ID to every response: a second one would make two values of it.
-        app = build_http_app(
-            self._rollouts,
-            self._access,
-            sets_request_id_header=False,
-            job_runner=self._jobs,
-            calls=self._calls,
-            agent_sessions=self._sessions,
-        )
-        if self._metrics is not None:
-            app.add_middleware(HttpMetricsMiddleware, metrics=self._metrics.http)
+        app = build_http_app(self._services, sets_request_id_header=False)
+        if self._http_metrics is not None:
+            app.add_middleware(HttpMetricsMiddleware, metrics=self._http_metrics)
         if self._tracer is not None:
             app.add_middleware(TracingMiddleware, tracer=self._tracer)
         app.add_middleware(ServeRequests, pacer=self._request_pacer)
         return app
 
 
-def look_at(rollouts: RolloutService, generator: RemoteGenerator) -> Look:
-    """What the gauges of an ingress replica show."""
-    held = rollouts.admission.in_flight
-    return Look(
+def gauge_snapshot(admission: Admission, generator: RemoteGenerator, policy: RemotePolicy) -> GaugeSnapshot:
+    held = admission.in_flight
+    return GaugeSnapshot(
         rollouts=held.rollouts,
         requested_tokens=held.tokens,
         body_bytes=held.body_bytes,
         waiting_generations=generator.waiting_generations,
         waiting_by_priority=counts_by_priority(generator.waiting_by_weight),
-        policy_versions=rollouts.policy.known_versions,
+        policy_versions=policy.known_versions,
     )

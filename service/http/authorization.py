@@ -48,7 +48,7 @@ async def authorize(
     request: Request, needed: SecurityScopes, authorization: Annotated[list[str], Depends(KeyHeader())]
 ) -> None:
     """Raises `RequestProblem` (401, 403) unless the caller has the scope that the route needs."""
-    access: AccessControl = request.app.state.access
+    access: AccessControl = request.app.state.services.access
     [scope] = needed.scopes
     request.state.caller = await access.caller_of(authorization, cast(Scope, scope))
 

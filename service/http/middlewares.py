@@ -43,7 +43,7 @@ class HostCheckMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
-            access: AccessControl = scope["app"].state.access
+            access: AccessControl = scope["app"].state.services.access
             problem = problem_with(Headers(scope=scope), access)
             if problem is not None:
                 app = problem_response(problem.problem, scope["state"]["request_id"])

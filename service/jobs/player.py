@@ -105,7 +105,7 @@ class JobPlayer:
         """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
         stored = await self._read([RANGES]) if self.claim.record.epoch > 1 else {}
         ranges = ranges_in(stored[RANGES]) if RANGES in stored else asked
-        await self._journal.begin_ledger(await self._rollouts.with_revisions(ranges))
+        await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:
         try:

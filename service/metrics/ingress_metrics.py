@@ -63,15 +63,15 @@ class HttpMetricsMiddleware:
             self._metrics.answered(route, scope["method"], status, monotonic() - began)
 
 
-LOOK_EVERY_S = 1.0
+SNAPSHOT_EVERY_S = 1.0
 """Ray's shortest interval of exports. Its exporter forgets a gauge that was not set for two of its intervals."""
 SLEEP_S = 0.1
 GAPS = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """At one ingress replica."""
+class GaugeSnapshot:
+    """Values of the gauges of one ingress replica."""
 
     rollouts: int
     """In flight, as admission counts them."""
@@ -85,11 +85,11 @@ class Look:
     """The current version by the name of the policy; that without a name is under ''."""
 
 
-class Gauges:
+class IngressGauges:
     """Of one ingress replica."""
 
-    def __init__(self, look: Callable[[], Look]) -> None:
-        self._look = look
+    def __init__(self, snapshot: Callable[[], GaugeSnapshot]) -> None:
+        self._snapshot = snapshot
         self._in_flight = Gauge("rollout_in_flight", description="Rollouts in flight.")
         self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
         self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
@@ -112,26 +112,26 @@ class Gauges:
         self._seen: dict[str, tuple[int, float]] = {}
         """By policy, its version and the moment when that was seen first."""
 
-    async def follow(self) -> None:
-        """For the life of the replica."""
-        next_look = monotonic()
+    async def export(self) -> None:
+        """Sets the gauges periodically, for the life of the replica."""
+        next_snapshot = monotonic()
         while True:
             due = monotonic() + SLEEP_S
             await asyncio.sleep(SLEEP_S)
             now = monotonic()
             self.gap.observe(now - due)
-            if now >= next_look:
-                self.note(self._look(), now)
-                next_look = now + LOOK_EVERY_S
+            if now >= next_snapshot:
+                self.set(self._snapshot(), now)
+                next_snapshot = now + SNAPSHOT_EVERY_S
 
-    def note(self, look: Look, now_s: float) -> None:
-        self._in_flight.set(look.rollouts)
-        self._tokens.set(look.requested_tokens)
-        self._bytes.set(look.body_bytes)
-        self._waiting.set(look.waiting_generations)
-        for priority, waiting in look.waiting_by_priority.items():
+    def set(self, snapshot: GaugeSnapshot, now_s: float) -> None:
+        self._in_flight.set(snapshot.rollouts)
+        self._tokens.set(snapshot.requested_tokens)
+        self._bytes.set(snapshot.body_bytes)
+        self._waiting.set(snapshot.waiting_generations)
+        for priority, waiting in snapshot.waiting_by_priority.items():
             self._waiting_by_priority.set(waiting, {"priority": priority})
-        for policy, version in look.policy_versions.items():
+        for policy, version in snapshot.policy_versions.items():
             if self._seen.get(policy, (None,))[0] != version:
                 self._seen[policy] = version, now_s
             tags = {"policy": policy}
@@ -139,17 +139,12 @@ class Gauges:
             self._age.set(now_s - self._seen[policy][1], tags)
 
 
-class ServiceMetrics:
-    def __init__(self) -> None:
-        self.rollouts = RolloutMetrics()
-        self.http = HttpMetrics()
-        self._following: list[asyncio.Task[None]] = []
-
-    def follow(self, look: Callable[[], Look]) -> None:
-        """From now on, for the life of the replica, Ray is given what was counted, and what `look` finds."""
-        gauges = Gauges(look)
-        instruments = (*self.rollouts.instruments, *self.http.instruments, gauges.gap)
-        self._following = [
-            asyncio.create_task(flush_periodically(instruments)),
-            asyncio.create_task(gauges.follow()),
-        ]
+def export(
+    rollouts: RolloutMetrics, http: HttpMetrics, snapshot: Callable[[], GaugeSnapshot]
+) -> "list[asyncio.Task[None]]":
+    """Starts the tasks that give Ray what was counted, and the gauges, for the life of the replica."""
+    gauges = IngressGauges(snapshot)
+    return [
+        asyncio.create_task(flush_periodically((*rollouts.instruments, *http.instruments, gauges.gap))),
+        asyncio.create_task(gauges.export()),
+    ]

@@ -52,8 +52,18 @@ OnWait = Callable[[float], None]
 class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     """Sends each generation, batched with others, when and where the scheduler says."""
 
-    def __init__(self, handle: DeploymentHandle[Any], window_factor: float | None = None) -> None:
-        """Args: `window_factor` is that of `GenerationScheduler`."""
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        window_factor: float | None = None,
+        observer_of: Callable[[ComparedReplicas], OnGeneration] | None = None,
+        on_wait: OnWait | None = None,
+    ) -> None:
+        """
+        Args:
+            window_factor: that of `GenerationScheduler`.
+            observer_of: makes the observer of each generation, which may call these replicas too.
+        """
         self._handle = handle
         self._scheduler = GenerationScheduler(window_factor)
         self._replicas: tuple[str, ...] = ()
@@ -74,8 +84,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
         """Of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
-        self._on_generation: OnGeneration | None = None
-        self._on_wait: OnWait | None = None
+        self._on_generation = None if observer_of is None else observer_of(self)
+        self._on_wait = on_wait
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -156,14 +166,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running
-
-    def report_to(self, on_generation: OnGeneration) -> None:
-        """From now on `on_generation` is told of each generation."""
-        self._on_generation = on_generation
-
-    def report_waits_to(self, on_wait: OnWait) -> None:
-        """From now on `on_wait` is told how long each generation waits that does not start at once."""
-        self._on_wait = on_wait
 
     @property
     def waiting_generations(self) -> int:

@@ -8,19 +8,16 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ResponseParser
 from deployments.protocols.generation import Environment, Generator
-from rollout_client.contract.info import ServiceInfo, TaskInfo
-from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
+from rollout_client.contract.info import ServiceInfo
+from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleResult
 from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.remote.policy import RemotePolicy
-from service.remote.response_parser import ProcessResponseParser
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
@@ -32,7 +29,7 @@ from service.rollout_requests.sample_preparation import (
     task_descriptions,
     tasks_with_start,
 )
-from service.rollout_requests.service_status import Readiness, service_info
+from service.rollout_requests.service_status import service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
@@ -43,8 +40,7 @@ from service.rollouts.metrics import RequestMetricsAccumulator
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
-from service.scoring.scoring import Scoring
-from service.settings import RequestLimits, ServiceSettings
+from service.settings import RequestLimits
 
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
@@ -150,82 +146,31 @@ class RolloutService:
         episode_factory: EpisodeFactory,
         limits: RequestLimits,
         admission: Admission,
-        task_sampler: TaskSampler | None = None,
+        task_sampler: TaskSampler,
         response_parser: ResponseParser | None = None,
         observer: RolloutObserver = UNOBSERVED,
+        agents: AgentRuns | None = None,
     ) -> None:
+        """Args: `agents` are the runs of the tasks that have agents; `observer` is told what the rollouts do."""
         self.policy = policy
         self.admission = admission
         self.environments = environments
         self.limits = limits
+        self.task_sampler = task_sampler
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
-        self.scoring = Scoring(partial(admission.metered, generator), policy, limits, lambda: episode_factory.generator)
+        self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._generator = generator
-        self._task_sampler = task_sampler or TaskSampler(environments)
-        self.readiness = Readiness(generator, environments)
-        self.readiness.also_ask("data", self._task_sampler.sizes)
-        self.readiness.also_ask("policy", lambda: policy.store.state(0.0))
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
-        self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
-        self._agents: AgentRuns | None = None
-
-    def use_agents(self, agents: AgentRuns) -> None:
-        """Called once, before the first request, if tasks have agents."""
         self._agents = agents
-        self.readiness.also_ask_programs(agents.programs)
-
-    @classmethod
-    async def connect(
-        cls,
-        settings: ServiceSettings,
-        generator: Generator,
-        environments: Mapping[str, Environment],
-        policy: RemotePolicy,
-        ingress_replicas: Callable[[], int],
-        data: DataReader | None = None,
-        observer: RolloutObserver = UNOBSERVED,
-    ) -> "RolloutService":
-        """Waits until a generator replica answers, because its model bounds what a request may ask for.
-
-        Args:
-            ingress_replicas: how many replicas share the bounds of the service.
-            data: of the tasks that have some.
-            observer: is told what the rollouts do.
-
-        Raises:
-            ParserUnusable: a parser of `responses` does not work with the model's tokenizer.
-            RolloutFailure: the generator, or the processes of the parsers, do not answer.
-        """
-        engine, responses = settings.engine, settings.responses
-        name = engine.tokenizer or engine.model
-        skip, split = responses.skip_special_tokens, engine.split_special_tokens
-        tokens = TransformersChatTokenizer.load(name, engine.model, skip, split)
-        tokens.prepare_info()
-        parser = await ProcessResponseParser.start(responses, name, tokens.ends_of_turn)
-        described = await generator.describe()
-        episode_factory = EpisodeFactory(
-            frozenset(environments), described, tokens, settings.limits, settings.agents_by_task
-        )
-        admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
-        sampler = TaskSampler(environments, data, settings.data_by_task.keys())
-        service = cls(
-            generator, environments, policy, episode_factory, settings.limits, admission, sampler, parser, observer
-        )
-        service.body_parser.start()
-        return service
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
         if not request.samples_from:
             return 0
-        return await self._task_sampler.fill(request, self.body_parser, self.limits, hold)
-
-    async def with_revisions(self, ranges: Sequence[SampleRange]) -> list[SampleRange]:
-        """The ranges with the revisions of their data; see `TaskSampler.with_revisions`."""
-        return await self._task_sampler.with_revisions(ranges)
+        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold)
 
     async def rollout(
         self,
@@ -321,26 +266,6 @@ class RolloutService:
     def vocabulary(self) -> list[str | None]:
         """The token of each id."""
         return self._episode_factory.tokenizer.vocabulary
-
-    async def tasks(self) -> list[TaskInfo]:
-        """Raises `EnvironmentLost` or `DataLost` if an environment or the data do not answer."""
-        sizes = await self._task_sampler.sizes()
-        descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
-        return [
-            TaskInfo(
-                task_name=description.task_name,
-                description=description.description,
-                fields=description.fields,
-                tools=description.tools,
-                example=SampleInput.model_validate(description.example),
-                **({"splits": sizes[task_name]} if task_name in sizes else {}),
-            )
-            for task_name, description in zip(self.environments, descriptions, strict=True)
-        ]
-
-    async def task_samples(self, wanted: SampleRange) -> bytearray:
-        """The JSON of a page of samples of one of `environments`; see `TaskSampler.page`."""
-        return await self._task_sampler.page(wanted, self.limits.max_body_bytes)
 
 
 def next_range(drawn: SampleRange) -> NextSampleRange:

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple, Protocol
 
-from deployments.agents.settings import agent_deployment
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator, GeneratorDescription
 from deployments.protocols.model_server import public_model_name
@@ -109,19 +108,21 @@ class Readiness:
     share one look.
     """
 
-    def __init__(self, generator: Generator, environments: Mapping[str, Environment]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        environments: Mapping[str, Environment],
+        stores: Mapping[StorePart, Callable[[], Awaitable[object]]],
+    ) -> None:
+        """
+        Args:
+            environments: also the deployments that run agents, by the names of both.
+            stores: calls of the deployments of one replica, without which rollouts can still be played.
+        """
         self._generator = generator
         self._environments = environments
-        self._stores: dict[StorePart, Callable[[], Awaitable[object]]] = {}
+        self._stores = stores
         self._looking: asyncio.Task[list[DegradedPart]] | None = None
-
-    def also_ask_programs(self, programs: Mapping[str, Environment]) -> None:
-        """The deployments that run agents, by task."""
-        self._environments = {**self._environments, **{agent_deployment(name): one for name, one in programs.items()}}
-
-    def also_ask(self, part: StorePart, ask: Callable[[], Awaitable[object]]) -> None:
-        """A deployment of one replica, without which rollouts can still be played."""
-        self._stores[part] = ask
 
     async def check(self) -> list[DegradedPart]:
         """What does not answer, although rollouts can be played.

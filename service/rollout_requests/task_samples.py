@@ -11,8 +11,9 @@ from pydantic_core import to_json
 from deployments.data.reader import DataReader, DataRefused, within_bytes
 from deployments.protocols.generation import Environment
 from deployments.seeds import derived_seed
+from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import RolloutRequest
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
@@ -33,6 +34,22 @@ class TaskSampler:
     async def sizes(self) -> dict[str, dict[str, int]]:
         """Rows by split, by task that has data. Raises `DataLost`."""
         return {} if self.data is None else await self.data.sizes()
+
+    async def listed(self) -> list[TaskInfo]:
+        """All tasks. Raises `EnvironmentLost` or `DataLost` if an environment or the data do not answer."""
+        sizes = await self.sizes()
+        descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
+        return [
+            TaskInfo(
+                task_name=description.task_name,
+                description=description.description,
+                fields=description.fields,
+                tools=description.tools,
+                example=SampleInput.model_validate(description.example),
+                **({"splits": sizes[task_name]} if task_name in sizes else {}),
+            )
+            for task_name, description in zip(self.environments, descriptions, strict=True)
+        ]
 
     async def page(self, wanted: SampleRange, most_bytes: int) -> bytearray:
         """The JSON of a page of a task that exists: `samples`, and `next_start`.

@@ -1,10 +1,11 @@
-"""What the routes get from the application: its service, the request's id, and what the request holds in flight."""
+"""Dependencies of the routes: the parts of the ingress, the request's id, and what the request holds in flight."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, Request
 
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
@@ -20,70 +21,70 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.problems import no_model_server
 from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.service_status import Readiness
+from service.scoring.scoring import Scoring
 
 if TYPE_CHECKING:
     from deployments.policy.store import PolicyStore
 
 
-def provide(
-    app: FastAPI,
-    rollouts: RolloutService,
-    access: AccessControl,
-    jobs: JobRunner | None = None,
-    calls: ModelCalls | None = None,
-    sessions: AgentSessions | None = None,
-) -> None:
-    """Makes `rollouts` the service of all routes of `app`, for the callers that `access` lets in.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppServices:
+    """The parts of one ingress replica that its routes call. `app.state.services` holds them."""
 
-    Args:
-        jobs: `None` for a service that keeps no jobs.
-        calls: `None` for a service without engines that answer calls of model servers' APIs.
-        sessions: `None` for a service that keeps none.
-    """
-    app.state.rollouts = rollouts
-    app.state.access = access
-    app.state.jobs = jobs
-    app.state.calls = calls
-    app.state.sessions = sessions
+    rollouts: RolloutService
+    access: AccessControl
+    readiness: Readiness
+    scoring: Scoring
+    jobs: JobRunner | None = None
+    """`None` if the service keeps no jobs."""
+    calls: ModelCalls | None = None
+    """`None` if its engines answer no calls of model servers' APIs."""
+    sessions: AgentSessions | None = None
+    """`None` if it keeps none."""
 
 
 # Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
 
 
-async def rollout_service(request: Request) -> RolloutService:
-    rollouts: RolloutService = request.app.state.rollouts
-    return rollouts
+async def app_services(request: Request) -> AppServices:
+    services: AppServices = request.app.state.services
+    return services
 
 
-async def policy_store(request: Request) -> "PolicyStore":
-    return (await rollout_service(request)).policy.store
+Services = Annotated[AppServices, Depends(app_services)]
 
 
-async def optional_jobs(request: Request) -> JobRunner | None:
-    jobs: JobRunner | None = request.app.state.jobs
-    return jobs
+async def rollout_service(services: Services) -> RolloutService:
+    return services.rollouts
 
 
-async def configured_jobs(request: Request) -> JobRunner:
+async def policy_store(services: Services) -> "PolicyStore":
+    return services.rollouts.policy.store
+
+
+async def optional_jobs(services: Services) -> JobRunner | None:
+    return services.jobs
+
+
+async def configured_jobs(services: Services) -> JobRunner:
     """Raises `JobsNotConfigured`."""
-    return required(await optional_jobs(request))
+    return required(services.jobs)
 
 
-async def model_calls(request: Request) -> ModelCalls:
+async def model_calls(services: Services) -> ModelCalls:
     """Raises `RequestProblem` (501)."""
-    calls: ModelCalls | None = request.app.state.calls
-    if calls is None:
+    if services.calls is None:
         raise no_model_server()
-    return calls
+    return services.calls
 
 
-async def configured_sessions(request: Request) -> AgentSessions:
+async def configured_sessions(services: Services) -> AgentSessions:
     """Raises `SessionsNotConfigured`."""
-    sessions: AgentSessions | None = request.app.state.sessions
-    if sessions is None:
+    if services.sessions is None:
         message = "the config has no `sessions`; add `sessions: {}`"
         raise SessionsNotConfigured(FieldProblem(field="sessions", message=message))
-    return sessions
+    return services.sessions
 
 
 async def request_id(request: Request) -> str:
@@ -107,7 +108,7 @@ async def admitted_request(
     Raises:
         RequestProblem: 429 or 413, the request is not admitted.
     """
-    rollouts = await rollout_service(request)
+    rollouts = request.app.state.services.rollouts
     # A body over the limit is refused by its reader, with that limit.
     stated_bytes = min(stated_length(request.headers), rollouts.limits.max_body_bytes)
     admission = rollouts.admission

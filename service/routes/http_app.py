@@ -3,17 +3,12 @@
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from service.access.access_control import AccessControl
-from service.agents.sessions import AgentSessions
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware
 from service.http.openapi import complete_document
 from service.http.request_ids import RequestIdMiddleware
-from service.jobs.runner import JobRunner
-from service.model_server.calls import ModelCalls
-from service.rollout_requests.rollout_service import RolloutService
 from service.routes import jobs, model_server, policy, rollout, score, sessions, status, tasks
-from service.routes.dependencies import provide
+from service.routes.dependencies import AppServices
 from service.ui import routes as ui
 
 ROUTERS = (
@@ -42,22 +37,11 @@ DESCRIPTION = """Plays prompts against environments with the current policy, for
 """
 
 
-def build_http_app(
-    rollouts: RolloutService,
-    access: AccessControl,
-    sets_request_id_header: bool = True,
-    job_runner: JobRunner | None = None,
-    calls: ModelCalls | None = None,
-    agent_sessions: AgentSessions | None = None,
-) -> FastAPI:
+def build_http_app(services: AppServices, sets_request_id_header: bool = True) -> FastAPI:
     """Builds the application. The routes under `/v1` are documented; those without the prefix are their aliases.
 
     Args:
-        access: who may use the routes.
         sets_request_id_header: whether responses get `X-Request-ID` here; false behind a server that adds it itself.
-        job_runner: `None` for a service that keeps no jobs.
-        calls: `None` for a service whose engines answer no calls of model servers' APIs.
-        agent_sessions: `None` for a service that keeps no sessions.
     """
     app = FastAPI(
         title=TITLE,
@@ -66,7 +50,7 @@ def build_http_app(
         generate_unique_id_function=operation_id,
         separate_input_output_schemas=False,
     )
-    provide(app, rollouts, access, job_runner, calls, agent_sessions)
+    app.state.services = services
     install_error_handlers(app)
     app.add_middleware(HostCheckMiddleware)
     app.add_middleware(ContractVersionMiddleware)

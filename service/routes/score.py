@@ -22,7 +22,7 @@ from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
 from service.rollout_requests.json_encoder import document_in_parts
 from service.rollout_requests.result_encoding import encode_beside_others
-from service.routes.dependencies import Admitted, RequestId, Rollouts
+from service.routes.dependencies import Admitted, RequestId, Services
 from service.scoring.scoring import Score
 
 
@@ -84,7 +84,7 @@ router = APIRouter(tags=["score"])
     openapi_extra=json_request(ScoreRequest(sequences=[[5, 17, 8, 31, 9, 2]], start=3)),
 )
 async def score(
-    request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
+    request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """The log-probability of each token of the given sequences under the current weights.
 
@@ -92,9 +92,10 @@ async def score(
     others. Sequences share the engines with generations, and are computed anew: a prefix cache holds no
     log-probabilities. Nothing is kept, so an `Idempotency-Key` is ignored.
     """
+    rollouts, scoring = services.rollouts, services.scoring
     refuse_other_than_json(request.headers)
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    parsed = await rollouts.body_parser.parse_score_request(body, rollouts.scoring.bounds)
+    parsed = await rollouts.body_parser.parse_score_request(body, scoring.bounds)
     admitted.hold_sequences(len(parsed.sequences), parsed.tokens)
     del body
     top_k = parsed.options.top_k
@@ -105,5 +106,5 @@ async def score(
         size = (len(sequence.token_ids) - sequence.start) * (1 + top_k)
         await encode_beside_others(size, partial(encoder.add, position, sequence.start, score))
 
-    policy = await rollouts.scoring.score(parsed, request_id, encode, caller)
+    policy = await scoring.score(parsed, request_id, encode, caller)
     return await response_in_parts(encoder.body(request_id, policy), encoder.media_type)

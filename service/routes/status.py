@@ -27,7 +27,7 @@ from service.http.openapi import json_response, refusals
 from service.http.request_body import JSON
 from service.metrics.exposition import ExportersLost, all_metrics
 from service.problems import not_ready
-from service.routes.dependencies import Rollouts
+from service.routes.dependencies import Rollouts, Services
 
 INFO = ServiceInfo(
     model=ModelInfo(name="org/model", revision="4e20de362430cd3b72f3", vocab_size=151_936, max_model_len=32_768),
@@ -123,6 +123,6 @@ async def healthz() -> Alive:
 @router.get(
     "/readyz", **OPEN, summary="Check that rollouts can be served", responses={200: json_response(READY), **refusals()}
 )
-async def readyz(rollouts: Rollouts) -> Ready:
+async def readyz(services: Services) -> Ready:
     """Asks every replica of the generator and of the environments. 503 if no rollout would work; it says why."""
-    return Ready(degraded=await rollouts.readiness.check())
+    return Ready(degraded=await services.readiness.check())

@@ -38,7 +38,7 @@ router = APIRouter(prefix="/tasks", tags=["tasks"])
 )
 async def tasks(rollouts: Rollouts) -> TaskList:
     """Each task has a description, the fields that its samples need, and a sample that can be posted as it is."""
-    return TaskList(tasks=await rollouts.tasks())
+    return TaskList(tasks=await rollouts.task_sampler.listed())
 
 
 @router.get(
@@ -67,7 +67,7 @@ async def task_samples(
     if task_name not in rollouts.environments:
         raise task_not_found(task_name, rollouts.environments)
     wanted = SampleRange(task_name=task_name, split=split, start=start, count=count, seed=seed)
-    page = await rollouts.task_samples(wanted)
+    page = await rollouts.task_sampler.page(wanted, rollouts.limits.max_body_bytes)
     if len(page) <= PART_BYTES:
         return Response(bytes(page), media_type=JSON)
     return await response_in_parts(pieces(page), JSON)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import httpx
@@ -24,8 +24,11 @@ from service.model_server.calls import ModelCalls
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes.dependencies import provide
+from service.rollout_requests.service_status import Readiness
+from service.rollout_requests.task_samples import TaskSampler
+from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
+from service.scoring.scoring import Scoring
 from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -59,12 +62,14 @@ class ScriptedHttp:
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
         self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
-        rollouts = RolloutService(self.generator, self.environments, policy, factory, limits, self.admission)
+        self.rollouts = RolloutService(
+            self.generator, self.environments, policy, factory, limits, self.admission, TaskSampler(self.environments)
+        )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
-        self.app = app_of(rollouts, access, sets_request_id_header, calls=calls, sessions=sessions)
+        self.app = app_of(self.rollouts, access, sets_request_id_header, calls=calls, sessions=sessions)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -110,16 +115,25 @@ def app_of(
     sessions: AgentSessions | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
+    generator, admission = rollouts._generator, rollouts.admission
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
-    provide(app, rollouts, access, jobs, calls, sessions)
+    app.state.services = AppServices(
+        rollouts=rollouts,
+        access=access,
+        readiness=Readiness(generator, rollouts.environments, {"policy": lambda: rollouts.policy.store.state(0.0)}),
+        scoring=Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION),
+        jobs=jobs,
+        calls=calls,
+        sessions=sessions,
+    )
     return app
 
 
 @cache
 def app_without_state(sets_request_id_header: bool) -> FastAPI:
     unused: Any = None
-    return build_http_app(unused, OPEN_TO_ALL, sets_request_id_header)
+    return build_http_app(unused, sets_request_id_header)
 
 
 def named(headers: dict[str, str]) -> dict[str, str]:

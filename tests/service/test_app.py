@@ -1,5 +1,6 @@
 """What the app builder refuses, whichever way Serve was started."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from ray.serve.config import HTTPOptions
 from service import app
 from service.access.exposure import ServiceExposed
 from service.app import build
-from service.ingress import http_options
+from service.ingress import http_options, load_chat
 from service.settings import AccessSettings, ServiceSettings
+from tests.paths import TINY_MODEL
 
 WITH_TLS = HTTPOptions(host="127.0.0.1").model_copy(update={"ssl_certfile": "/etc/tls.crt"})
 TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.01, "max_num_seqs": 4}
@@ -50,3 +52,15 @@ def test_without_a_serve_that_runs_nothing_listens(monkeypatch: pytest.MonkeyPat
     client = SimpleNamespace(http_config=WITH_TLS)
     monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
     assert http_options() is WITH_TLS
+
+
+@pytest.mark.parametrize(
+    "engine", [{"model": str(TINY_MODEL)}, {"model": "unknown", "tokenizer": str(TINY_MODEL)}], ids=list
+)
+def test_the_tokenizer_is_that_of_the_model_unless_another_one_is_named(
+    engine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    settings = SETTINGS.model_copy(update={"engine": SETTINGS.engine.model_copy(update=engine)})
+    tokenizer, parser = asyncio.run(load_chat(settings))
+    assert (len(tokenizer.vocabulary), parser) == (262, None)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from deployments.failures import GenerationLost
-from service.metrics.ingress_metrics import Gauges, Look, ServiceMetrics
+from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
@@ -106,17 +106,17 @@ def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
 
 
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
-    gauges = Gauges(lambda: pytest.fail("not looked at"))
+    gauges = IngressGauges(lambda: pytest.fail("not looked at"))
     for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
-        gauges.note(Look(0, 0, 0, 0, {}, {"": version}), now_s)
+        gauges.set(GaugeSnapshot(0, 0, 0, 0, {}, {"": version}), now_s)
     assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
     assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
 
 
 def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:
-    gauges = Gauges(lambda: pytest.fail("not looked at"))
-    gauges.note(Look(0, 0, 0, 3, {"train": 3, "batch": 0}, {}), 1.0)
-    gauges.note(Look(0, 0, 0, 0, {"train": 0, "batch": 0}, {}), 2.0)
+    gauges = IngressGauges(lambda: pytest.fail("not looked at"))
+    gauges.set(GaugeSnapshot(0, 0, 0, 3, {"train": 3, "batch": 0}, {}), 1.0)
+    gauges.set(GaugeSnapshot(0, 0, 0, 0, {"train": 0, "batch": 0}, {}), 2.0)
     assert given["rollout_waiting_by_priority", "train"] == [3, 0]
     assert given["rollout_waiting_by_priority", "batch"] == [0, 0]
 
@@ -125,14 +125,14 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
     shortest_interval_s = 1.0
     looked_at: list[float] = []
 
-    def look() -> Look:
+    def look() -> GaugeSnapshot:
         looked_at.append(asyncio.get_running_loop().time())
-        return Look(0, 0, 0, 0, {}, {})
+        return GaugeSnapshot(0, 0, 0, 0, {}, {})
 
     async def follow() -> None:
         monkeypatch.setattr("service.metrics.ingress_metrics.monotonic", asyncio.get_running_loop().time)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(Gauges(look).follow(), 60.0)
+            await asyncio.wait_for(IngressGauges(look).export(), 60.0)
 
     virtual_time.run(follow())
     assert max(later - before for before, later in pairwise(looked_at)) < 2 * shortest_interval_s
@@ -145,16 +145,16 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
     result = collect([clipped], async_context(ScriptedGenerator(["AB"]), environment))[0]
 
     async def follow() -> None:
-        metrics = ServiceMetrics()
-        rollouts = metrics.rollouts
+        rollouts, http = RolloutMetrics(), HttpMetrics()
         with rollouts.during("step", EpisodeRecipe().make()):
             pass
         rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
         rollouts.took("queue", 1.0)
         rollouts.ended(result, staleness=1)
-        metrics.http.answered("/rollout", "POST", 200, 1.0)
-        metrics.follow(lambda: Look(0, 0, 0, 0, {"train": 0}, {"": 1}))
+        http.answered("/rollout", "POST", 200, 1.0)
+        exporting = export(rollouts, http, lambda: GaugeSnapshot(0, 0, 0, 0, {"train": 0}, {"": 1}))
         await asyncio.sleep(3.0)
+        assert len(exporting) == 2
 
     virtual_time.run(follow())
     assert {name for name, _ in given} == set(made)

@@ -31,11 +31,11 @@ DONE = Generation([1], [0.0], "stop")
 
 
 def generator_over(
-    handle: ScriptedGeneratorHandle, *replicas: str, window_factor: float | None = None
+    handle: ScriptedGeneratorHandle, *replicas: str, window_factor: float | None = None, **options: Any
 ) -> RemoteGenerator:
     record_live_replicas(handle.deployment_id, replicas)
     unchecked: Any = handle
-    return RemoteGenerator(unchecked, window_factor)
+    return RemoteGenerator(unchecked, window_factor, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -453,15 +453,14 @@ def test_the_description_is_that_of_a_replica() -> None:
 
 def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a")
     reported: list[tuple[str, Generation, str]] = []
 
     def note(request: GenerationRequest, generation: Generation, replica: str) -> None:
         reported.append((request.generation_id, generation, replica))
 
+    generator = generator_over(handle, "a", observer_of=lambda _: note)
+
     async def run() -> None:
-        await generator.generate(request("before"))
-        generator.report_to(note)
         await generator.generate(request("one"))
         handle.raised = ActorDiedError()
         with pytest.raises(GenerationLost):

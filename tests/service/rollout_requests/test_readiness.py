@@ -65,10 +65,8 @@ def checked(
     generator: Generators, stores: Mapping[StorePart, Store] | None = None, **environments: Environments
 ) -> list[DegradedPart]:
     async def check() -> list[DegradedPart]:
-        readiness = Readiness(generator, environments)
-        for part, store in (stores or {}).items():
-            readiness.also_ask(part, store.answer)
-        return await readiness.check()
+        asked = {part: store.answer for part, store in (stores or {}).items()}
+        return await Readiness(generator, environments, asked).check()
 
     return virtual_time.run(check())
 
@@ -131,7 +129,7 @@ def test_without_a_task_that_answers_the_service_is_not_ready() -> None:
 
 def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_another() -> None:
     generator = Generators(a=1)
-    readiness = Readiness(generator, {"math": Environments(any=0)})
+    readiness = Readiness(generator, {"math": Environments(any=0)}, {})
 
     async def check() -> None:
         await asyncio.gather(*(readiness.check() for _ in range(5)))
@@ -143,7 +141,7 @@ def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_another() 
 
 
 def test_a_caller_that_goes_away_leaves_the_look_to_the_others() -> None:
-    readiness = Readiness(Generators(a=1), {"math": Environments(any=0)})
+    readiness = Readiness(Generators(a=1), {"math": Environments(any=0)}, {})
 
     async def check() -> list[DegradedPart]:
         gone = asyncio.create_task(readiness.check())

@@ -17,7 +17,7 @@ from deployments.failures import (
 )
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
-from deployments.protocols.generation import Generation, GenerationRequest, GeneratorDescription, WeightSpan
+from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
 from rollout_env import StepOutcome
@@ -33,10 +33,10 @@ from service.rollout_requests.rollout_service import (
     SampleFailed,
 )
 from service.rollout_requests.sample_preparation import TaskDescriptions
+from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
-from service.settings import AdmissionSettings, RequestLimits, ServiceSettings
+from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
-from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 
@@ -86,7 +86,15 @@ class Service:
         limits = limits or RequestLimits()
         factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         self.policy = RemotePolicy(unchecked_store)
-        self.service = RolloutService(self.generator, self.environments, self.policy, factory, limits, UNUSED_ADMISSION)
+        self.service = RolloutService(
+            self.generator,
+            self.environments,
+            self.policy,
+            factory,
+            limits,
+            UNUSED_ADMISSION,
+            TaskSampler(self.environments),
+        )
 
     @property
     def has_started_something(self) -> bool:
@@ -493,48 +501,9 @@ def test_every_task_is_described() -> None:
         async def describe(self) -> TaskDescription:
             return TaskDescription("math", "Sums.", fields={"type": "object"}, example=SAMPLE)
 
-    service = Service(math=Describing([]))
-    service.environments["code"] = Describing([])
-    no_factory: Any = None
-    service.service = RolloutService(
-        service.generator, service.environments, service.policy, no_factory, RequestLimits(), UNUSED_ADMISSION
-    )
-    tasks = virtual_time.run(service.service.tasks())
+    tasks = virtual_time.run(TaskSampler({"math": Describing([]), "code": Describing([])}).listed())
     assert [(task.task_name, task.description, task.fields) for task in tasks] == [
         ("math", "Sums.", {"type": "object"})
     ] * 2
     assert tasks[0].example.messages is not None
     assert tasks[0].example.messages[0].content == "What is 1 + 2?"
-
-
-@pytest.mark.parametrize("named", ["model", "tokenizer"])
-def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(
-    named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    class Small(ScriptedGenerator):
-        async def describe(self) -> GeneratorDescription:
-            return GeneratorDescription("tiny", max_model_len=60, vocab_size=300)
-
-    engine = {"model": str(TINY_MODEL)} if named == "model" else {"model": "unknown", "tokenizer": str(TINY_MODEL)}
-    environment = {"import_path": "deployments.environments.math:MathEnvironment"}
-    settings = ServiceSettings.model_validate(
-        {"engine": engine, "environments": {"math": environment}, "limits": {"max_rollouts_per_request": 7}}
-    )
-
-    async def run() -> None:
-        parts = Service()
-        service = await RolloutService.connect(
-            settings, Small(["A"]), {"math": parts.environments["math"]}, parts.policy, lambda: 1
-        )
-        assert service.limits.max_rollouts_per_request == 7
-        running = await service.rollout(request_of(), "request", 0)
-        [(_, result, _)] = [ended async for ended in running]
-        assert result.status == "completed"
-        with pytest.raises(RequestProblem, match="max_seq_len"):
-            await service.rollout(request_of(max_seq_len=61), "request", 0)
-        with pytest.raises(RequestProblem, match="7 rollouts"):
-            await service.rollout(request_of(num_generations=8), "request", 0)
-
-    virtual_time.run(run())

@@ -56,8 +56,7 @@ def service(**options: Any) -> ScriptedHttp:
     """Its task math has data, sliding_puzzle has none."""
     http = ScriptedHttp(**options)
     http.environments["sliding_puzzle"] = Games([outcome(terminated=True)])
-    rollouts = http.app.state.rollouts
-    rollouts._task_sampler = TaskSampler(rollouts.environments, ScriptedData(), {"math"})
+    http.rollouts.task_sampler = TaskSampler(http.environments, ScriptedData(), {"math"})
     return http
 
 

@@ -132,7 +132,7 @@ def test_the_key_of_a_session_opens_nothing_else(tmp_path: Path) -> None:
 
 def test_a_session_ends_with_the_key_that_opened_it(tmp_path: Path) -> None:
     opened = keyed(tmp_path)
-    access = opened.service.app.state.access
+    access = opened.service.app.state.services.access
     access._key_file._keys = type(access._key_file._keys)([])
     assert opened.call().status_code == 401
 
@@ -311,7 +311,7 @@ def test_a_service_that_keeps_no_sessions_says_so() -> None:
 
 def test_a_call_that_is_under_way_keeps_the_session_where_its_prefix_is() -> None:
     opened = Opened()
-    calls: Any = opened.service.app.state.calls
+    calls: Any = opened.service.app.state.services.calls
 
     async def forget() -> None:
         calls._forgetting["s"] = asyncio.get_running_loop().call_later(60, lambda: None)

@@ -41,7 +41,7 @@ REFUSED = """\
 A replica failed to start with exception. Retrying 2 more time(s). Error:
 RuntimeError: Traceback (most recent call last):
   File "/app/service/ingress.py", line 84, in __init__
-    self._rollouts = await RolloutService.connect(
+    tokenizer, parser = await load_chat(settings)
 deployments.{module}: A sentence,
 which says what to do.
 """

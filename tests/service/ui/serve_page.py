@@ -25,9 +25,9 @@ from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes.http_app import build_http_app
+from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AccessSettings, AdmissionSettings, RequestLimits
-from tests.service.scripted_http import VOCAB_SIZE, tokenizer
+from tests.service.scripted_http import VOCAB_SIZE, app_of, tokenizer
 from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks
 from tests.service.ui.scripted_metrics import scripted_metrics
@@ -50,14 +50,15 @@ class StoreWithReplicas(ScriptedStore):
         return PolicyState(current=7, updating_to=None, versions=versions, replicas=replicas)
 
 
-def app_of(access: AccessControl) -> FastAPI:
+def scripted_app(access: AccessControl) -> FastAPI:
     environments, limits = tasks(), RequestLimits()
     description = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
     factory = EpisodeFactory(frozenset(environments), description, tokenizer, limits)
     policy = RemotePolicy(StoreWithReplicas())  # type: ignore[arg-type]
     admission = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 1)
-    rollouts = RolloutService(TalkingGenerator(DELAY_S), environments, policy, factory, limits, admission)
-    return build_http_app(rollouts, access)
+    sampler = TaskSampler(environments)
+    rollouts = RolloutService(TalkingGenerator(DELAY_S), environments, policy, factory, limits, admission, sampler)
+    return app_of(rollouts, access, sets_request_id_header=True)
 
 
 def access_of(folder: Path, key: str | None) -> AccessControl:
@@ -69,7 +70,7 @@ def access_of(folder: Path, key: str | None) -> AccessControl:
 
 
 async def serve(access: AccessControl, key: str | None) -> None:
-    server = uvicorn.Server(uvicorn.Config(app_of(access), port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(scripted_app(access), port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
