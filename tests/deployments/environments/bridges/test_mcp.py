@@ -14,8 +14,9 @@ import psutil
 import pytest
 import uvloop
 
-from deployments.environments.bridges import mcp
-from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer, ToolsNotListed
+from deployments.environments.bridges import mcp_connection
+from deployments.environments.bridges.mcp import McpEnvironment, McpInfo
+from deployments.environments.bridges.mcp_connection import McpServer, ToolsNotListed
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.console_logs import NOISE
 from service.startup.ports import free_port
@@ -207,7 +208,7 @@ def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str)
 
 @pytest.mark.timeout(60)
 def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "OPEN_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(mcp_connection, "OPEN_TIMEOUT_S", 5.0)
     with pytest.raises(TemporaryFailure) as refusal:
         McpEnvironment(by_hand("silent"))
     named = f"{sys.executable} {BY_HAND} silent"
