@@ -1,9 +1,9 @@
-"""A load test of the rollout service with locust; `clients/locustfile.py` is its entry.
+"""Load test of the rollout service with locust; `clients/locustfile.py` is its entry.
 
     options     the command line, environment variables, and how many users there are at a time
     samples     the samples that are posted                          users       the classes of users
     outcomes    the outcome of each response, and their totals       summary     the summary, and missed bounds
     events      connects all of it with locust, on one machine or many, and in its web interface
 
-It knows the service's contract and the client alone.
+Of this repository it imports the client only.
 """

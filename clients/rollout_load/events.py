@@ -1,8 +1,7 @@
 """Connects the load test with locust: its events, its shapes, and the tab "Rollouts" of its web interface.
 
-One process of its own, or a master and its workers: each process that has users counts what they do; a worker sends
-what it has counted with its reports, the master sums it up. Exit code and summary are those of the process that has
-all of it.
+Each process with users counts what they do. Workers send their counts with their reports and the master adds them up.
+Exit code and summary come from the process that has all counts.
 """
 
 import json
@@ -23,10 +22,13 @@ from rollout_load.summary import Summary, add_to_html, broken_limits, line_of, r
 from rollout_load.users import POOL, TOTALS, LoadUser
 
 KEY = "rollouts"
+"""The counts in a worker's report, and the tab of the web interface."""
+DEFAULT_LENGTH_S = 60.0
+logger = logging.getLogger(__name__)
 
 
 def add_tab(environment: Environment, totals: LoadTotals) -> None:
-    """Adds both to the web interface of `environment`, which has one."""
+    """Adds the tab and its table to the web interface of `environment`, which has one."""
     web_ui = environment.web_ui
     assert web_ui is not None
     app = web_ui.app
@@ -52,11 +54,8 @@ def add_tab(environment: Environment, totals: LoadTotals) -> None:
         return jsonify(summary_of(environment.stats, totals).document())
 
 
-DEFAULT_LENGTH_S = 60.0
-
-
 class OptionShape(LoadTestShape):
-    """Ends the run with `--run-time`."""
+    """Users by `--shape`; ends the run after `--run-time`."""
 
     use_common_options = True
 
@@ -73,17 +72,13 @@ class OptionShape(LoadTestShape):
         return users_at(self._shape, elapsed, self._peak), float(self._peak)
 
 
-logger = logging.getLogger(__name__)
-REPORT_KEY = "rollouts"
-
-
 def options_of(environment: Environment) -> LoadOptions:
     assert environment.parsed_options is not None
     return load_options(environment.parsed_options)
 
 
 def prepare(environment: Environment, **_: Any) -> None:
-    """Chooses classes and shape, where no master does."""
+    """Chooses classes and shape, unless a master does."""
     if isinstance(environment.runner, WorkerRunner):
         return
     given = environment.parsed_options
@@ -91,22 +86,17 @@ def prepare(environment: Environment, **_: Any) -> None:
     options = options_of(environment)
     if "pusher" in options.classes and not options.push_weights:
         raise SystemExit("The class pusher needs weights to push: --push-weights FILE_OR_FOLDER")
-    # Classes that locust's own command line names are taken as they are.
+    # Classes that are named on locust's own command line stay as they are.
     if not given.user_classes:
-        choose_users(environment, options)
+        users = [each for each in environment.user_classes if issubclass(each, LoadUser)]
+        environment.user_classes = [each for each in users if each.kind in options.classes]
+        for each in users:
+            each.weight = options.classes.get(each.kind, 0)
     if options.shape != "constant":
         environment.shape_class = OptionShape(options.shape, given.num_users, given.run_time)
         environment.shape_class.runner = environment.runner
     if environment.web_ui is not None:
         add_tab(environment, TOTALS)
-
-
-def choose_users(environment: Environment, options: LoadOptions) -> None:
-    """Leaves the classes of `--classes`, with their shares."""
-    chosen = [each for each in environment.user_classes if issubclass(each, LoadUser) and each.kind in options.classes]
-    for each in chosen:
-        each.weight = options.classes[each.kind]
-    environment.user_classes = [*chosen]
 
 
 def begin(environment: Environment, **_: Any) -> None:
@@ -121,56 +111,45 @@ def begin(environment: Environment, **_: Any) -> None:
 
 
 def report(data: dict[str, Any], **_: Any) -> None:
-    data[REPORT_KEY] = TOTALS.message()
+    data[KEY] = TOTALS.message()
     TOTALS.clear()
 
 
 def take_report(data: dict[str, Any], **_: Any) -> None:
-    if REPORT_KEY in data:
-        TOTALS.merge(LoadTotals.of_message(data[REPORT_KEY]))
+    if KEY in data:
+        TOTALS.merge(LoadTotals.of_message(data[KEY]))
 
 
-class Ending:
-    """Exit code, then the summary after locust's own."""
+def end(environment: Environment, **_: Any) -> None:
+    """Sets the exit code, and has the summary printed after locust's own."""
+    if isinstance(environment.runner, WorkerRunner):
+        return
 
-    def __init__(self) -> None:
-        self._environment: Environment | None = None
+    def measured() -> tuple[Summary, list[str]]:
+        summary = summary_of(environment.stats, TOTALS)
+        return summary, broken_limits(summary, options_of(environment).limits)
 
-    def decide(self, environment: Environment, **_: Any) -> None:
-        if isinstance(environment.runner, WorkerRunner):
-            return
-        self._environment = environment
-        broken = self._broken(self._summary(environment), environment)
-        for sentence in broken:
-            logger.error(sentence)
-        environment.process_exit_code = 1 if broken else 0
-
-    def show(self, exit_code: int, **_: Any) -> None:
-        environment = self._environment
-        if environment is None:
-            return
-        summary = self._summary(environment)
-        broken = self._broken(summary, environment)
+    def show(exit_code: int, **_: Any) -> None:
+        # Measured anew: requests have ended since the exit code was set.
+        summary, broken = measured()
         html = environment.parsed_options and environment.parsed_options.html_file
         if html and Path(html).exists():
             add_to_html(Path(html), summary, broken)
         sys.stdout.write(f"{text_of(summary, broken)}\n{line_of(summary, broken, exit_code)}\n")
         sys.stdout.flush()
 
-    def _summary(self, environment: Environment) -> Summary:
-        return summary_of(environment.stats, TOTALS)
-
-    def _broken(self, summary: Summary, environment: Environment) -> list[str]:
-        return broken_limits(summary, options_of(environment).limits)
+    broken = measured()[1]
+    for sentence in broken:
+        logger.error(sentence)
+    environment.process_exit_code = 1 if broken else 0
+    environment.events.quit.add_listener(show)
 
 
 def connect() -> None:
     """Called once, by the locustfile."""
-    ending = Ending()
     events.init_command_line_parser.add_listener(add_arguments)
     events.init.add_listener(prepare)
     events.test_start.add_listener(begin)
     events.report_to_master.add_listener(report)
     events.worker_report.add_listener(take_report)
-    events.quitting.add_listener(ending.decide)
-    events.quit.add_listener(ending.show)
+    events.quitting.add_listener(end)

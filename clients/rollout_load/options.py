@@ -1,4 +1,4 @@
-"""Options of a run: those of locust's command line, each of which an environment variable can give too, and shapes.
+"""Options of a run, from locust's command line or environment variables, and shapes.
 
 Values stay text in locust's own namespace, which the master sends to its workers and the web interface shows;
 `load_options` reads them.
@@ -12,7 +12,7 @@ soak    all of them after 5% of the time, until the end: does throughput hold? T
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from math import ceil
 from typing import Any
 
@@ -24,7 +24,7 @@ SOAK_CLIMB = 0.05
 
 
 def users_at(shape: str, elapsed: float, peak: int) -> int:
-    """The users of `shape` when this part of the time is over; at least one, at most `peak`."""
+    """Users of `shape` when this part of the time is over; at least one, at most `peak`."""
     if shape == "ramp":
         wanted = ceil(peak * elapsed / RAMP_PART)
     elif shape == "spike":
@@ -39,46 +39,13 @@ def users_at(shape: str, elapsed: float, peak: int) -> int:
 DEFAULT_HOST = "http://127.0.0.1:8000"
 CLASSES = ("interactive", "groups", "multi-turn", "streaming", "agent", "pusher")
 DEFAULT_CLASSES = "interactive=3,groups=1,multi-turn=1,streaming=1"
-"""Sessions have to be turned on at the service, and a pusher changes its policy: both are asked for by name."""
+"""Agents need sessions, which the service may have turned off, and a pusher changes its policy."""
 FIRST = "first"
-"""In `--max-p95-s`: the time to the first finished rollout of a stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadLimits:
-    """What a run may be at worst; `None` and missing keys bound nothing."""
-
-    max_error_rate: float = 0.01
-    max_p95_s: Mapping[str, float] | None = None
-    """By class, by `first`, or for all classes under `""`."""
-    min_tokens_per_s: float | None = None
-    min_turns_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """A run, as it was asked for."""
-
-    classes: Mapping[str, int]
-    """Shares of the users."""
-    tasks: tuple[str, ...]
-    """Empty: all that the service has."""
-    long_tasks: tuple[str, ...]
-    """Those of the multi-turn class; empty: `tasks`."""
-    shape: str
-    group_size: int
-    batch_samples: int
-    max_new_tokens: int
-    max_turns: int
-    long_turns: int
-    agent_calls: int
-    push_weights: str
-    push_every_s: float
-    limits: LoadLimits
+"""Key of `--max-p95-s` for the time to the first finished rollout of a stream."""
 
 
 def shares(text: str) -> dict[str, int]:
-    """`interactive=3,groups` as shares; one that is not given is 1."""
+    """Shares by class, from `interactive=3,groups`; the default share is 1."""
     given = {}
     for part in names(text):
         name, _, share = part.partition("=")
@@ -93,7 +60,7 @@ def shares(text: str) -> dict[str, int]:
 
 
 def p95_limits(text: str) -> dict[str, float]:
-    """`10` as a bound of all classes, `interactive=2,first=1` as bounds by class."""
+    """Bounds in seconds: `10` for all classes, `interactive=2,first=1` by class."""
     bounds = {}
     for part in names(text):
         name, _, seconds = part.rpartition("=")
@@ -108,7 +75,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def checked(read: Callable[[str], Any]) -> Callable[[str], str]:
-    """A type of argparse that keeps the text, and refuses one that `read` cannot read, in its words."""
+    """An argparse type that keeps the text, and rejects one that `read` cannot read, with the message of `read`."""
 
     def text_of(text: str) -> str:
         try:
@@ -120,47 +87,65 @@ def checked(read: Callable[[str], Any]) -> Callable[[str], str]:
     return text_of
 
 
+def option(default: Any, text: str, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
+    """A field that is an option of the command line.
+
+    Args:
+        read: makes the value of the text; by default the value is that of argparse.
+    """
+    kind = checked(read) if read else float if default is None else type(default)
+    argument = {"default": default, "help": text, "type": kind, **more}
+    value_of = read or (lambda value: value)
+    return field(default_factory=lambda: value_of(default), metadata={"argument": argument, "value_of": value_of})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """Bounds that a run must keep; `None` and missing keys bound nothing."""
+
+    max_error_rate: float = option(0.01, "Share of failed requests above which the exit code is 1")
+    max_p95_s: Mapping[str, float] = option(
+        "", "Longest p95: '10' for each class, or 'interactive=2,first=1'", p95_limits
+    )
+    min_tokens_per_s: float | None = option(None, "Generated tokens a second below which the exit code is 1")
+    min_turns_per_s: float | None = option(None, "Turns a second below which the exit code is 1")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Options of a run."""
+
+    classes: Mapping[str, int] = option(
+        DEFAULT_CLASSES, f"Classes of users with their shares: {', '.join(CLASSES)}", shares
+    )
+    tasks: tuple[str, ...] = option("", "Tasks to play, by commas; by default all that GET /tasks lists", names)
+    long_tasks: tuple[str, ...] = option("", "Tasks of the class multi-turn; by default those of --tasks", names)
+    shape: str = option("constant", "How many users there are at a time", choices=SHAPES)
+    group_size: int = option(8, "Rollouts of a sample in a batch of the class groups")
+    batch_samples: int = option(4, "Samples in a request of the classes groups and streaming")
+    max_new_tokens: int = option(32, "Longest generation, in tokens")
+    max_turns: int = option(4, "Most turns of a rollout, but for the class multi-turn")
+    long_turns: int = option(16, "Most turns of a rollout of the class multi-turn")
+    agent_calls: int = option(3, "Calls of chat completions in a session of the class agent")
+    push_weights: str = option("", "What the class pusher pushes: a .safetensors file or a folder of them")
+    push_every_s: float = option(10.0, "Seconds between two pushes")
+    limits: LoadLimits = field(default_factory=LoadLimits)
+
+
+def options_in(record: type) -> dict[str, Mapping[str, Any]]:
+    """Metadata of the fields of `record` that are options, by name."""
+    return {each.name: each.metadata for each in fields(record) if each.metadata}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Rollouts", "Who calls, with what, and what makes the run fail")
-
-    def option(name: str, kind: Callable[[str], Any], default: object, text: str, **more: Any) -> None:
-        variable = f"LOAD_{name.removeprefix('--').upper().replace('-', '_')}"
-        # `env_var` is configargparse's, which locust's parser is of.
-        group.add_argument(name, type=kind, default=default, help=text, env_var=variable, **more)
-
-    option("--classes", checked(shares), DEFAULT_CLASSES, f"Classes of users with their shares: {', '.join(CLASSES)}")
-    option("--tasks", str, "", "Tasks to play, by commas; by default all that GET /tasks lists")
-    option("--long-tasks", str, "", "Tasks of the class multi-turn; by default those of --tasks")
-    option("--shape", str, "constant", "How many users there are at a time", choices=SHAPES)
-    option("--group-size", int, 8, "Rollouts of a sample in a batch of the class groups")
-    option("--batch-samples", int, 4, "Samples in a request of the classes groups and streaming")
-    option("--max-new-tokens", int, 32, "Longest generation, in tokens")
-    option("--max-turns", int, 4, "Most turns of a rollout, but for the class multi-turn")
-    option("--long-turns", int, 16, "Most turns of a rollout of the class multi-turn")
-    option("--agent-calls", int, 3, "Calls of chat completions in a session of the class agent")
-    option("--push-weights", str, "", "What the class pusher pushes: a .safetensors file or a folder of them")
-    option("--push-every-s", float, 10.0, "Seconds between two pushes")
-    option("--max-error-rate", float, 0.01, "Share of failed requests above which the exit code is 1")
-    option("--max-p95-s", checked(p95_limits), "", "Longest p95: '10' for each class, or 'interactive=2,first=1'")
-    option("--min-tokens-per-s", float, None, "Generated tokens a second below which the exit code is 1")
-    option("--min-turns-per-s", float, None, "Turns a second below which the exit code is 1")
+    for name, metadata in {**options_in(LoadOptions), **options_in(LoadLimits)}.items():
+        # `env_var` belongs to configargparse, from which locust takes its parser.
+        group.add_argument(f"--{name.replace('_', '-')}", env_var=f"LOAD_{name.upper()}", **metadata["argument"])
 
 
 def load_options(given: Namespace) -> LoadOptions:
-    return LoadOptions(
-        classes=shares(given.classes),
-        tasks=names(given.tasks),
-        long_tasks=names(given.long_tasks),
-        shape=given.shape,
-        group_size=given.group_size,
-        batch_samples=given.batch_samples,
-        max_new_tokens=given.max_new_tokens,
-        max_turns=given.max_turns,
-        long_turns=given.long_turns,
-        agent_calls=given.agent_calls,
-        push_weights=given.push_weights,
-        push_every_s=given.push_every_s,
-        limits=LoadLimits(
-            given.max_error_rate, p95_limits(given.max_p95_s), given.min_tokens_per_s, given.min_turns_per_s
-        ),
-    )
+    def values(record: type) -> dict[str, Any]:
+        return {name: each["value_of"](getattr(given, name)) for name, each in options_in(record).items()}
+
+    return LoadOptions(**values(LoadOptions), limits=LoadLimits(**values(LoadLimits)))

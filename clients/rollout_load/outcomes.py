@@ -1,8 +1,8 @@
-"""The outcome of each response, and the totals of a process: rollouts, turns, tokens, and failures by kind. No I/O.
+"""Outcomes of responses, and the totals of a process: rollouts, turns, tokens, and failures by kind. No I/O.
 
-A kind of error is one of the contract: that of a failed rollout (`generation`, `environment`, ...), the name of a
-problem document's type (`overloaded`, `not-ready`, ...), and besides `status-502` for a status without a problem,
-`unreachable`, `stream-broken` and `not-understood`. There are few, so that locust can count failures by them.
+A kind of error is that of a failed rollout (`generation`, `environment`, ...), the name of a problem document's type
+(`overloaded`, `not-ready`, ...), `status-502` for a status without a problem document, `unreachable`, `stream-broken`
+or `not-understood`. Kinds are few, so that locust can count failures by them.
 """
 
 import json
@@ -36,22 +36,22 @@ KINDS: Mapping[type[RolloutError], str] = {
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """One request, or one call of a session."""
+    """Outcome of one request, or of one call of a session."""
 
     rollouts: int = 0
-    """Those without error."""
+    """Rollouts without error."""
     turns: int = 0
     tokens: int = 0
-    """Generated ones."""
+    """Generated tokens."""
     statuses: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     message: str | None = None
-    """The first error in words."""
+    """Message of the first error."""
     retry_after_s: float | None = None
 
     @property
     def failure(self) -> str | None:
-        """What locust shows: the kinds alone, because it keeps a line for each text."""
+        """The kinds alone, because locust keeps a line for each text."""
         return None if not self.errors else ", ".join(sorted(self.errors))
 
     def with_error(self, kind: str, message: str, retry_after_s: float | None = None) -> Self:
@@ -62,16 +62,14 @@ class LoadOutcome:
 
 
 def outcome_of_response(status: int, headers: Mapping[str, str], body: bytes, expected: int) -> LoadOutcome:
-    """That of an answer of `POST /rollout` that should have `expected` rollouts; a status of 0 is no answer."""
-    if status == 0:
-        return LoadOutcome().with_error("unreachable", "The service did not answer.")
+    """Outcome of an answer of `POST /rollout` that should have `expected` rollouts."""
     if status != 200:
-        return outcome_of_error(error_of_response(status, headers, body))
+        return outcome_of_failure(status, headers, body)
     try:
         samples = RolloutResponse.model_validate_json(body).samples
     except ValidationError as error:
         return LoadOutcome().with_error(
-            "not-understood", f"The answer is no RolloutResponse: {error.errors()[0]['msg']}."
+            "not-understood", f"The answer is not a RolloutResponse: {error.errors()[0]['msg']}."
         )
     outcome = outcome_of_samples(samples)
     if len(samples) != expected:
@@ -93,24 +91,29 @@ def outcome_of_samples(samples: Iterable[SampleResult]) -> LoadOutcome:
 
 
 def outcome_of_call(status: int, headers: Mapping[str, str], content: bytes) -> tuple[LoadOutcome, Json | None]:
-    """What a call was worth, and its answer; a call of the engine is a turn."""
-    if status == 0:
-        return LoadOutcome().with_error("unreachable", "The service did not answer."), None
+    """Outcome of a call, and its answer; a call of the engine is a turn."""
     if not 200 <= status < 300:
-        return outcome_of_error(error_of_response(status, headers, content)), None
+        return outcome_of_failure(status, headers, content), None
     try:
         answer: Json = json.loads(content or b"{}")
         usage = answer.get("usage")
         outcome = LoadOutcome(turns=1, tokens=usage["completion_tokens"]) if usage else LoadOutcome()
     except (ValueError, LookupError, TypeError, AttributeError):
-        return LoadOutcome().with_error("not-understood", "The answer is no JSON of the API."), None
+        return LoadOutcome().with_error("not-understood", "The answer is not JSON of the API."), None
     if answer.get("status") == "ended":
         outcome.rollouts, outcome.statuses = 1, Counter({"ended": 1})
     return outcome, answer
 
 
+def outcome_of_failure(status: int, headers: Mapping[str, str], body: bytes) -> LoadOutcome:
+    """Outcome of a response that is not a success; locust gives the status 0 where there was no response."""
+    if status == 0:
+        return LoadOutcome().with_error("unreachable", "The service did not answer.")
+    return outcome_of_error(error_of_response(status, headers, body))
+
+
 def outcome_of_error(error: RolloutError, so_far: LoadOutcome | None = None) -> LoadOutcome:
-    """That of a request that failed as a whole, after the samples `so_far` of a stream."""
+    """Outcome of a request that failed as a whole, after the samples `so_far` of a stream."""
     retry_after_s = error.retry_after_s if isinstance(error, StatusError) else None
     return (so_far or LoadOutcome()).with_error(kind_of(error), str(error), retry_after_s)
 
@@ -126,13 +129,14 @@ def kind_of(error: RolloutError) -> str:
 
 
 SLOT_S = 5
-"""Tokens are summed by so many seconds of the clock, so that a soak can be compared with its begin."""
+"""Seconds of the clock over which tokens are summed, so that the end of a soak can be compared with its beginning."""
 QUARTERS = 4
+COUNTS, COUNTERS = ("rollouts", "turns", "tokens", "pushes"), ("statuses", "errors", "slots")
 
 
 @dataclass(slots=True)
 class LoadTotals:
-    """Counts since the run began. Those of a worker are sent to the master and begin anew with each report."""
+    """Counts since the run began. A worker sends its counts to the master and restarts from zero with each report."""
 
     rollouts: int = 0
     turns: int = 0
@@ -152,32 +156,30 @@ class LoadTotals:
         self.slots[int(now_s) // SLOT_S] += outcome.tokens
 
     def merge(self, other: "LoadTotals") -> None:
-        for name in ("rollouts", "turns", "tokens", "pushes"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("statuses", "errors", "slots"):
+        for name in COUNTERS:
             getattr(self, name).update(getattr(other, name))
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
 
     def message(self) -> dict[str, Any]:
-        """What a worker sends. Pairs, because msgpack as locust uses it takes no numbers as keys of a map."""
-        counts = {name: getattr(self, name) for name in ("rollouts", "turns", "tokens", "pushes")}
-        pairs = {name: [list(pair) for pair in getattr(self, name).items()] for name in ("statuses", "errors", "slots")}
-        return counts | pairs
+        """A worker's report. Counters are pairs, because locust's msgpack takes no numbers as keys of a map."""
+        pairs = {name: [list(pair) for pair in getattr(self, name).items()] for name in COUNTERS}
+        return {name: getattr(self, name) for name in COUNTS} | pairs
 
     @classmethod
     def of_message(cls, message: dict[str, Any]) -> "LoadTotals":
-        statuses, errors, slots = (Counter(dict(message[name])) for name in ("statuses", "errors", "slots"))
-        rollouts, turns, tokens, pushes = (message[name] for name in ("rollouts", "turns", "tokens", "pushes"))
-        return cls(rollouts, turns, tokens, pushes, statuses, errors, slots)
+        counters: dict[str, Any] = {name: Counter(dict(message[name])) for name in COUNTERS}
+        return cls(**{name: message[name] for name in COUNTS}, **counters)
 
     def last_quarter_over_first(self) -> float | None:
-        """Tokens of the last quarter of the run by those of its first one; `None` if there are too few slots to say."""
+        """Ratio of tokens in the last and the first quarter of the run; `None` if there are too few slots."""
         if not self.slots:
             return None
         first, last = min(self.slots), max(self.slots)
-        # The slots at both ends are cut by the begin and the end of the run.
+        # The first and the last slot are incomplete.
         whole = [self.slots[slot] for slot in range(first + 1, last)]
         size = len(whole) // QUARTERS
         if not size or not sum(whole[:size]):

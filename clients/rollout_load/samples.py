@@ -1,4 +1,4 @@
-"""What is posted: samples of the tasks that the service has, read from it when a run starts."""
+"""Samples to post, of the tasks that the service has, read from it when a run starts."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Sample = dict[str, Any]
 
 
 class NoSamples(Exception):
-    """The service cannot be asked, or does not have what the run wants; the message is a sentence."""
+    """The service cannot be reached, or lacks a task of the run; the message is a sentence."""
 
 
 class SamplePool:
@@ -25,7 +25,7 @@ class SamplePool:
         self._long_tasks: tuple[str, ...] = ()
 
     def fill(self, url: str, options: LoadOptions) -> None:
-        """Asks the service. Raises `NoSamples`."""
+        """Reads the samples from the service. Raises `NoSamples`."""
         seed = random.randrange(2**31)
         try:
             with RolloutClient(url, retries=RETRIES) as client:
@@ -52,7 +52,7 @@ class SamplePool:
 
 
 def known(wanted: Sequence[str], served: Sequence[str]) -> tuple[str, ...]:
-    """The tasks that are wanted. Raises `NoSamples` where the service does not have one of them."""
+    """The wanted tasks. Raises `NoSamples` if the service lacks one of them."""
     if missing := [name for name in wanted if name not in served]:
         raise NoSamples(f"The service has no task {', '.join(missing)}; it has {', '.join(served)}.")
     if not wanted:

@@ -1,11 +1,11 @@
-"""The summary of a run: locust's figures of requests, what came of the rollouts, and which bounds were not kept.
+"""Summary of a run: locust's figures of requests, outcomes of rollouts, and the bounds that were not kept.
 
 It is shown as text, as a table in locust's HTML report, and as a line of JSON for programs. Importing it does not
 import locust.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from locust.stats import RequestStats, StatsEntry
 
 FIRST_METHOD = "FIRST"
-"""The type of an entry that is no request: the time to the first finished rollout of a stream."""
+"""Type of an entry that is not a request: the time to the first finished rollout of a stream."""
 PUSH_METHOD = "PUSH"
 DIGITS = 3
 
@@ -34,7 +34,7 @@ def kind_of_entry(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Requests of one entry, in seconds."""
+    """Count and latency of the requests of one entry."""
 
     requests: int
     failed: int
@@ -50,7 +50,7 @@ class Summary:
     entries: dict[str, Latency]
     """By locust's name, such as `/rollout (groups)`."""
     first: Latency | None
-    """Of the first finished rollout of streams; `None` without streams."""
+    """Time to the first finished rollout of streams; `None` without streams."""
     totals: LoadTotals
 
     @property
@@ -77,7 +77,7 @@ class Summary:
         return self.rate(self.totals.turns)
 
     def document(self) -> dict[str, Any]:
-        """As JSON, the last line of a run."""
+        """The last line of a run, as JSON."""
         totals = self.totals
         return {
             "seconds": round(self.seconds, DIGITS),
@@ -125,8 +125,8 @@ def latency_of(entry: "StatsEntry") -> Latency:
 WIDTH = 18
 
 
-def rows_of(summary: Summary) -> list[tuple[str, str]]:
-    """What locust's own tables do not show: name and value."""
+def rows_of(summary: Summary, broken: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Name and value of the figures that locust's own tables do not show."""
     totals = summary.totals
     rows = [
         ("Rollouts", f"{totals.rollouts}, {summary.rate(totals.rollouts):.1f} a second"),
@@ -141,7 +141,7 @@ def rows_of(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("Pushes", str(totals.pushes)))
     if (held := totals.last_quarter_over_first()) is not None:
         rows.append(("Held", f"the last quarter had {held:.2f} of the tokens of the first"))
-    return rows
+    return rows + [("Not kept", sentence) for sentence in broken]
 
 
 def counts(by_name: dict[str, int]) -> str:
@@ -149,8 +149,7 @@ def counts(by_name: dict[str, int]) -> str:
 
 
 def text_of(summary: Summary, broken: list[str]) -> str:
-    rows = rows_of(summary) + [("Not kept", sentence) for sentence in broken]
-    return "".join(f"{name:<{WIDTH}}{value}\n" for name, value in rows)
+    return "".join(f"{name:<{WIDTH}}{value}\n" for name, value in rows_of(summary, broken))
 
 
 def line_of(summary: Summary, broken: list[str], exit_code: int) -> str:
@@ -159,8 +158,10 @@ def line_of(summary: Summary, broken: list[str], exit_code: int) -> str:
 
 def add_to_html(path: Path, summary: Summary, broken: list[str]) -> None:
     """Adds the rows to the report that locust has written."""
-    rows = rows_of(summary) + [("Not kept", sentence) for sentence in broken]
-    cells = "".join(f"<tr><th align='left'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    cells = "".join(
+        f"<tr><th align='left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in rows_of(summary, broken)
+    )
     table = f"<section style='padding: 2em; font-family: sans-serif'><h2>Rollouts</h2><table>{cells}</table></section>"
     html = path.read_text(encoding="utf-8")
     head, body, tail = html.rpartition("</body>")
@@ -168,7 +169,7 @@ def add_to_html(path: Path, summary: Summary, broken: list[str]) -> None:
 
 
 def broken_limits(summary: Summary, limits: LoadLimits) -> list[str]:
-    """A run without requests breaks the first bound, whatever the bounds are."""
+    """A sentence for each bound that was not kept. A run without requests fails whatever the bounds are."""
     if not summary.requests:
         return ["No request was answered."]
     return [*broken_rates(summary, limits), *broken_latencies(summary, limits)]
@@ -187,12 +188,11 @@ def broken_rates(summary: Summary, limits: LoadLimits) -> Iterator[str]:
 
 
 def broken_latencies(summary: Summary, limits: LoadLimits) -> Iterator[str]:
-    bounds = limits.max_p95_s or {}
     measured = {name: (kind_of_entry(name), entry.p95_s) for name, entry in summary.entries.items()}
     if summary.first is not None:
         measured["The first finished rollout of a stream"] = (FIRST, summary.first.p95_s)
     for name, (kind, p95_s) in measured.items():
-        # The bound of all classes is one of whole requests.
-        bound = bounds.get(kind, None if kind == FIRST else bounds.get(""))
+        # The bound for all classes applies to whole requests.
+        bound = limits.max_p95_s.get(kind, None if kind == FIRST else limits.max_p95_s.get(""))
         if bound is not None and p95_s > bound:
             yield f"{name}: the p95 is {p95_s:.3f} s; {bound:g} s are allowed."

@@ -1,4 +1,4 @@
-"""The users of a load test: what all of them have, then a class for each kind of `--classes`."""
+"""Users of a load test: a base class, then a class for each kind of `--classes`."""
 
 import logging
 import random
@@ -15,7 +15,6 @@ from requests.exceptions import RequestException
 from rollout_client import RolloutClient, RolloutError, SampleResult, StreamBroken
 from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.calls.options import key_headers
-from rollout_client.errors import error_of_response
 from rollout_load.options import DEFAULT_HOST, LoadOptions, load_options
 from rollout_load.outcomes import (
     Json,
@@ -24,6 +23,7 @@ from rollout_load.outcomes import (
     kind_of,
     outcome_of_call,
     outcome_of_error,
+    outcome_of_failure,
     outcome_of_response,
     outcome_of_samples,
 )
@@ -33,16 +33,16 @@ from rollout_load.summary import FIRST_METHOD, PUSH_METHOD, entry_name
 logger = logging.getLogger(__name__)
 POOL = SamplePool()
 TOTALS = LoadTotals()
-"""Of this process: all its users draw from the one and count in the other."""
+"""Shared by all users of this process."""
 LONGEST_ANSWER_S = 1800.0
 LONGEST_PAUSE_S = 30.0
-"""A service that is full says when to come back; the run goes on before that if it says later."""
+"""Longest wait for a service that is full, whatever its `Retry-After` says."""
 SEEDS = 2**63
 _shown: set[str] = set()
 
 
 class CaughtResponse(Protocol):
-    """A response of locust that a `with` block judges."""
+    """A response of locust whose success is decided in a `with` block."""
 
     def failure(self, reason: str) -> None: ...
 
@@ -85,15 +85,26 @@ class LoadUser(User):
                 _shown.add(failure)
                 logger.warning("%s failed with %s, here first: %s", self.kind, failure, outcome.message)
 
-    def obey(self, outcome: LoadOutcome) -> None:
+    def report(self, method: str, what: str, seconds: float, exception: Exception | None = None) -> None:
+        """Enters a time that is not a request of locust's clients into its tables."""
+        self.environment.events.request.fire(
+            request_type=method,
+            name=self.entry(what),
+            response_time=seconds * 1000,
+            response_length=0,
+            exception=exception,
+            context={},
+        )
+
+    def wait_retry_after(self, outcome: LoadOutcome) -> None:
         """Waits as long as a service that is full asks for."""
         if outcome.retry_after_s:
-            # locust has made it gevent's: other users go on.
+            # locust has patched it with gevent: other users go on.
             time.sleep(min(outcome.retry_after_s, LONGEST_PAUSE_S))
 
 
 class FastLoadUser(LoadUser, FastHttpUser):
-    """Its client takes a fifth of the processor time of `HttpUser`'s, and reads whole answers."""
+    """A user with locust's fast client, which takes a fifth of the CPU time of `HttpUser`'s and reads whole answers."""
 
     abstract = True
     network_timeout = LONGEST_ANSWER_S
@@ -101,15 +112,15 @@ class FastLoadUser(LoadUser, FastHttpUser):
     def on_start(self) -> None:
         self.headers = self.key_headers()
 
-    def roll_out(self, body: dict[str, Any]) -> None:
-        """Posts `body` and counts what comes back."""
+    def post_rollout(self, body: dict[str, Any]) -> None:
+        """Posts `body` and counts the outcome."""
         expected = len(body["samples"]) * body["num_generations"]
         name = self.entry("/rollout")
         with self.client.post("/rollout", json=body, headers=self.headers, name=name, catch_response=True) as response:
             content = response.content or b""
             outcome = outcome_of_response(response.status_code, response.headers or {}, content, expected)
             self.count(outcome, response)
-        self.obey(outcome)
+        self.wait_retry_after(outcome)
 
 
 FOLLOW_UP = {"role": "user", "content": "Go on."}
@@ -132,7 +143,7 @@ class AgentSession(FastLoadUser):
         self.call("DELETE", path, "/v1/sessions/{id}", self.headers)
 
     def converse(self, base_url: str, key: Headers, messages: list[Json]) -> None:
-        """`--agent-calls` calls of one conversation; ends with the first that fails."""
+        """Makes `--agent-calls` calls of one conversation; ends with the first that fails."""
         messages = list(messages)
         for _ in range(self.options.agent_calls):
             body = {"messages": messages, "max_tokens": self.options.max_new_tokens}
@@ -143,13 +154,13 @@ class AgentSession(FastLoadUser):
             messages += [{"role": "assistant", "content": content}, FOLLOW_UP]
 
     def call(self, method: str, url: str, shown: str, headers: Headers, body: Json | None = None) -> Json | None:
-        """The answer, or `None` if it is an error, which is counted."""
+        """Makes one call and counts its outcome. Returns the answer, or `None` if it is an error."""
         with self.client.request(
             method, url, json=body, headers=headers, name=self.entry(shown), catch_response=True
         ) as response:
             outcome, answer = outcome_of_call(response.status_code, response.headers or {}, response.content or b"")
             self.count(outcome, response)
-        self.obey(outcome)
+        self.wait_retry_after(outcome)
         return answer
 
 
@@ -159,7 +170,7 @@ class GroupBatch(FastLoadUser):
     @task
     def batch(self) -> None:
         options = self.options
-        self.roll_out(self.body(POOL.some(options.batch_samples), options.group_size, options.max_turns, "train"))
+        self.post_rollout(self.body(POOL.some(options.batch_samples), options.group_size, options.max_turns, "train"))
 
 
 class Interactive(FastLoadUser):
@@ -167,7 +178,7 @@ class Interactive(FastLoadUser):
 
     @task
     def one(self) -> None:
-        self.roll_out(self.body(POOL.some(1), 1, self.options.max_turns, "interactive"))
+        self.post_rollout(self.body(POOL.some(1), 1, self.options.max_turns, "interactive"))
 
 
 class MultiTurn(FastLoadUser):
@@ -175,7 +186,7 @@ class MultiTurn(FastLoadUser):
 
     @task
     def conversation(self) -> None:
-        self.roll_out(self.body([POOL.long()], 1, self.options.long_turns, "train"))
+        self.post_rollout(self.body([POOL.long()], 1, self.options.long_turns, "train"))
 
 
 class PushFailed(Exception):
@@ -196,14 +207,8 @@ class WeightPusher(LoadUser):
         except RolloutError as error:
             failure = kind_of(error)
             TOTALS.errors[failure] += 1
-        self.environment.events.request.fire(
-            request_type=PUSH_METHOD,
-            name=self.entry("weights"),
-            response_time=(time.perf_counter() - began) * 1000,
-            response_length=0,
-            exception=None if failure is None else PushFailed(failure),
-            context={},
-        )
+        exception = None if failure is None else PushFailed(failure)
+        self.report(PUSH_METHOD, "weights", time.perf_counter() - began, exception)
         time.sleep(self.options.push_every_s)
 
 
@@ -228,30 +233,21 @@ class StreamReader(LoadUser, HttpUser):
             timeout=LONGEST_ANSWER_S,
             catch_response=True,
         ) as response:
-            outcome = outcome_of_stream(response, expected, lambda: self.first(time.perf_counter() - began))
+            outcome = outcome_of_stream(
+                response,
+                expected,
+                lambda: self.report(FIRST_METHOD, "first finished rollout", time.perf_counter() - began),
+            )
             # locust's own time ends with the headers.
             response.request_meta["response_time"] = (time.perf_counter() - began) * 1000
             self.count(outcome, response)
-        self.obey(outcome)
-
-    def first(self, seconds: float) -> None:
-        """Enters the time to the first finished rollout into locust's tables."""
-        self.environment.events.request.fire(
-            request_type=FIRST_METHOD,
-            name=self.entry("first finished rollout"),
-            response_time=seconds * 1000,
-            response_length=0,
-            exception=None,
-            context={},
-        )
+        self.wait_retry_after(outcome)
 
 
 def outcome_of_stream(response: ResponseContextManager, expected: int, at_first: Callable[[], None]) -> LoadOutcome:
     """Reads the stream to its end; calls `at_first` when the first rollout has arrived."""
-    if response.status_code == 0:
-        return LoadOutcome().with_error("unreachable", "The service did not answer.")
     if response.status_code != 200:
-        return outcome_of_error(error_of_response(response.status_code, response.headers, response.content))
+        return outcome_of_failure(response.status_code, response.headers, response.content)
     reader = NdjsonReader(expected)
     samples: list[SampleResult] = []
     try:

@@ -5,11 +5,11 @@ from unittest.mock import patch
 
 import pytest
 
-from rollout_load.options import LoadLimits, LoadOptions
+from rollout_load.options import LoadOptions
 from rollout_load.samples import NoSamples, SamplePool
 from tests.clients.scripted_service import ScriptedService
 
-OPTIONS = LoadOptions({}, (), (), "constant", 8, 4, 32, 4, 16, 3, "", 10.0, LoadLimits())
+OPTIONS = LoadOptions()
 
 
 def test_samples_are_of_all_tasks_of_the_service(service: ScriptedService) -> None:
