@@ -17,7 +17,8 @@ from rich.console import Console
 from examples.stand_ins import stand_ins
 from examples.task_configs import config_for, known_tasks, missing_package
 from rollout_client import RolloutClient
-from rollout_client.cli.transcript import VISIBLE_CONTROLS, message_note, number, type_name
+from rollout_client.cli.output import VISIBLE_CONTROLS, number
+from rollout_client.cli.transcript import message_note, type_name
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from service.startup.local_service import local_service, sentences_for_the_user

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -10,9 +11,11 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
-from rollout_client.calls.options import KEY_VARIABLE, URL_VARIABLE, key_in_file
+from rollout_client.calls.call import without_none
+from rollout_client.calls.options import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, key_in_file
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.cli.output import errors_as_sentences
 from rollout_client.contract.base import Priority
 
 DEFAULT_RETRIES = 3
@@ -32,18 +35,23 @@ ChunkSize = Annotated[int, typer.Option(min=1, help="Samples of one request; sev
 DEFAULT_MAX_ERROR_RATE = 0.01
 DEFAULT_CHUNK_SIZE = 32
 
-SAMPLING = "sampling"
-POLICY = "policy"
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the service is, and how it is called."""
 
-def client_of(url: str, api_key_file: Path | None, retries: int, timeout_s: float | None = None) -> RolloutClient:
-    return RolloutClient(url, timeout_s=timeout_s, retries=retries, api_key=key_in_file(api_key_file))
+    url: Url = DEFAULT_URL
+    api_key_file: ApiKeyFile = None
+    timeout_s: TimeoutS = None
+    retries: Retries = DEFAULT_RETRIES
 
+    def client(self) -> RolloutClient:
+        key = key_in_file(self.api_key_file)
+        return RolloutClient(self.url, timeout_s=self.timeout_s, retries=self.retries, api_key=key)
 
-def async_client_of(
-    url: str, api_key_file: Path | None, retries: int, timeout_s: float | None = None
-) -> AsyncRolloutClient:
-    return AsyncRolloutClient(url, timeout_s=timeout_s, retries=retries, api_key=key_in_file(api_key_file))
+    def async_client(self) -> AsyncRolloutClient:
+        key = key_in_file(self.api_key_file)
+        return AsyncRolloutClient(self.url, timeout_s=self.timeout_s, retries=self.retries, api_key=key)
 
 
 def priority_of(text: str) -> Priority:
@@ -58,9 +66,9 @@ def json_object_of(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"{text} is no JSON: {error.msg}") from error
+        raise typer.BadParameter(f"{text} is not JSON: {error.msg}") from error
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"{text} is no JSON object")
+        raise typer.BadParameter(f"{text} is not a JSON object")
     return value
 
 
@@ -121,7 +129,7 @@ def rollout_parameters(
     }
     options: dict[str, Any] = {
         "num_generations": num_generations,
-        SAMPLING: given(sampling),
+        "sampling": without_none(sampling),
         "max_seq_len": max_seq_len,
         "max_rollout_turns": max_rollout_turns,
         "schedule": schedule,
@@ -129,28 +137,35 @@ def rollout_parameters(
         "chat_template_kwargs": chat_template_kwargs,
         "deadline_s": deadline_s,
         "sample_retries": sample_retries,
-        POLICY: given(policy) or None,
+        "policy": without_none(policy) or None,
         "priority": None if priority is None else priority_of(priority),
     }
-    return cast(RolloutOptions, given(options))
+    return cast(RolloutOptions, without_none(options))
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+MADE_FROM: dict[Any, Callable[..., Any]] = {RolloutOptions: rollout_parameters, Connection: Connection}
+"""Types of parameters that stand for several options on the command line, and what makes one of those options."""
 
 
-def plays_rollouts(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `options` becomes the options of `rollout_parameters` on the command line."""
-    own = inspect.signature(command, eval_str=True).parameters
-    shared = inspect.signature(rollout_parameters, eval_str=True).parameters
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of `rollout` that talks to a service.
 
-    @wraps(command)
+    A parameter of a type in `MADE_FROM` becomes the options that it is made from. An error is one sentence.
+    """
+    own = inspect.signature(function, eval_str=True).parameters
+    makers = {name: MADE_FROM[own[name].annotation] for name in own if own[name].annotation in MADE_FROM}
+    options = {name: inspect.signature(maker, eval_str=True).parameters for name, maker in makers.items()}
+
+    @wraps(function)
     def with_options(**arguments: Any) -> None:
-        options = rollout_parameters(**{name: arguments.pop(name) for name in shared})
-        command(options=options, **arguments)
+        with errors_as_sentences():
+            for name, maker in makers.items():
+                arguments[name] = maker(**{option: arguments.pop(option) for option in options[name]})
+            function(**arguments)
 
-    parameters = [parameter for name, parameter in own.items() if name != "options"]
-    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*parameters, *shared.values())]
+    parameters = [parameter for name, parameter in own.items() if name not in makers]
+    parameters += [parameter for made in options.values() for parameter in made.values()]
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     with_options.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return with_options

@@ -10,9 +10,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic_core import to_json
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from rollout_client.errors import RolloutError
 
+VISIBLE_CONTROLS = (
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "\u2421"}
+    | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+)
+"""An escape sequence in a model's text must not reach the terminal."""
 FAILED = 1
 TOO_MANY_ERRORS = 3
 """More rollouts failed than `--max-error-rate` allows. 2 is what typer ends with for wrong arguments."""
@@ -47,3 +54,17 @@ def show(document: Any, as_json: bool, *renderables: RenderableType) -> None:
         return
     for renderable in renderables:
         out.print(renderable)
+
+
+def check_error_rate(error_rate: float, max_error_rate: float) -> None:
+    if error_rate > max_error_rate:
+        raise typer.Exit(TOO_MANY_ERRORS)
+
+
+def number(value: float) -> str:
+    """Whole numbers without decimals, others with three."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+
+
+def plain(text: str, style: str = "") -> Text:
+    return Text(text.translate(VISIBLE_CONTROLS), style)

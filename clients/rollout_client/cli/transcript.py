@@ -1,4 +1,4 @@
-"""What rollouts look like on a terminal of 80 columns: tasks, transcripts, metrics, as rich renderables.
+"""Rollouts on a terminal of 80 columns: tasks, transcripts, metrics, as rich renderables.
 
 Text of models and environments is shown as it is: never read as markup, its control characters made visible.
 """
@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from rollout_client.cli.output import number, plain
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.messages import Message
@@ -31,12 +32,6 @@ STATUS_STYLES: Mapping[str, str] = {
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"
 LONGEST_ROLE = len("environment")
-VISIBLE_CONTROLS = (
-    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
-    | {0x7F: "\u2421"}
-    | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-)
-"""An escape sequence in a model's text must not reach the terminal."""
 
 
 def transcript(sample: SampleResult) -> Panel:
@@ -148,12 +143,3 @@ def type_name(schema: JsonValue) -> str:
     if schema.get("type") == "array":
         return f"array of {type_name(schema.get('items'))}"
     return str(schema.get("type", "any"))
-
-
-def number(value: float) -> str:
-    """Whole numbers without decimals, others with three."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
-
-
-def plain(text: str, style: str = "") -> Text:
-    return Text(text.translate(VISIBLE_CONTROLS), style)

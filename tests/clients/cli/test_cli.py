@@ -250,9 +250,9 @@ def test_a_push_that_cannot_be_is_one_sentence(
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (['{"task_name": '], "line 1 is no JSON: Expecting value at column 15."),
-        (['\ufeff{"task_name": '], "line 1 is no JSON: Expecting value at column 15."),
-        ([json.dumps(sample()), "[]"], "line 2 is no JSON object: a sample looks like `rollout tasks` shows it."),
+        (['{"task_name": '], "line 1 is not JSON: Expecting value at column 15."),
+        (['\ufeff{"task_name": '], "line 1 is not JSON: Expecting value at column 15."),
+        ([json.dumps(sample()), "[]"], "line 2 is not a JSON object: a sample looks like `rollout tasks` shows it."),
         ([""], "holds no samples."),
     ],
 )

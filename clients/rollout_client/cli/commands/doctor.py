@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,9 +19,8 @@ from rich.table import Table
 from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.commands.service import status_of
-from rollout_client.cli.options import ApiKeyFile, Url, client_of
-from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, show
-from rollout_client.cli.transcript import plain
+from rollout_client.cli.options import ApiKeyFile, Connection, Url, command
+from rollout_client.cli.output import FAILED, AsJson, plain, show
 from rollout_client.errors import RolloutError, ServiceUnreachable
 from rollout_client.version import __version__
 
@@ -40,7 +40,7 @@ class DoctorFinding:
     subject: str
     level: Level
     message: str
-    """What was found, and for a problem what to do."""
+    """The finding, and for a problem what to do."""
 
 
 def findings(client: RolloutClient | None) -> Iterator[DoctorFinding]:
@@ -121,7 +121,7 @@ def engine_packages() -> Iterator[DoctorFinding]:
 
 
 def machine() -> Iterator[DoctorFinding]:
-    """What Ray needs of the machine of a service."""
+    """Resources of the machine that Ray needs for a service."""
     shared = Path("/dev/shm")
     if shared.exists():
         yield at_least(
@@ -173,6 +173,7 @@ def service(client: RolloutClient) -> Iterator[DoctorFinding]:
 STYLES: dict[Level, str] = {"ok": "green", "note": "dim", "problem": "bold red"}
 
 
+@command
 def doctor(
     url: Url = DEFAULT_URL,
     api_key_file: ApiKeyFile = None,
@@ -180,12 +181,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Look for what is wrong with this installation, the machine and the service. The exit code is 1 for a problem."""
-    with errors_as_sentences():
-        if offline:
-            found = list(findings(None))
-        else:
-            with client_of(url, api_key_file, 0) as client:
-                found = list(findings(client))
+    with nullcontext() if offline else Connection(url, api_key_file, retries=0).client() as client:
+        found = list(findings(client))
     show(list(map(asdict, found)), as_json, doctor_table(found))
     if any(finding.level == "problem" for finding in found):
         raise typer.Exit(FAILED)

@@ -19,29 +19,21 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
-    DEFAULT_RETRIES,
-    ApiKeyFile,
     ChunkSize,
+    Connection,
     MaxErrorRate,
-    Retries,
-    TimeoutS,
-    Url,
-    async_client_of,
-    client_of,
-    plays_rollouts,
+    command,
 )
-from rollout_client.cli.output import TOO_MANY_ERRORS, AsJson, errors_as_sentences, show
+from rollout_client.cli.output import AsJson, check_error_rate, plain, show
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.cli.run.plan import with_seeds
-from rollout_client.cli.run.player import Playing, groups_in, play_in_memory, play_to_file
+from rollout_client.cli.run.player import RunPlayer, groups_in, play_in_memory, play_to_file
 from rollout_client.cli.run.totals import Totals
-from rollout_client.cli.transcript import plain, totals_table
+from rollout_client.cli.transcript import totals_table
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import final_reward, finish_reasons
 
@@ -50,10 +42,10 @@ ALL_TASKS = "all"
 
 @dataclass(slots=True)
 class TaskCounts:
-    """What is counted of a task."""
+    """Counts of one task."""
 
     prompts: list[tuple[int, int]] = field(default_factory=list)
-    """Of each prompt: its rollouts with a final reward, and those of them that pass."""
+    """Rollouts with a final reward, and those of them that pass, for each prompt."""
     responses: int = 0
     clipped: int = 0
     """Responses that their length has cut."""
@@ -127,9 +119,10 @@ def wilson_interval(mean: float, count: int, confidence: float) -> tuple[float, 
     return max(0.0, center - half), min(1.0, center + half)
 
 
-@plays_rollouts
+@command
 def evaluate(
     options: RolloutOptions,
+    service: Connection,
     tasks: Annotated[
         list[str] | None, typer.Argument(help="Names from `rollout tasks`; by default those of --samples.")
     ] = None,
@@ -148,10 +141,6 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    timeout_s: TimeoutS = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Estimate pass@k by task, with confidence intervals.
@@ -160,23 +149,19 @@ def evaluate(
     (arXiv:2107.03374); the interval is Wilson's, over prompts. `clipped` is the share of a task's responses that their
     length has cut.
     """
-    with errors_as_sentences():
-        generations = options["num_generations"] or 1
-        wanted = sorted(set(ks or (1, generations)))
-        if wanted[-1] > generations:
-            raise ValueError(
-                f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}."
-            )
-        with client_of(url, api_key_file, retries, timeout_s) as client:
-            given = samples_of(client, tasks or [], samples, count, seed, split)
-        client_of_run = async_client_of(url, api_key_file, retries, timeout_s)
-        playing = Playing(client_of_run, with_seeds(given, options), options, chunk_size, retries)
-        if output is None:
-            totals = Totals()
-            groups = play_in_memory(playing, totals)
-        else:
-            totals = play_to_file(playing, output, overwrite)
-            groups = groups_in(output)
+    generations = options["num_generations"] or 1
+    wanted = sorted(set(ks or (1, generations)))
+    if wanted[-1] > generations:
+        raise ValueError(f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}.")
+    with service.client() as client:
+        given = samples_of(client, tasks or [], samples, count, seed, split)
+    player = RunPlayer(service, given, options, chunk_size)
+    if output is None:
+        totals = Totals()
+        groups = play_in_memory(player, totals)
+    else:
+        totals = play_to_file(player, output, overwrite)
+        groups = groups_in(output)
     found = pass_at_k(groups, wanted, passes_at, confidence)
     versions = sorted({span for group in groups for span in versions_of(group)})
     document = {
@@ -186,8 +171,7 @@ def evaluate(
         "pass_at_k": list(map(asdict, found)),
     }
     show(document, as_json, pass_table(found, versions, confidence), totals_table(totals))
-    if totals.error_rate > max_error_rate:
-        raise typer.Exit(TOO_MANY_ERRORS)
+    check_error_rate(totals.error_rate, max_error_rate)
 
 
 def samples_of(

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, TimeoutS, Url, client_of, plays_rollouts
-from rollout_client.cli.output import AsJson, errors_as_sentences, show
+from rollout_client.cli.options import Connection, command
+from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import metrics_table, totals_table, transcript
 from rollout_client.contract.rollouts import SampleResult
@@ -18,6 +17,7 @@ from rollout_client.results import is_clipped
 DEFAULT_SHOWN = 5
 
 
+@command
 def view(
     file: Annotated[Path, typer.Argument(help="A .jsonl or .parquet file of `rollout run` or of `save`.")],
     task: Annotated[str | None, typer.Option(help="Only rollouts of this task.")] = None,
@@ -46,31 +46,26 @@ def view(
         )
 
     totals = Totals()
-    with errors_as_sentences():
-        rollouts = filter(is_asked_for, read_rollouts(file))
-        shown: list[SampleResult] = []
-        for place, sample in enumerate(rollouts):
-            totals.add_result(sample)
-            if skip <= place < skip + count:
-                shown.append(sample)
+    shown: list[SampleResult] = []
+    for place, sample in enumerate(filter(is_asked_for, read_rollouts(file))):
+        totals.add_result(sample)
+        if skip <= place < skip + count:
+            shown.append(sample)
     document = {**totals.document(), "samples": [sample.model_dump(exclude_unset=True) for sample in shown]}
     show(document, as_json, *map(transcript, shown), totals_table(totals))
 
 
-@plays_rollouts
+@command
 def play(
     task: Annotated[str, typer.Argument(help="A name from `rollout tasks`.")],
     options: RolloutOptions,
+    service: Connection,
     count: Annotated[int, typer.Option(min=1, help="Samples to play.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the samples.")] = 0,
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    timeout_s: TimeoutS = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Play example samples of a TASK and show what happened."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries, timeout_s) as client:
+    with service.client() as client:
         samples = client.example_samples(task, count, seed)
         response = client.rollout(samples, progress=True, **options)
     transcripts = [transcript(sample) for sample in response.samples]

@@ -10,10 +10,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from rollout_client.calls.options import DEFAULT_URL
-from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
-from rollout_client.cli.output import AsJson, errors_as_sentences, show
-from rollout_client.cli.transcript import plain
+from rollout_client.cli.options import Connection, command
+from rollout_client.cli.output import AsJson, plain, show
 from rollout_client.contract.policy import (
     NamedPolicyState,
     PauseMode,
@@ -43,7 +41,7 @@ class WeightsTable:
     DISPENSABLE = (None, "checksum", "base", "kind", "size", "created")
     """First none of them."""
     FOLDED: Mapping[str, int] = {"name": 8, "size": 8}
-    """What may be broken, into lines of at least so many characters."""
+    """Columns that may be broken, into lines of at least so many characters."""
     RIGHT = frozenset({"version", "base", "size"})
 
     def __init__(self, title: str) -> None:
@@ -147,57 +145,55 @@ policy_app = typer.Typer(invoke_without_command=True)
 
 
 @policy_app.callback()
+@command
 def policy(
     context: typer.Context,
+    service: Connection,
     checksums_within: Annotated[
         float,
         typer.Option(min=0, help="Have the replicas compute their checksums, and wait so many seconds for them."),
     ] = 0.0,
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Show which weights the service serves, and what each of its replicas has loaded."""
     if context.invoked_subcommand is None:
-        with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+        with service.client() as client:
             state = client.policy(checksums_within)
         show(state, as_json, policy_tables(state))
 
 
 @policy_app.command()
+@command
 def rollback(
     to: Annotated[int, typer.Argument(min=0, help="A version whose weights the service still has.")],
+    service: Connection,
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the update may take.")] = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Make the weights of version TO current again, as a new version."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries, timeout_s) as client:
+    with service.client() as client:
         update = client.rollback(to, version, mode=mode)
     show(update, as_json, update_table(update))
 
 
 @policy_app.command()
+@command
 def drop(
     name: Annotated[str, typer.Argument(help="A named policy; `rollout policy` lists them.")],
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    retries: Retries = DEFAULT_RETRIES,
+    service: Connection,
     as_json: AsJson = False,
 ) -> None:
     """Serve the policy NAME no longer. Its next version has the next number."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+    with service.client() as client:
         client.drop_policy(name)
     show({"dropped": name}, as_json, plain(f"{name} is served no longer."))
 
 
+@command
 def push(
     path: Annotated[Path, typer.Argument(help="A .safetensors file, a checkpoint's folder, or an adapter's of PEFT.")],
+    service: Connection,
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
     base: Annotated[
@@ -208,14 +204,10 @@ def push(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The named policy that an adapter becomes a version of.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the push may take.")] = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Upload the weights at PATH and have every replica serve them."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries, timeout_s) as client:
+    with service.client() as client:
         named_base = int(base) if base is not None and base.isdecimal() and len(base) < CHECKSUM_DIGITS else base
         update = client.push_weights(path, version, kind=kind, base=named_base, name=name, mode=mode, progress=True)
     show(update, as_json, update_table(update))

@@ -5,29 +5,22 @@ from typing import Annotated
 
 import typer
 
-from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
-    DEFAULT_RETRIES,
-    ApiKeyFile,
     ChunkSize,
+    Connection,
     MaxErrorRate,
-    Retries,
-    TimeoutS,
-    Url,
-    async_client_of,
-    plays_rollouts,
+    command,
 )
-from rollout_client.cli.output import TOO_MANY_ERRORS, AsJson, errors_as_sentences, show
+from rollout_client.cli.output import AsJson, check_error_rate, show
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.cli.run.plan import with_seeds
-from rollout_client.cli.run.player import Playing, play_to_file
+from rollout_client.cli.run.player import RunPlayer, play_to_file
 from rollout_client.cli.transcript import totals_table
 
 
-@plays_rollouts
+@command
 def run(
     source: Annotated[
         str,
@@ -38,6 +31,7 @@ def run(
     ],
     output: Annotated[Path, typer.Option(help="Where each group is appended when it has ended, a rollout a line.")],
     options: RolloutOptions,
+    service: Connection,
     columns: Annotated[
         list[str] | None,
         typer.Option("--map", help="FIELD=COLUMN, such as extra_env_info.ground_truth=answer; can be given again."),
@@ -47,10 +41,6 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    timeout_s: TimeoutS = None,
-    retries: Retries = DEFAULT_RETRIES,
     as_json: AsJson = False,
 ) -> None:
     """Play SAMPLES and append the results; run again after a kill or a failure, it goes on.
@@ -58,11 +48,7 @@ def run(
     Each sample is in the results exactly once, with `input_row`, its row in the input. The exit code is 3 if more than
     `--max-error-rate` of the rollouts failed, and 1 if the run could not go on.
     """
-    with errors_as_sentences():
-        samples = read_samples(source, columns or (), task, split)
-        client = async_client_of(url, api_key_file, retries, timeout_s)
-        playing = Playing(client, with_seeds(samples, options), options, chunk_size, retries)
-        totals = play_to_file(playing, output, overwrite)
+    samples = read_samples(source, columns or (), task, split)
+    totals = play_to_file(RunPlayer(service, samples, options, chunk_size), output, overwrite)
     show({**totals.document(), "output": str(output)}, as_json, totals_table(totals))
-    if totals.error_rate > max_error_rate:
-        raise typer.Exit(TOO_MANY_ERRORS)
+    check_error_rate(totals.error_rate, max_error_rate)

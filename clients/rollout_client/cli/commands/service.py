@@ -10,13 +10,12 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
-from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.commands.policy import policy_tables
-from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
-from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, out, show
-from rollout_client.cli.transcript import plain, task_description, task_example
+from rollout_client.cli.options import Connection, command
+from rollout_client.cli.output import FAILED, AsJson, out, plain, show
+from rollout_client.cli.transcript import task_description, task_example
 from rollout_client.contract.info import DegradedPart, ServiceInfo
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import StatusError
@@ -120,11 +119,10 @@ def flat_limits(limits: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def tasks(
-    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
-) -> None:
+@command
+def tasks(service: Connection, as_json: AsJson = False) -> None:
     """List the tasks, with a sample of each that can be posted as it is."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+    with service.client() as client:
         found = client.tasks()
     if as_json:
         show(found, as_json)
@@ -134,23 +132,21 @@ def tasks(
         out.print(task_example(task), soft_wrap=True)
 
 
-def info(
-    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
-) -> None:
+@command
+def info(service: Connection, as_json: AsJson = False) -> None:
     """Show which model, tokenizer, limits and versions the service has."""
-    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+    with service.client() as client:
         found = client.info()
     show(found, as_json, info_table(found))
 
 
-def status(
-    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
-) -> None:
+@command
+def status(service: Connection, as_json: AsJson = False) -> None:
     """Show whether rollouts can be played, what does not answer, and which weights are served.
 
     The exit code is 1 if no rollout would work.
     """
-    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+    with service.client() as client:
         found = status_of(client)
     show(found, as_json, status_tables(found))
     if not found.is_ready:

@@ -10,13 +10,14 @@ from rollout_client.errors import needed_for
 from rollout_client.json_lines import numbered_lines
 
 HUB = "hf:"
-"""What the name of a data set of the Hugging Face Hub begins with."""
+"""Prefix of the name of a data set of the Hugging Face Hub."""
 
 Row = dict[str, Any]
 
 
 def read_samples(source: str, columns: Sequence[str] = (), task: str | None = None, split: str = "train") -> list[Row]:
-    """
+    """Reads the samples of `source`, whose columns become fields.
+
     Args:
         source: a file that ends in `.parquet`, a file of JSON lines, `hf:NAME`, or a folder of `save_to_disk`.
         columns: `FIELD=COLUMN` each. Without them the columns are the fields, and `prompt` is another name of
@@ -67,11 +68,11 @@ def json_object(line: bytes, place: str) -> Row:
     try:
         value = json.loads(line.decode())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}.") from error
+        raise ValueError(f"{place} is not JSON: {error.msg} at column {error.colno}.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{place} is not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{place} is no JSON object: a sample looks like `rollout tasks` shows it.")
+        raise ValueError(f"{place} is not a JSON object: a sample looks like `rollout tasks` shows it.")
     return value
 
 

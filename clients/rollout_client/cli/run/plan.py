@@ -45,10 +45,6 @@ class RunPlan:
         self._groups: dict[int, dict[int, SampleResult]] = {}
         """The rollouts that have ended, by generation, of each row that is being played."""
 
-    @property
-    def is_done(self) -> bool:
-        return not (self._waiting or self._groups)
-
     def next_chunk(self, size: int) -> list[int]:
         """The rows of the next request, at most `size`; none if all are played or being played."""
         rows = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
@@ -70,6 +66,6 @@ class RunPlan:
         return [group[generation] for generation in sorted(group)]
 
     def give_back(self, rows: Iterable[int]) -> None:
-        """Of `rows`, those whose groups have not ended are to be played again, before all others."""
+        """Queues those of `rows` whose groups have not ended again, before all others."""
         unfinished = [row for row in rows if self._groups.pop(row, None) is not None]
         self._waiting.extendleft(reversed(unfinished))

@@ -6,15 +6,15 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.progress import rollout_bar
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
-from rollout_client.cli.run.results_file import GroupWriter, ResultsFile, run_of
+from rollout_client.cli.options import Connection
+from rollout_client.cli.run.plan import INPUT_ROW, RunPlan, with_seeds
+from rollout_client.cli.run.results_file import ResultsFile, run_of
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.problems import FieldProblem
@@ -27,68 +27,78 @@ CHUNKS_IN_FLIGHT = 4
 """So many requests at once: while one waits for its last rollouts, the others keep the engines busy."""
 
 
-class ChunkPlayer:
-    """
+OnGroup = Callable[[int, list[SampleResult]], Awaitable[None]]
+
+
+class RunPlayer:
+    """Plays the samples of a run, each row once.
+
     Args:
-        samples: by row.
+        samples: the samples by row.
         chunk_size: samples of one request.
-        retries: how often in a row a stream may break without a group having ended.
-        on_group: is given the row and its group, whole, and awaited.
     """
 
     def __init__(
-        self,
-        client: AsyncRolloutClient,
-        samples: Sequence[Mapping[str, Any]],
-        options: RolloutOptions,
-        plan: RunPlan,
-        *,
-        chunk_size: int,
-        retries: int,
-        on_group: Callable[[int, list[SampleResult]], Awaitable[None]],
+        self, service: Connection, samples: Sequence[Mapping[str, Any]], options: RolloutOptions, chunk_size: int
     ) -> None:
-        self._client = client
-        self._samples = samples
-        self._options = options
-        self._plan = plan
+        self.samples = with_seeds(samples, options)
+        self.options = options
+        self.num_generations = options.get("num_generations") or 1
+        self._service = service
         self._chunk_size = chunk_size
-        self._retries = retries
-        self._on_group = on_group
         self._breaks = 0
+        """How often in a row a stream has broken without a group having ended."""
 
-    async def play(self) -> None:
-        """Raises what the first request to fail raised, after the others were ended."""
-        workers = [asyncio.create_task(self._play_chunks()) for _ in range(CHUNKS_IN_FLIGHT)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+    def play(self, on_group: OnGroup, totals: Totals, done: Set[int] = frozenset()) -> None:
+        """Plays the rows that are not `done` and counts them in `totals`; raises what a request raises.
 
-    async def _play_chunks(self) -> None:
-        while rows := self._plan.next_chunk(self._chunk_size):
+        `on_group` is given each row with its group, whole, and awaited.
+        """
+        asyncio.run(self._play(on_group, totals, done))
+
+    async def _play(self, on_group: OnGroup, totals: Totals, done: Set[int]) -> None:
+        plan = RunPlan(len(self.samples), self.num_generations, done)
+        done_count = len(done) * self.num_generations
+        async with self._service.async_client() as client:
+            with rollout_bar(len(self.samples) * self.num_generations, done_count) as show:
+
+                async def count(row: int, group: list[SampleResult]) -> None:
+                    await on_group(row, group)
+                    for sample in group:
+                        totals.add_result(sample)
+                        show(sample)
+
+                workers = [asyncio.create_task(self._play_chunks(client, plan, count)) for _ in range(CHUNKS_IN_FLIGHT)]
+                try:
+                    await asyncio.gather(*workers)
+                finally:
+                    for worker in workers:
+                        worker.cancel()
+                    await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _play_chunks(self, client: AsyncRolloutClient, plan: RunPlan, on_group: OnGroup) -> None:
+        while rows := plan.next_chunk(self._chunk_size):
             try:
-                await self._play_chunk(rows)
+                await self._play_chunk(client, plan, rows, on_group)
             except RequestRejected as error:
                 raise naming_rows(error, rows) from error
             except StreamBroken:
                 self._breaks += 1
-                if self._breaks > self._retries:
+                if self._breaks > self._service.retries:
                     raise
             finally:
-                self._plan.give_back(rows)
+                plan.give_back(rows)
 
-    async def _play_chunk(self, rows: Sequence[int]) -> None:
-        samples = [self._samples[row] for row in rows]
-        generations = self._options.get("num_generations") or 1
-        async with self._client.stream(samples, **self._options) as rollouts:
+    async def _play_chunk(
+        self, client: AsyncRolloutClient, plan: RunPlan, rows: Sequence[int], on_group: OnGroup
+    ) -> None:
+        async with client.stream([self.samples[row] for row in rows], **self.options) as rollouts:
             async for position, sample in rollouts.with_positions():
-                row = rows[position // generations]
-                group = self._plan.add(row, sample)
+                row = rows[position // self.num_generations]
+                group = plan.add(row, sample)
                 if group is not None:
                     self._breaks = 0
-                    await self._on_group(row, group)
+                    await on_group(row, group)
 
 
 def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
@@ -101,74 +111,28 @@ def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
     return RequestRejected(error.problem.model_copy(update={"errors": errors}), error.retry_after_s)
 
 
-OnGroup = Callable[[int, list[SampleResult]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Playing:
-    """
-    Args:
-        samples: by row.
-        chunk_size: samples of one request.
-        retries: how often in a row streams may break.
-    """
-
-    client: AsyncRolloutClient
-    samples: Sequence[Mapping[str, Any]]
-    options: RolloutOptions
-    chunk_size: int
-    retries: int
-
-    def play(self, on_group: OnGroup, totals: Totals, done: Set[int] = frozenset()) -> None:
-        """Plays the rows that are not `done` and counts them in `totals`; raises what a request raises."""
-        asyncio.run(self._play(on_group, totals, done))
-
-    async def _play(self, on_group: OnGroup, totals: Totals, done: Set[int]) -> None:
-        generations = self.options.get("num_generations") or 1
-
-        with rollout_bar(len(self.samples) * generations, len(done) * generations) as show:
-
-            async def counted(row: int, group: list[SampleResult]) -> None:
-                await on_group(row, group)
-                for sample in group:
-                    totals.add_result(sample)
-                    show(sample)
-
-            async with self.client:
-                player = ChunkPlayer(
-                    self.client,
-                    self.samples,
-                    self.options,
-                    RunPlan(len(self.samples), generations, done),
-                    chunk_size=self.chunk_size,
-                    retries=self.retries,
-                    on_group=counted,
-                )
-                await player.play()
-
-
-def play_to_file(playing: Playing, path: Path, overwrite: bool) -> Totals:
+def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
     """Plays what the file at `path` does not have yet, and counts all that it has then.
 
     Raises `ValueError` if the file is of another run, `OSError`, and what a request raises.
     """
-    with ResultsFile(path, run_of(playing.samples, playing.options), overwrite) as file:
-        found = file.recover(playing.options.get("num_generations") or 1)
+    with ResultsFile(path, run_of(player.samples, player.options), overwrite) as file:
+        found = file.recover(player.num_generations)
         try:
-            playing.play(GroupWriter(file).write, found.totals, found.rows)
+            player.play(file.append, found.totals, found.rows)
         except KeyboardInterrupt as error:
             raise ValueError(f"Stopped: {path} has what had ended, and the same command goes on.") from error
     return found.totals
 
 
-def play_in_memory(playing: Playing, totals: Totals) -> list[list[SampleResult]]:
+def play_in_memory(player: RunPlayer, totals: Totals) -> list[list[SampleResult]]:
     """The rollouts of each row."""
     groups: dict[int, list[SampleResult]] = {}
 
     async def keep(row: int, group: list[SampleResult]) -> None:
         groups[row] = group
 
-    playing.play(keep, totals)
+    player.play(keep, totals)
     return [groups[row] for row in sorted(groups)]
 
 

@@ -44,7 +44,7 @@ def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
     torn: int | None = None
     for number, line in enumerate(lines, start=1):
         if torn is not None:
-            raise ValueError(f"line {torn} is no rollout, and others follow it")
+            raise ValueError(f"line {torn} is not a rollout, and others follow it")
         end += len(line)
         rollout = rollout_of(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
         if rollout is None:
@@ -95,7 +95,7 @@ NOT_OF_A_RUN = frozenset({"priority", "sample_retries"})
 
 
 def run_of(samples: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for a run to go on: the samples, by their digest, and how they are played."""
+    """The identity of a run: its samples, by their digest, and how they are played. It goes on only if it is equal."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(to_json(sample) + b"\n")
@@ -120,6 +120,8 @@ class ResultsFile:
         self._run = run
         self._overwrite = overwrite
         self._descriptor = -1
+        self._waiting: list[bytes] = []
+        self._is_writing = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -150,8 +152,15 @@ class ResultsFile:
         os.truncate(self._descriptor, found.kept_bytes)
         return found
 
-    def append(self, data: bytes) -> None:
-        """Returns when `data` is on the disk."""
+    async def append(self, row: int, group: list[SampleResult]) -> None:
+        """Returns when the group of `row` is on the disk."""
+        self._waiting.extend(json_line(sample, **{INPUT_ROW: row}) for sample in group)
+        async with self._is_writing:
+            lines, self._waiting = self._waiting, []
+            if lines:
+                await asyncio.to_thread(self._write, b"".join(lines))
+
+    def _write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
             left = left[os.write(self._descriptor, left) :]
@@ -182,18 +191,3 @@ class ResultsFile:
             raise ValueError(
                 f"{self._path} is of a run with other options: {to_json(found['options']).decode()}. {advice}"
             )
-
-
-class GroupWriter:
-    def __init__(self, file: ResultsFile) -> None:
-        self._file = file
-        self._waiting: list[bytes] = []
-        self._is_writing = asyncio.Lock()
-
-    async def write(self, row: int, group: list[SampleResult]) -> None:
-        """Returns when the group is on the disk."""
-        self._waiting.extend(json_line(sample, **{INPUT_ROW: row}) for sample in group)
-        async with self._is_writing:
-            lines, self._waiting = self._waiting, []
-            if lines:
-                await asyncio.to_thread(self._file.append, b"".join(lines))

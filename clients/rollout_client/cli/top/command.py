@@ -15,11 +15,10 @@ from rich.live import Live
 from rich.table import Table
 
 from rollout_client.calls.options import DEFAULT_URL
-from rollout_client.cli.options import ApiKeyFile, Url, async_client_of
-from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, out
+from rollout_client.cli.options import ApiKeyFile, Connection, Url, command
+from rollout_client.cli.output import FAILED, AsJson, out, plain
 from rollout_client.cli.top.readings import views
 from rollout_client.cli.top.view import GeneratorView, PolicyView, TaskView, TopView
-from rollout_client.cli.transcript import plain
 
 UNKNOWN = "-"
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
@@ -147,6 +146,7 @@ DEFAULT_WINDOW_S = 30.0
 """A service's counters are up to ten seconds old, and then jump: over three jumps a mean is steady enough."""
 
 
+@command
 def top(
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = DEFAULT_INTERVAL_S,
     window_s: Annotated[float, typer.Option(min=0.1, help="Rates are means over so many seconds.")] = DEFAULT_WINDOW_S,
@@ -166,7 +166,7 @@ def top(
     async def watch() -> TopView | None:
         view = None
         async with (
-            async_client_of(url, api_key_file, 0) as client,
+            Connection(url, api_key_file, retries=0).async_client() as client,
             aclosing(views(client, window_s, interval_s, 1 if once else count)) as seen,
         ):
             with Live(console=out, auto_refresh=False) if is_live else nullcontext() as live:
@@ -181,7 +181,7 @@ def top(
 
     # Where nobody watches, each look is printed after the one before.
     is_live = out.is_terminal and not as_json
-    with errors_as_sentences(), suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         last = asyncio.run(watch())
         if last is None or not last.is_ready:
             raise typer.Exit(FAILED)

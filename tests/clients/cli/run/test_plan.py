@@ -20,8 +20,8 @@ def play(plan: RunPlan, generations: int, chunk_size: int, random: Random, may_b
     """Plays the plan to its end, rollouts in any order; returns what is appended."""
     appended = b""
     chunks: list[tuple[list[int], list[tuple[int, int]]]] = []
-    while not plan.is_done:
-        if (not chunks or random.random() < 0.4) and (rows := plan.next_chunk(chunk_size)):
+    while (rows := plan.next_chunk(chunk_size) if not chunks or random.random() < 0.4 else []) or chunks:
+        if rows:
             chunks.append((rows, [(row, generation) for row in rows for generation in range(generations)]))
         rows, waiting = random.choice(chunks)
         if may_break and random.random() < 0.1:
@@ -84,7 +84,7 @@ def row_line(row: object, generation: int = 0) -> bytes:
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ([row_line(0), b"torn\n", row_line(1)], "line 2 is no rollout, and others follow it"),
+        ([row_line(0), b"torn\n", row_line(1)], "line 2 is not a rollout, and others follow it"),
         ([row_line(0), row_line(0)], "line 2 has generation 0 of row 0, which does not come there"),
         ([row_line(0, 1)], "line 1 has generation 1 of row 0, which does not come there"),
         ([json_line(RESULTS[0])], "line 1 has no input_row"),
