@@ -7,15 +7,14 @@ once; whoever waits for a report learns that the replica died, registered again,
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any
 
 from deployments.policy.cluster import Cluster
 from deployments.policy.replicas.commands import (
-    Canary,
     Command,
+    CommandCosts,
     CommandReport,
     ComputeChecksum,
     LoadedWeights,
@@ -72,11 +71,30 @@ class RegisteredReplica:
         self.checksum, self.is_checksum_asked = None, False
 
 
-class ReplicaRegistry:
-    """Args: `is_alive` says of a replica's actor whether it lives."""
+CommandResult = CommandReport | ReplicaLost
+GB = 10**9
 
-    def __init__(self, is_alive: Callable[[Any], Awaitable[bool]]) -> None:
-        self._is_alive = is_alive
+
+class ReplicaRegistry:
+    """Knows the replicas that have registered, sends them commands, and replaces those that fail.
+
+    Args:
+        command_timeout_s: a replica that takes longer for one command counts as lost.
+        command_timeout_s_per_gb: that limit is so much longer for each gigabyte (10^9 bytes) of weights.
+        canary_timeout_s: a replica that takes longer for its canary has failed it; the same addition holds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        command_timeout_s: float,
+        command_timeout_s_per_gb: float = 0.0,
+        canary_timeout_s: float = 60.0,
+    ) -> None:
+        self._cluster = cluster
+        self._command_timeout_s = command_timeout_s
+        self._command_timeout_s_per_gb = command_timeout_s_per_gb
+        self._canary_timeout_s = canary_timeout_s
         self._replicas: dict[str, RegisteredReplica] = {}
         self._numbers = count(1)
 
@@ -114,7 +132,7 @@ class ReplicaRegistry:
 
     async def forget_the_dead(self) -> None:
         replicas = self.replicas
-        alive = await asyncio.gather(*(self._is_alive(replica.registration.actor) for replica in replicas))
+        alive = await asyncio.gather(*(self._cluster.is_alive(replica.registration.actor) for replica in replicas))
         for replica, lives in zip(replicas, alive, strict=True):
             if not lives:
                 self._forget_dead(replica)
@@ -166,7 +184,7 @@ class ReplicaRegistry:
             replica.is_checksum_asked = True
             replica.commands.put_nowait(NumberedCommand(next(self._numbers), ComputeChecksum()))
 
-    async def send(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
+    async def report_on(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
         """Queues the command for the replica and waits for its report.
 
         Raises:
@@ -192,7 +210,7 @@ class ReplicaRegistry:
                 replica.forget_checksum()
 
     async def _forget_if_dead(self, replica: RegisteredReplica) -> None:
-        while await self._is_alive(replica.registration.actor):
+        while await self._cluster.is_alive(replica.registration.actor):
             await asyncio.sleep(LIVENESS_POLL_S)
         self._forget_dead(replica)
 
@@ -205,26 +223,6 @@ class ReplicaRegistry:
         if replica_id not in self._replicas:
             raise ReplicaNotRegistered(replica_id)
         return self._replicas[replica_id]
-
-
-CommandResult = CommandReport | ReplicaLost
-GB = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """
-    Args:
-        command_timeout_s: a replica that takes longer for one command counts as lost.
-        command_timeout_s_per_gb: that limit is so much longer for each gigabyte (10^9 bytes) of weights.
-        canary_timeout_s: a replica that takes longer for its canary has failed it; the same addition holds.
-    """
-
-    registry: ReplicaRegistry
-    cluster: Cluster
-    command_timeout_s: float
-    command_timeout_s_per_gb: float = 0.0
-    canary_timeout_s: float = 60.0
 
     async def send_all(
         self, replicas: Sequence[RegisteredReplica], command: Command, size_bytes: int = 0
@@ -242,22 +240,22 @@ class Fleet:
     async def send(
         self, replica: RegisteredReplica, command: Command, size_bytes: int = 0, timeout_s: float | None = None
     ) -> CommandResult:
-        """
+        """Sends the command and returns the report, or why there is none.
+
         Args:
             size_bytes: of the weights that the command is about.
             timeout_s: in place of the limit that follows from the size.
         """
         if timeout_s is None:
-            timeout_s = self.command_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
+            timeout_s = self._command_timeout_s + self._command_timeout_s_per_gb * size_bytes / GB
         try:
-            return await self.registry.send(replica, command, timeout_s)
+            return await self.report_on(replica, command, timeout_s)
         except ReplicaLost as lost:
             return lost
 
-    async def send_canary(self, replica: RegisteredReplica, size_bytes: int) -> CommandResult:
-        """The replica itself ends a canary that takes too long, so that it can go on with other weights."""
-        timeout_s = self.canary_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
-        return await self.send(replica, Canary(timeout_s), size_bytes)
+    def canary_timeout_s(self, size_bytes: int = 0) -> float:
+        """The limit of a canary, which the replica itself ends, so that it can go on with other weights."""
+        return self._canary_timeout_s + self._command_timeout_s_per_gb * size_bytes / GB
 
     async def load(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload]) -> bool:
         """Loads the payloads one after the other; returns false if the replica failed, which is replaced then.
@@ -276,25 +274,25 @@ class Fleet:
         """Ends the replica's actor, so that Serve starts another; `version` is the one that it should have loaded."""
         extra = {"replica_id": replica.replica_id, "version": version}
         logger.warning("A generator replica is replaced: %s", reason, extra=extra)
-        self.registry.forget(replica.replica_id, reason)
-        self.cluster.kill(replica.registration.actor)
+        self.forget(replica.replica_id, reason)
+        self._cluster.kill(replica.registration.actor)
 
     def replace_if_registered(self, replica: RegisteredReplica, reason: str, version: int | None = None) -> None:
         """Like `replace`, except that a replica which died, or which has registered again since, is left alone."""
-        if self.registry.has(replica):
+        if self.has(replica):
             self.replace(replica, reason, version)
 
     def outcome(
-        self, replica: RegisteredReplica, last: CommandResult, version: int, staged: CommandReport | None = None
+        self, replica: RegisteredReplica, last: CommandResult, version: int, costs: CommandCosts | None = None
     ) -> ReplicaUpdate:
         """The outcome of an update to `version` for one replica; a replica that failed is replaced.
 
         Args:
             last: result of the last command that was sent to the replica.
-            staged: the report of the `Stage` before it.
+            costs: of all commands of the update; by default those of the last one.
         """
         if isinstance(last, CommandReport) and last.error is None:
-            costs = last.costs if staged is None else staged.costs + last.costs
+            costs = last.costs if costs is None else costs
             return ReplicaUpdate(replica_id=replica.replica_id, status="swapped", **asdict(costs))
         error = error_of(last)
         self.replace(replica, str(error), version)

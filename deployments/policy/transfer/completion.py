@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from deployments.policy.failures import PolicyFailure
 from deployments.policy.replicas.commands import AbandonTransfer, CommandReport, SaveTransfer, VersionPayload
-from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, error_of
-from deployments.policy.update.activation import AdaptersOfReplicas, VersionActivation
-from deployments.policy.update.recovery import Recovery, Reseeding
+from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
+from deployments.policy.update.activation import ReplicaInitializer
+from deployments.policy.update.payloads import Payloads
+from deployments.policy.update.recovery import Recovery
 from deployments.policy.versions.full_weights import InitialVersion
-from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.rpc.background_tasks import BackgroundTasks
 
@@ -27,24 +27,25 @@ logger = logging.getLogger("rollout_service.policy")
 
 
 class TransferReload:
-    """
+    """Lets replicas load the current weights again after a transfer that broke off.
+
     Args:
         idle_s: a replica that waits for the trainer gives it up after so many seconds.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        registry: ReplicaRegistry,
         versions: VersionHistory,
         payloads: Payloads,
+        initializer: ReplicaInitializer,
         idle_s: float,
-        adapters: AdaptersOfReplicas,
     ) -> None:
-        self._fleet = fleet
+        self._registry = registry
         self._versions = versions
         self._payloads = payloads
+        self._initializer = initializer
         self._timeout_s = idle_s + ENDS_WITHIN_S
-        self._adapters = adapters
 
     async def go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
         """Returns when each of them has the current weights, or is replaced. The caller holds the update lease."""
@@ -61,16 +62,15 @@ class TransferReload:
     async def _take_back(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload], version: int) -> bool:
         if not payloads:
             reason = f"its transfer broke off, and only engines had the weights of version {version}"
-            self._fleet.replace_if_registered(replica, reason, version)
+            self._registry.replace_if_registered(replica, reason, version)
             return False
-        abandoned = await self._fleet.send(replica, AbandonTransfer(), timeout_s=self._timeout_s)
+        abandoned = await self._registry.send(replica, AbandonTransfer(), timeout_s=self._timeout_s)
         if (error := error_of(abandoned)) is not None:
-            self._fleet.replace_if_registered(replica, error, version)
+            self._registry.replace_if_registered(replica, error, version)
             return False
-        if not await self._fleet.load(replica, payloads):
+        if not await self._registry.load(replica, payloads):
             return False
-        if self._adapters.are_needed_by(replica):
-            await self._adapters.give([replica])
+        await self._initializer.restore_adapters(replica)
         return True
 
 
@@ -78,27 +78,22 @@ Layout = Mapping[str, tuple[str, Sequence[int]]]
 
 
 class TransferSaving:
-    """
+    """Lets a replica save what a trainer sent, and the store take it over.
+
     Args:
-        activation: removes older versions once the new one is saved.
-        recovery: gives what was saved to replicas that lack it.
         is_on: whether anything is saved.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        registry: ReplicaRegistry,
         initial: InitialVersion,
-        reseeding: Reseeding,
-        activation: VersionActivation,
         recovery: Recovery,
         tasks: BackgroundTasks,
         is_on: bool,
     ) -> None:
-        self._fleet = fleet
+        self._registry = registry
         self._initial = initial
-        self._reseeding = reseeding
-        self._activation = activation
         self._recovery = recovery
         self._tasks = tasks
         self._is_on = is_on
@@ -127,21 +122,16 @@ class TransferSaving:
             await asyncio.wait([self._last])
 
     async def _save(self, version: int, replica: RegisteredReplica) -> None:
-        reason = await self._reason_not_to(version, replica)
-        if reason is None:
-            self._activation.remove_old_versions()
-            # Not a part of what the next transfer waits for: it holds the update lease then.
-            self._tasks.start(self._recovery.give_saved())
-        else:
+        if (reason := await self._save_error(version, replica)) is not None:
             message = "Version %d stays in the engines alone, so that a replica that starts waits for the next: %s"
             logger.warning(message, version, reason, extra={"version": version})
 
-    async def _reason_not_to(self, version: int, replica: RegisteredReplica) -> str | None:
+    async def _save_error(self, version: int, replica: RegisteredReplica) -> str | None:
         """Lets the store get the weights; returns why it could not, if it could not."""
-        report = await self._fleet.send(replica, SaveTransfer(version))
+        report = await self._registry.send(replica, SaveTransfer(version))
         if (error := error_of(report)) is not None:
             return error
         if not isinstance(report, CommandReport) or report.saved is None:
             return "the replica saved nothing"
-        has_taken = await self._reseeding.take(version, report.saved, replica.replica_id)
+        has_taken = await self._recovery.take_saved(version, report.saved, replica.replica_id)
         return None if has_taken else "the policy store could not read them"

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deployments.policy.failures import TransferRefused
+from deployments.policy.policies import PolicyRegistry
 from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Command,
@@ -27,12 +28,11 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.replicas.replica_registry import CommandResult, Fleet, RegisteredReplica, error_of
+from deployments.policy.replicas.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.transfer.completion import TransferReload, TransferSaving
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.update.activation import VersionActivation
 from deployments.policy.update.update_lock import UpdateLease, UpdateLock
-from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, ReplicaUpdate, SwitchOptions
@@ -88,8 +88,8 @@ class WeightTransfer:
 
     def __init__(
         self,
-        fleet: Fleet,
-        versions: VersionHistory,
+        registry: ReplicaRegistry,
+        policies: PolicyRegistry,
         activation: VersionActivation,
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
@@ -99,8 +99,9 @@ class WeightTransfer:
         rendezvous_timeout_s: float,
         idle_s: float,
     ) -> None:
-        self._fleet = fleet
-        self._versions = versions
+        self._registry = registry
+        self._policy = policies.unnamed
+        self._versions = policies.unnamed.versions
         self._activation = activation
         self._update_lock = update_lock
         self._trainers = trainers
@@ -130,8 +131,8 @@ class WeightTransfer:
         """
         init_info = await self._trainers.checked(init_info)
         async with self._update_lock.lease():
-            await self._fleet.registry.forget_the_dead()
-            replicas = self._fleet.registry.started
+            await self._registry.forget_the_dead()
+            replicas = self._registry.started
             workers = workers_of(replicas)
             refuse_wrong_world_size(init_info, workers)
             self._participants = []
@@ -141,7 +142,7 @@ class WeightTransfer:
             ]
             # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
             # the next one.
-            results = await asyncio.gather(*map(self._fleet.send, replicas, commands))
+            results = await asyncio.gather(*map(self._registry.send, replicas, commands))
             if errors := errors_in(results):
                 logger.warning("A replica could not meet the trainer of a weight transfer: %s", errors[0])
                 raise TransferRefused.of("init_info", f"a replica could not meet the trainer: {errors[0]}")
@@ -159,8 +160,8 @@ class WeightTransfer:
         self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
-            await self._fleet.registry.forget_the_dead()
-            if not self._participants or self._participants != self._fleet.registry.started:
+            await self._registry.forget_the_dead()
+            if not self._participants or self._participants != self._registry.started:
                 raise TransferRefused.of("transfer", REPLICAS_CHANGED)
             await self._saving.ended()
             layouts = await self._saving.layouts(len(self._participants))
@@ -201,7 +202,7 @@ class WeightTransfer:
                 applied = await self._apply(number)
             try:
                 replicas = await self._resume(number, applied)
-                await self._activation.activate()
+                await self._activation.activate(self._policy)
                 self._saving.begin(number, self._participants[0])
             finally:
                 self._taken_lease().release()
@@ -211,7 +212,7 @@ class WeightTransfer:
 
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
-        results = await self._fleet.send_all(self._participants, ApplyTransfer())
+        results = await self._registry.send_all(self._participants, ApplyTransfer())
         if len(errors := errors_in(results)) == len(results):
             raise ReplicaFailed(errors[0])
         self._versions.add_without_weights(
@@ -227,13 +228,13 @@ class WeightTransfer:
     async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> list[ReplicaUpdate]:
         ready = [replica for replica, result in applied.items() if error_of(result) is None]
         finish = FinishTransfer(version, self._versions.record(version))
-        finished = dict(zip(ready, await self._fleet.send_all(ready, finish), strict=True))
-        return [self._fleet.outcome(replica, result, version) for replica, result in (applied | finished).items()]
+        finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
+        return [self._registry.outcome(replica, result, version) for replica, result in (applied | finished).items()]
 
     async def _send_all(self, commands: Sequence[Command]) -> None:
         """Abandons the transfer at the first failure: the other replicas would wait for a trainer that is blocked."""
         with self._abandoning_on_failure():
-            for result in asyncio.as_completed(map(self._fleet.send, self._participants, commands)):
+            for result in asyncio.as_completed(map(self._registry.send, self._participants, commands)):
                 if (error := error_of(await result)) is not None:
                     raise ReplicaFailed(error)
         loop = asyncio.get_running_loop()

@@ -9,16 +9,16 @@ chain of deltas has become too long.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from deployments.policy.failures import PolicyFailure
-from deployments.policy.replicas.commands import AcceptRequests
-from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, error_of
+from deployments.policy.policies import PolicyRegistry
+from deployments.policy.policy import Policy
+from deployments.policy.replicas.commands import AcceptRequests, SetAdapters
+from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
+from deployments.policy.update.payloads import Payloads
 from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.housekeeping import Housekeeping
-from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.rpc.background_tasks import BackgroundTasks
 
@@ -28,7 +28,8 @@ logger = logging.getLogger("rollout_service.policy")
 
 
 class ChainCompaction:
-    """
+    """Makes the full weights of the current version where too many deltas are behind it.
+
     Args:
         longest_chain: how many deltas may follow a file with full weights.
     """
@@ -66,33 +67,20 @@ class ChainCompaction:
             self._is_running = False
 
 
-class AdaptersOfReplicas(Protocol):
-    def are_needed_by(self, replica: RegisteredReplica) -> bool:
-        """Whether a replica that starts has to be told what it serves."""
-        ...
-
-    async def give(self, replicas: Sequence[RegisteredReplica]) -> None:
-        """Lets them serve exactly what is current; one that cannot is replaced. The caller holds the update lease."""
-        ...
-
-
 LOADS_BESIDE_UPDATES = 3
 
 
 class ReplicaInitializer:
+    """Gives replicas that start what every replica should hold."""
+
     def __init__(
-        self,
-        fleet: Fleet,
-        versions: VersionHistory,
-        payloads: Payloads,
-        update_lock: UpdateLock,
-        adapters: AdaptersOfReplicas,
+        self, policies: PolicyRegistry, registry: ReplicaRegistry, payloads: Payloads, update_lock: UpdateLock
     ) -> None:
-        self._fleet = fleet
-        self._versions = versions
+        self._policies = policies
+        self._versions = policies.unnamed.versions
+        self._registry = registry
         self._payloads = payloads
         self._update_lock = update_lock
-        self._adapters = adapters
 
     async def initialize(self, replica: RegisteredReplica) -> None:
         """Loads what the replica lacks; it is replaced if that fails. The replica's `is_starting` is true until then.
@@ -105,7 +93,7 @@ class ReplicaInitializer:
         except Exception as error:
             extra = {"replica_id": replica.replica_id}
             logger.warning("The current weights could not be given to a replica.", exc_info=error, extra=extra)
-            self._fleet.replace_if_registered(replica, str(error))
+            self._registry.replace_if_registered(replica, str(error))
 
     async def _load_and_join(self, replica: RegisteredReplica) -> None:
         for _ in range(LOADS_BESIDE_UPDATES):
@@ -126,7 +114,7 @@ class ReplicaInitializer:
         try:
             await self._payloads.make_files(replica.loaded)
             payloads = await self._payloads.missing(replica.loaded)
-            return await self._fleet.load(replica, payloads)
+            return await self._registry.load(replica, payloads)
         finally:
             replica.loading = ()
 
@@ -146,60 +134,68 @@ class ReplicaInitializer:
         """
         desired = self._versions.desired
         ready = [
-            replica
-            for replica in self._fleet.registry.started
-            if not replica.accepts_requests and replica.loaded == desired
+            replica for replica in self._registry.started if not replica.accepts_requests and replica.loaded == desired
         ]
         for replica in ready:
             replica.accepts_requests = True
-        await self._adapters.give([replica for replica in ready if self._adapters.are_needed_by(replica)])
-        results = await self._fleet.send_all(ready, AcceptRequests())
+        await self.set_adapters([replica for replica in ready if self._needs_adapters(replica)])
+        results = await self._registry.send_all(ready, AcceptRequests())
         for replica, result in zip(ready, results, strict=True):
             if (error := error_of(result)) is not None:
-                self._fleet.replace_if_registered(replica, error, desired.version)
+                self._registry.replace_if_registered(replica, error, desired.version)
+
+    async def restore_adapters(self, replica: RegisteredReplica) -> None:
+        """Lets a replica whose full weights were loaded again serve the named policies. The caller holds the lease."""
+        if self._needs_adapters(replica):
+            await self.set_adapters([replica])
+
+    def _needs_adapters(self, replica: RegisteredReplica) -> bool:
+        """Whether the replica has to be told which named policies it serves."""
+        return bool(replica.registration.named) or any(policy.served for policy in self._policies.named.values())
+
+    async def set_adapters(self, replicas: Sequence[RegisteredReplica]) -> None:
+        """Lets the replicas serve exactly the named policies that are current; one that cannot is replaced.
+
+        The caller holds the update lease.
+        """
+        payloads = await asyncio.to_thread(self._payloads.adapters)
+        command = SetAdapters(payloads, self._registry.canary_timeout_s())
+        results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
+        for replica, result in zip(replicas, results, strict=True):
+            if (error := error_of(result)) is not None:
+                self._registry.replace_if_registered(replica, error)
 
 
 class VersionActivation:
-    """
-    Args:
-        keep_versions: how many full versions stay on disk.
-        on_base: is told, after each change, that other full weights may be current.
-    """
+    """Follows a change of the version that is current on disk."""
 
     def __init__(
         self,
-        versions: VersionHistory,
-        uploads: Uploads,
-        initializer: ReplicaInitializer,
+        policies: PolicyRegistry,
         payloads: Payloads,
+        initializer: ReplicaInitializer,
         housekeeping: Housekeeping,
         compaction: ChainCompaction,
-        keep_versions: int,
-        on_base: Callable[[], Awaitable[None]],
     ) -> None:
-        self._versions = versions
-        self._uploads = uploads
-        self._initializer = initializer
+        self._policies = policies
         self._payloads = payloads
+        self._initializer = initializer
         self._housekeeping = housekeeping
         self._compaction = compaction
-        self._keep_versions = keep_versions
-        self._on_base = on_base
 
-    async def activate(self) -> None:
+    async def activate(self, policy: Policy) -> None:
         """Publishes the version, removes what it makes useless, and lets replicas that waited for it accept requests.
 
         The caller holds the update lease.
         """
-        current = await self._versions.publish()
-        logger.info("Version %d is current.", current, extra={"version": current})
-        await self._on_base()
-        self._uploads.drop_up_to(current)
-        self.remove_old_versions()
-        await self._initializer.start_accepting()
-        self._compaction.start_if_due(then=self.remove_old_versions)
+        current = await policy.publish()
+        logger.info("Version %s is current.", policy.label(current), extra=policy.log_extra(current))
+        await self._policies.publish(policy)
+        self.remove_old_versions(policy)
+        if policy.name is None:
+            await self._initializer.start_accepting()
+            self._compaction.start_if_due(then=lambda: self.remove_old_versions(policy))
 
-    def remove_old_versions(self) -> None:
-        """All but the newest with weights, and those that are needed."""
-        self._versions.keep_newest(self._keep_versions, self._payloads.needed)
+    def remove_old_versions(self, policy: Policy) -> None:
+        policy.remove_old_versions(self._payloads.needed)
         self._housekeeping.wake()

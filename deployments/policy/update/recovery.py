@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
+from deployments.policy.policies import PolicyRegistry
 from deployments.policy.replicas.commands import (
     ReplicaRegistration,
     SavedWeights,
@@ -38,11 +39,11 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.replicas.file_fetch import WeightsNotFetched, WeightsSource, fetch_file
 from deployments.policy.replicas.node_weights import can_be_mapped
-from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, ReplicaRegistry
+from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.update.activation import ReplicaInitializer, VersionActivation
 from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.versions.version_history import VersionHistory
-from deployments.policy.versions.version_store import KnownVersions, StoredVersion, VersionStore
+from deployments.policy.versions.version_store import KnownVersions, StoredVersion
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import NotSafetensors
@@ -62,13 +63,11 @@ class Reseeding:
         self,
         registry: ReplicaRegistry,
         versions: VersionHistory,
-        store: VersionStore,
         source_of: Callable[[str], WeightsSource],
         node_id: str,
     ) -> None:
         self._registry = registry
         self._versions = versions
-        self._store = store
         self._source_of = source_of
         self._node_id = node_id
         self._one_at_a_time = asyncio.Lock()
@@ -105,9 +104,9 @@ class Reseeding:
         if info.checksum is None:
             return False
         try:
-            with self._store.workspace(version) as folder:
+            with self._versions.store.workspace(version) as folder:
                 await self._read(info, holders, file, folder / "read.safetensors")
-                await asyncio.to_thread(self._store.add_weights, version, folder / "read.safetensors", info)
+                await asyncio.to_thread(self._versions.store.add_weights, version, folder / "read.safetensors", info)
         except (WeightsNotFetched, OSError) as failure:
             logger.warning("The policy store lacks the weights of version %d: %s", version, failure, extra=extra)
             return False
@@ -234,8 +233,8 @@ class Recovery:
 
     def __init__(
         self,
-        fleet: Fleet,
-        versions: VersionHistory,
+        registry: ReplicaRegistry,
+        policies: PolicyRegistry,
         activation: VersionActivation,
         initializer: ReplicaInitializer,
         update_lock: UpdateLock,
@@ -243,8 +242,9 @@ class Recovery:
         tasks: BackgroundTasks,
         settle_s: float,
     ) -> None:
-        self._fleet = fleet
-        self._versions = versions
+        self._registry = registry
+        self._policy = policies.unnamed
+        self._versions = versions = policies.unnamed.versions
         self._activation = activation
         self._initializer = initializer
         self._update_lock = update_lock
@@ -270,7 +270,7 @@ class Recovery:
         except OSError as error:
             extra = {"replica_id": replica.replica_id}
             logger.error("The versions of a replica cannot be taken over.", exc_info=error, extra=extra)
-            self._fleet.registry.forget(replica.replica_id, str(error))
+            self._registry.forget(replica.replica_id, str(error))
             return
         if is_admitted:
             await self._initializer.initialize(replica)
@@ -287,7 +287,7 @@ class Recovery:
         if verdict.standing is Standing.DIFFERENT:
             extra = {"replica_id": replica.replica_id}
             logger.error("A generator replica has to be replaced: %s.", verdict.reason, extra=extra)
-            self._fleet.replace_if_registered(replica, verdict.reason)
+            self._registry.replace_if_registered(replica, verdict.reason)
             return False
         if verdict.standing is Standing.TRIED:
             self._versions.keep_tried(replica.loaded.version)
@@ -308,14 +308,23 @@ class Recovery:
             extra=extra,
         )
         await asyncio.to_thread(self._versions.take_over, held_versions(replica.registration))
-        await self._activation.activate()
+        await self._activation.activate(self._policy)
         self._settled.set()
 
     def _lacks_weights_of(self, replica: RegisteredReplica) -> bool:
         return replica.loaded == self._versions.desired and not self._versions.has_desired
 
-    async def give_saved(self) -> None:
-        """Gives weights that the store has got meanwhile to the replicas that lack them."""
+    async def take_saved(self, version: int, saved: SavedWeights, holder: str) -> bool:
+        """Gets the weights of a version that only engines had, and that the replica `holder` has saved; returns whether
+        it could. They are given to the replicas that lack them."""
+        if not await self._reseeding.take(version, saved, holder):
+            return False
+        self._activation.remove_old_versions(self._policy)
+        # Not a part of what the next transfer waits for: it holds the update lease then.
+        self._tasks.start(self._give_saved())
+        return True
+
+    async def _give_saved(self) -> None:
         async with self._update_lock.lease():
             if self._versions.has_desired:
                 await self._reseed()
@@ -325,7 +334,7 @@ class Recovery:
         an older version are replaced, and their successors wait for the next one."""
         has_weights = await self._reseeding.reseed()
         desired = self._versions.desired
-        for other in self._fleet.registry.replicas:
+        for other in self._registry.replicas:
             if other.loaded == desired:
                 continue
             if has_weights and not other.is_starting:
@@ -333,4 +342,4 @@ class Recovery:
                 self._tasks.start(self._initializer.initialize(other))
             elif not has_weights and other.loaded.version:
                 reason = f"it serves an older version than {desired.version}, whose weights only other replicas have"
-                self._fleet.replace_if_registered(other, reason, desired.version)
+                self._registry.replace_if_registered(other, reason, desired.version)

@@ -53,6 +53,10 @@ class UpdateLock:
         self._lock = asyncio.Lock()
         self._activity: str | None = None
 
+    @property
+    def is_held(self) -> bool:
+        return self._lock.locked()
+
     @asynccontextmanager
     async def lease(self, activity: str | None = None) -> AsyncIterator[UpdateLease]:
         """Waits for the lease and releases it at the end of the block, unless it was handed over in the block.

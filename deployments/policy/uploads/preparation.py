@@ -6,7 +6,7 @@ looks for NaN, computes its checksum and shows whether the bytes are those that 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +23,8 @@ from deployments.policy.versions.assembly import (
     write_completed,
     write_renamed,
 )
-from deployments.policy.versions.full_weights import InitialVersion
 from deployments.policy.versions.version_history import VersionHistory
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions.version_store import StoredVersion
 from deployments.policy.versions.weight_checks import (
     largest_upload_bytes,
     validate_adapter,
@@ -63,16 +62,8 @@ class PreparedFile(NamedTuple):
 class VersionPreparation:
     """The work is done in a thread. Files that are assembled exist until the end of the block."""
 
-    def __init__(
-        self,
-        versions: VersionHistory,
-        initial: InitialVersion,
-        version_store: VersionStore,
-        checkpoint_roots: list[str],
-    ) -> None:
+    def __init__(self, versions: VersionHistory, checkpoint_roots: Sequence[str]) -> None:
         self._versions = versions
-        self._initial = initial
-        self._version_store = version_store
         self._checkpoint_roots = checkpoint_roots
 
     @asynccontextmanager
@@ -103,7 +94,7 @@ class VersionPreparation:
                 raise damaged(str(digest), prepared.info.upload_digest)
             return prepared
 
-        with self._version_store.workspace(version) as folder:
+        with self._versions.store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
 
     @asynccontextmanager
@@ -126,7 +117,7 @@ class VersionPreparation:
             write(source, pushed)
             return self._validated(version, options, pushed, folder)
 
-        with self._version_store.workspace(version) as folder:
+        with self._versions.store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
 
     @asynccontextmanager
@@ -153,13 +144,13 @@ class VersionPreparation:
             )
             return PreparedVersion(info, weights)
 
-        with self._version_store.workspace(version) as folder:
+        with self._versions.store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
 
     def _unpacked(self, upload: Path, folder: Path, digest: str | None) -> Path:
         pushed = folder / "unpacked.safetensors"
         try:
-            unpack_zstd(upload, pushed, largest_upload_bytes(self._initial.layout_on_disk))
+            unpack_zstd(upload, pushed, largest_upload_bytes(self._versions.initial.layout_on_disk))
         except NotZstd as error:
             if digest is None:
                 raise
@@ -200,7 +191,7 @@ class VersionPreparation:
         except NotSafetensors:
             # The validation of its kind says what is wrong.
             return pushed
-        names = names_in_the_model(options.kind, header, self._initial.layout_on_disk)
+        names = names_in_the_model(options.kind, header, self._versions.initial.layout_on_disk)
         if all(name == new for name, new in names.items()):
             return pushed
         metadata = dict(header.metadata)
@@ -214,16 +205,16 @@ class VersionPreparation:
         if options.kind == "delta":
             return self._prepared_delta(options, base, pushed, folder)
         if options.kind == "adapter":
-            checksum, adapter_config = validate_adapter(pushed, self._initial.layout_on_disk)
+            checksum, adapter_config = validate_adapter(pushed, self._versions.initial.layout_on_disk)
             return PreparedFile(pushed, checksum, checksum, pushed.stat().st_size, adapter_config=adapter_config)
         full, sent = self._completed(base, pushed, folder) if options.kind == "partial" else (pushed, None)
-        checksums = validate_full(full, self._initial.layout_on_disk)
+        checksums = validate_full(full, self._versions.initial.layout_on_disk)
         return PreparedFile(full, checksums.hexdigest(), checksums.hexdigest(sent), full.stat().st_size)
 
     def _completed(self, base: int | None, partial: Path, folder: Path) -> tuple[Path, list[str]]:
         """Full weights, the tensors of `partial` and the others of version `base`, and the names of the former."""
         base_weights = self._versions.file(self._versions.delta_base(base))
-        names = validate_partial(partial, self._initial.layout_on_disk)
+        names = validate_partial(partial, self._versions.initial.layout_on_disk)
         full = folder / "completed.safetensors"
         write_completed(base_weights, partial, full)
         return full, names
@@ -231,7 +222,7 @@ class VersionPreparation:
     def _prepared_delta(self, options: PushOptions, named_base: int | None, pushed: Path, folder: Path) -> PreparedFile:
         """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
         base = self._versions.delta_base(named_base)
-        delta_checksum = validate_delta(pushed, self._initial.layout_on_disk)
+        delta_checksum = validate_delta(pushed, self._versions.initial.layout_on_disk)
         if options.checksum is not None and base == self._versions.desired.full:
             full_bytes = self._versions.full_bytes(base)
             return PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)

@@ -74,9 +74,11 @@ class UploadStore:
             expires_at=None if self.expiry_s is None else note.changed_at + timedelta(seconds=self.expiry_s),
         )
 
-    def bytes_on_disk(self) -> dict[int, int]:
-        """By version, the size of what has arrived, whether it counts yet or not."""
-        return {int(path.stem): path.stat().st_size for path in self.folder.glob("uploads/*.part")}
+    def bytes_of_others(self, version: int) -> int:
+        """Size of all other uploads in the store's folder, of whatever policy, whether their bytes count yet or not."""
+        root, own = self.trash_folder or self.folder, self.path(version)
+        uploads = (*root.glob("uploads/*.part"), *root.glob("names/*/uploads/*.part"))
+        return sum(path.stat().st_size for path in uploads if path != own)
 
     def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> None:
         """Discards what had arrived from `first_byte` on; at 0 the upload begins anew, and is that of `owner`.

@@ -8,16 +8,15 @@ time, and the same push sent again gets the result of the first.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Set
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from deployments.policy.failures import ChunkMisplaced, UploadsFull, VersionRefused
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.versions.full_weights import InitialVersion
-from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.weight_checks import largest_upload_bytes, too_large
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -31,57 +30,49 @@ class ActivePush:
     task: asyncio.Task[PolicyUpdate]
 
 
-class ActivePushes(Set[int]):
-    """A set of version numbers."""
+class ActivePushes(dict[int, ActivePush]):
+    """The pushes of one policy that are under way, by version."""
 
     def __init__(self, tasks: BackgroundTasks) -> None:
+        super().__init__()
         self._tasks = tasks
-        self._pushes: dict[int, ActivePush] = {}
 
     async def run(self, version: int, content: str | None, work: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
         """Runs `work` to its end, even if the caller is cancelled; returns or raises what it does."""
         task = self._tasks.start(work)
-        self._pushes[version] = ActivePush(content, task)
-        task.add_done_callback(lambda _: self._pushes.pop(version))
+        self[version] = ActivePush(content, task)
+        task.add_done_callback(lambda _: self.pop(version))
         return await asyncio.shield(task)
 
     @property
     def are_running(self) -> bool:
         """Whether one of them has not ended: those that have are in the set for another turn of the event loop."""
-        return any(not push.task.done() for push in self._pushes.values())
+        return any(not push.task.done() for push in self.values())
 
     async def result_of_same(self, version: int, content: str) -> PolicyUpdate | None:
         """Waits for the push of the same version and content; `None` if there is none. Raises what the push does."""
-        push = self._pushes.get(version)
+        push = self.get(version)
         if push is None or push.content != content:
             return None
         return await asyncio.shield(push.task)
 
     def refuse_active(self, version: int) -> None:
         """Raises `VersionRefused` if a push of the version is under way."""
-        if version in self._pushes:
+        if version in self:
             message = "all of it has arrived, and it is being validated and loaded by the replicas"
             raise VersionRefused.of("version", message, version)
-
-    def __contains__(self, version: object) -> bool:
-        return version in self._pushes
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._pushes)
-
-    def __len__(self) -> int:
-        return len(self._pushes)
 
 
 OVERTAKEN = "another sender has begun a chunk of the same version since, or all of it has arrived"
 LARGEST_UPLOADS_IN_QUOTA = 4
 
 
-class Uploads(ExpiringFiles):
-    """
+class Uploads:
+    """The uploads of one policy.
+
     Args:
-        quota_bytes: of all unfinished uploads; `None` for `LARGEST_UPLOADS_IN_QUOTA` of the largest ones.
-        bytes_of_others: the size of those of other policies, which have the same quota.
+        quota_bytes: of all unfinished uploads, those of other policies included; `None` for
+            `LARGEST_UPLOADS_IN_QUOTA` of the largest ones.
     """
 
     def __init__(
@@ -93,7 +84,6 @@ class Uploads(ExpiringFiles):
         tasks: BackgroundTasks,
         housekeeping: Housekeeping,
         quota_bytes: int | None,
-        bytes_of_others: Callable[[], int],
     ) -> None:
         self._store = store
         self._versions = versions
@@ -102,18 +92,9 @@ class Uploads(ExpiringFiles):
         self._tasks = tasks
         self._housekeeping = housekeeping
         self._quota_bytes = quota_bytes
-        self._bytes_of_others = bytes_of_others
         self._senders: dict[int, str] = {}
         """By version, who began the last chunk."""
         self._writing = asyncio.Lock()
-
-    def state(self, version: int) -> UploadState:
-        """Raises `VersionUnknown` if nothing of it has arrived."""
-        return self._store.state(version)
-
-    def states(self) -> list[UploadState]:
-        """In the order of their versions."""
-        return self._store.states()
 
     async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
         """Returns the id of the sender, who alone may write until another chunk of the version is begun.
@@ -158,8 +139,7 @@ class Uploads(ExpiringFiles):
 
     def _make_room(self, version: int, size_bytes: int, quota_bytes: int) -> None:
         """Drops refused uploads, the oldest first, as far as one that grows to `size_bytes` needs their room."""
-        others = self._bytes_of_others()
-        while (used := others + sum((self._store.bytes_on_disk() | {version: size_bytes}).values())) > quota_bytes:
+        while (used := self._store.bytes_of_others(version) + size_bytes) > quota_bytes:
             refused = self._store.oldest_refused(but={version, *self._active_pushes})
             if refused is None:
                 message = (
@@ -183,12 +163,6 @@ class Uploads(ExpiringFiles):
         if self._senders.get(version) != sender or version in self._active_pushes:
             raise ChunkMisplaced.of("content-range", OVERTAKEN)
 
-    def path(self, version: int) -> Path:
-        return self._store.path(version)
-
-    def drop(self, version: int) -> None:
-        self._store.drop(version)
-
     def keep_refused(self, version: int, reason: str) -> None:
         """Keeps a complete upload for another try, unless its version can no longer become current."""
         if self._versions.is_taken(version):
@@ -206,7 +180,7 @@ class Uploads(ExpiringFiles):
         return min((max(self._store.seconds_left(state), 0.0) for state in self._expiring()), default=None)
 
     def _expiring(self) -> list[UploadState]:
-        return [state for state in self.states() if state.version not in self._active_pushes]
+        return [state for state in self._store.states() if state.version not in self._active_pushes]
 
     def drop_up_to(self, version: int) -> None:
         """Drops what has arrived of versions that can no longer become current."""

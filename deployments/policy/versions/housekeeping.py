@@ -50,7 +50,7 @@ logger = logging.getLogger("rollout_service.policy")
 
 
 class ExpiringFiles(Protocol):
-    """What expires; `uploads.Uploads` implements it."""
+    """Files that expire: `PolicyRegistry` implements it."""
 
     def drop_expired(self) -> None: ...
 
@@ -68,17 +68,15 @@ class Housekeeping:
         """To be called when something was discarded, or something new may expire."""
         self._wake.set()
 
-    async def run(self, *files: ExpiringFiles) -> None:
-        """Never returns."""
+    async def run(self, files: ExpiringFiles) -> None:
+        """Drops what expires and empties the trash, for ever."""
         while True:
             self._wake.clear()
             pause_s: float | None = TRY_AGAIN_AFTER_S
             try:
-                for each in files:
-                    each.drop_expired()
+                files.drop_expired()
                 await asyncio.to_thread(self._trash.empty)
-                expiries = [each.next_expiry_s() for each in files]
-                pause_s = min((expiry for expiry in expiries if expiry is not None), default=None)
+                pause_s = files.next_expiry_s()
             except OSError as error:
                 logger.warning("Files of the policy store could not be removed.", exc_info=error)
             with suppress(TimeoutError):

@@ -45,8 +45,8 @@ class VersionHistory:
     def __init__(
         self, store: VersionStore, initial: InitialVersion, current: CurrentVersion, max_step: int, run: str
     ) -> None:
-        self._store = store
-        self._initial = initial
+        self.store = store
+        self.initial = initial
         self.chains = DeltaChains(store, initial)
         """How the full weights of versions that are stored as deltas are made."""
         self._current = current
@@ -66,51 +66,51 @@ class VersionHistory:
     @property
     def desired(self) -> LoadedWeights:
         """What every replica should hold: the current full weights and the current adapter, if any."""
-        current = self._store.current()
+        current = self.store.current()
         if current == 0:
             return LoadedWeights()
-        info = self._store.info(current)
+        info = self.store.info(current)
         return LoadedWeights(info.base or 0, current) if info.kind == "adapter" else LoadedWeights(current)
 
     @property
     def current_on_disk(self) -> int:
-        return self._store.current()
+        return self.store.current()
 
     def list(self) -> list[VersionInfo]:
         """In order of their numbers, version 0 first."""
         public = [
             VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
-            for stored in self._store.versions()
+            for stored in self.store.versions()
         ]
         return [INITIAL, *public]
 
     def uploaded(self, version: int, digest: str) -> StoredVersion | None:
         """The version, if it is or was current and was uploaded as bytes with this digest."""
-        found = next((stored for stored in self._store.versions() if stored.version == version), None)
+        found = next((stored for stored in self.store.versions() if stored.version == version), None)
         if found is None or version > self._current.number or found.upload_digest != digest:
             return None
         return found
 
     def next_number(self) -> int:
-        taken = self._store.tried().loaded
+        taken = self.store.tried().loaded
         return next(number for number in count(self._newest + 1) if number not in taken)
 
     @property
     def has_any(self) -> bool:
         """Whether the store's folder knows of any version but the initial one."""
-        return bool(self._store.current() or self._store.versions() or self._store.tried().versions)
+        return bool(self.store.current() or self.store.versions() or self.store.tried().versions)
 
     def known(self) -> KnownVersions:
         """What is compared with the versions of a replica that registers."""
         return KnownVersions(
             run=self._run,
-            current=self._store.current(),
-            stored={info.version: info for info in self._store.versions()},
-            tried={info.version: info for info in self._store.tried().versions},
+            current=self.store.current(),
+            stored={info.version: info for info in self.store.versions()},
+            tried={info.version: info for info in self.store.tried().versions},
         )
 
     def stored(self, version: int) -> StoredVersion | None:
-        return next((info for info in self._store.versions() if info.version == version), None)
+        return next((info for info in self.store.versions() if info.version == version), None)
 
     def has_weights(self, version: int) -> bool:
         """False after a transfer until a replica has saved its weights, and of a version that was taken over from a
@@ -128,15 +128,15 @@ class VersionHistory:
 
         Call it from a thread.
         """
-        stored = {info.version for info in self._store.versions()}
+        stored = {info.version for info in self.store.versions()}
         for info in held:
             if info.version not in stored:
-                self._store.add(info.model_copy(update={"run": self._run}), None)
-        self._store.make_current(held[-1].version)
+                self.store.add(info.model_copy(update={"run": self._run}), None)
+        self.store.make_current(held[-1].version)
 
     def keep_tried(self, version: int) -> None:
         """The number is not given again but to the same weights: a replica has loaded them under it."""
-        self._store.keep_tried(version)
+        self.store.keep_tried(version)
 
     def is_taken(self, version: int) -> bool:
         """Whether the number is not above those of the current version and of a running update."""
@@ -157,7 +157,7 @@ class VersionHistory:
         raise VersionRefused.of("version", message, version)
 
     def _refuse_tried(self, info: StoredVersion) -> None:
-        tried = self._store.tried()
+        tried = self.store.tried()
         other = next((other for other in tried.versions if other.version == info.version), None)
         if other is not None and info.version in tried.loaded and other.checksum != info.checksum:
             message = (
@@ -184,7 +184,7 @@ class VersionHistory:
         self._refuse_tried(info)
         self._updating_to = info.version
         try:
-            await asyncio.to_thread(self._store.add, info.model_copy(update={"run": self._run}), file)
+            await asyncio.to_thread(self.store.add, info.model_copy(update={"run": self._run}), file)
             yield
         finally:
             self._updating_to = None
@@ -193,18 +193,18 @@ class VersionHistory:
     def add_without_weights(self, info: StoredVersion) -> None:
         """Stores a version whose weights only the replicas have, and makes it current."""
         try:
-            self._store.add(info.model_copy(update={"run": self._run}), None)
-            self._store.make_current(info.version)
+            self.store.add(info.model_copy(update={"run": self._run}), None)
+            self.store.make_current(info.version)
         finally:
             self._remove_unless_current(info.version)
 
     def make_current(self, version: int) -> None:
         """On disk; `publish` tells everyone who waits."""
-        self._store.make_current(version)
+        self.store.make_current(version)
 
     async def publish(self) -> int:
         """Publishes and returns the version that is current on disk."""
-        current = self._store.current()
+        current = self.store.current()
         if current == self._updating_to:
             self._updating_to = None
         await self._current.publish(current)
@@ -216,16 +216,16 @@ class VersionHistory:
         """
         full = [
             stored.version
-            for stored in self._store.versions()
+            for stored in self.store.versions()
             if stored.kind in ("full", "partial", "delta")
             or (stored.kind == "transfer" and self.has_weights(stored.version))
         ]
         kept = {*needed, *full[-full_versions:]}
-        self._store.keep_only(kept.union(*map(self.chains.links, kept)))
+        self.store.keep_only(kept.union(*map(self.chains.links, kept)))
 
     def info(self, version: int) -> VersionInfo:
         """Raises `VersionUnknown`."""
-        return self._store.info(version) if version else INITIAL
+        return self.store.info(version) if version else INITIAL
 
     def record(self, version: int) -> str | None:
         """What is known of the version, for replicas to keep with its weights; `None` of the initial version.
@@ -233,15 +233,15 @@ class VersionHistory:
         Raises:
             VersionUnknown: it is not stored.
         """
-        return self._store.info(version).model_dump_json() if version else None
+        return self.store.info(version).model_dump_json() if version else None
 
     def checksum(self, version: int) -> str:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
-        return str(self._store.info(version).checksum) if version else self._initial.checksum
+        return str(self.store.info(version).checksum) if version else self.initial.checksum
 
     def place(self, version: int) -> Path:
         """Where the weights of the version are, or will be once `file` was called. Call it from a thread."""
-        return self._store.weights(version) if version else self._initial.file()
+        return self.store.weights(version) if version else self.initial.file()
 
     def file(self, version: int) -> Path:
         """Documented in `DeltaChains.file`."""
@@ -249,12 +249,12 @@ class VersionHistory:
 
     def delta_file(self, info: StoredVersion) -> Path | None:
         """The changes of a version that is stored as a delta; `None` of all others."""
-        path = self._store.delta(info.version)
+        path = self.store.delta(info.version)
         return path if info.delta_bytes is not None and path.exists() else None
 
     def full_bytes(self, version: int) -> int:
         """Size of the full weights of a version that has them, as one file. Call it from a thread."""
-        return self._store.info(version).size_bytes if version else self._initial.file().stat().st_size
+        return self.store.info(version).size_bytes if version else self.initial.file().stat().st_size
 
     def link_weights(self, version: int, path: Path) -> VersionInfo:
         """Makes `path` a hard link of the version's weights, for the same policy again. Call it from a thread.
@@ -263,7 +263,7 @@ class VersionHistory:
             VersionUnknown: its weights are not stored here, or no longer.
             WeightsRefused: it is an adapter for other full weights than the current ones.
         """
-        stored = [0, *(info.version for info in self._store.versions() if self.has_weights(info.version))]
+        stored = [0, *(info.version for info in self.store.versions() if self.has_weights(info.version))]
         if version not in stored:
             message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, stored))}"
             raise VersionUnknown.of("to", message, version)
@@ -344,5 +344,5 @@ class VersionHistory:
         return version
 
     def _remove_unless_current(self, version: int) -> None:
-        if self._store.current() != version:
-            self._store.give_up(version)
+        if self.store.current() != version:
+            self.store.give_up(version)

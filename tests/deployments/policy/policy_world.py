@@ -19,6 +19,7 @@ from deployments.policy.failures import (
     PolicyFailure,
     VersionRefused,
 )
+from deployments.policy.policy import Policy
 from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.settings import PolicySettings
@@ -119,6 +120,11 @@ class World:
         return next(ReplicaFiles(replica) for replica in self.replicas if replica.name == replica_id)
 
     @property
+    def policy(self) -> Policy:
+        """The policy without a name."""
+        return self.store.policies.unnamed
+
+    @property
     def version_store(self) -> VersionStore:
         return VersionStore(self.folder)
 
@@ -151,11 +157,11 @@ class World:
         return asyncio.create_task(self.push(version, content, **options))
 
     async def until_updating(self, version: int) -> None:
-        await until(lambda: self.store._versions.updating_to == version)
+        await until(lambda: self.policy.versions.updating_to == version)
 
     async def until_one_waits(self) -> None:
         """For an update that is under way."""
-        await until(lambda: len(self.store._update_lock._lock._waiters or ()) == 1)
+        await until(lambda: len(self.store.update_lock._lock._waiters or ()) == 1)
 
     async def end(self) -> None:
         for replica in self.replicas:

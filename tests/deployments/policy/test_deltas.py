@@ -136,7 +136,7 @@ def test_a_store_that_restarts_still_has_the_weights_of_its_deltas(tmp_path: Pat
         [replica] = await fleet(world, "r0")
         await push_deltas(world, 2)
         await world.restart()
-        await until(lambda: not world.store._registry.replicas[0].is_starting)
+        await until(lambda: not world.store.registry.replicas[0].is_starting)
         assert (replica.loaded, world.cluster.killed) == (LoadedWeights(3), [])
         late = await world.replica("late")
         await until(lambda: late.accepts_requests)

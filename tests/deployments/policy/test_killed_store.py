@@ -68,13 +68,13 @@ def check_successor(remains: Remains, after: int, folder: Path) -> None:
         current = world.version_store.current()
         assert current in ({after} if remains.acknowledged == after else {2, after})
         loaded = {replica.loaded for replica in replicas}
-        assert loaded == {world.store._versions.desired}
+        assert loaded == {world.policy.versions.desired}
         assert {each.version for each in loaded} == {current}
         assert world.cluster.killed == []
         assert (await world.store.state(0)).current == current
-        await until(lambda: world.store._versions.has_desired)
+        await until(lambda: world.policy.versions.has_desired)
         contents = {replica.files[replica.loaded.version] for replica in replicas}
-        assert contents == {world.store._versions.file(current).read_bytes()}
+        assert contents == {world.policy.versions.file(current).read_bytes()}
         assert [version for version in versions(world) if version > current] == []
         assert (await world.push(9, weights(9.0))).version == 9
         assert {replica.loaded for replica in replicas} == {LoadedWeights(9)}
@@ -96,7 +96,7 @@ async def push_delta_that_goes_on_as_it_is(world: World) -> None:
 
 async def push_delta_and_make_its_full_weights(world: World) -> None:
     await push_delta_that_goes_on_as_it_is(world)
-    await asyncio.to_thread(world.store._versions.file, 3)
+    await asyncio.to_thread(world.policy.versions.file, 3)
 
 
 async def push_adapter(world: World) -> None:

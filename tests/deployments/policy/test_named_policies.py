@@ -146,7 +146,7 @@ def test_the_same_push_sent_again_has_the_same_result(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         first = await world.push(1, adapter(1.0), kind="adapter", name="a")
         await world.push(1, adapter(2.0), kind="adapter", name="b")
-        stored = world.store._named.policy("a").served
+        stored = world.store.policies.named["a"].served
         assert stored is not None
         assert await world.store.repeated_update(1, stored.upload_digest, "a") == first
         assert await world.store.repeated_update(1, stored.upload_digest, "b") is None
@@ -179,7 +179,7 @@ def test_other_full_weights_drop_the_policies_that_were_adapters_for_the_old_one
         await world.push(1, weights(2.0))
         if is_restarted:
             await world.restart()
-            await until(lambda: bool(world.store._registry.replicas))
+            await until(lambda: bool(world.store.registry.replicas))
         assert (replica.named, await named(world)) == ({}, {})
         message = "the policy was dropped after b/1, or the full weights under it were replaced; there are none"
         async with unknown(message):  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ def test_a_restarted_store_serves_them_and_forgets_a_push_that_was_cut_off(tmp_p
         replica = await world.replica("r0", command_s=1.0)
         await world.push(1, adapter(1.0), kind="adapter", name="a")
         pushing = world.pushing(2, adapter(2.0), kind="adapter", name="a")
-        await until(lambda: world.store._named.policy("a").versions.updating_to == 2)
+        await until(lambda: world.store.policies.named["a"].versions.updating_to == 2)
         pushing.cancel()
         await world.restart()
         assert await named(world) == {"a": 1}
@@ -384,7 +384,7 @@ def test_a_folder_with_named_policies_of_another_run_is_refused(tmp_path: Path) 
 
 
 def policies_known(world: World) -> list[str]:
-    return [policy.name for policy in world.store._named]
+    return list(world.store.policies.named)
 
 
 @pytest.mark.parametrize("how", ["refused by the store", "refused by a replica", "a bad number", "a bad checkpoint"])

@@ -106,7 +106,7 @@ def test_the_current_adapter_can_be_rolled_back_to_only_on_top_of_its_own_full_w
         assert (await world.store.roll_back(2, None, SwitchOptions())).version == 3
         stored = world.version_store.info(3)
         assert (stored.kind, stored.base, stored.rollback_of, stored.adapter_config) == ("adapter", 1, 2, '{"r": 2}')
-        world.store._versions._store.make_current(1)
+        world.policy.version_store.make_current(1)
         info = world.version_store.info(3).model_copy(update={"version": 9, "base": 0})
         world.version_store.add(info, world.version_store.weights(3))
         message = (

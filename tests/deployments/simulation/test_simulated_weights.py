@@ -108,16 +108,13 @@ def test_two_updates_without_a_token_between_them_leave_one_span(tmp_path: Path)
 
 def test_a_transfer_is_refused_with_a_reason() -> None:
     async def transfer() -> None:
-        async def is_alive(_actor: object) -> bool:
-            return True
-
-        registry = ReplicaRegistry(is_alive)
+        registry = ReplicaRegistry(ScriptedCluster(), command_timeout_s=10.0)
         engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
         weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
         running = asyncio.create_task(weights.run())
         await settled()
         [replica] = registry.replicas
-        report = await registry.send(replica, InitTransfer({}, 30.0), 10.0)
+        report = await registry.report_on(replica, InitTransfer({}, 30.0), 10.0)
         assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
         running.cancel()
 

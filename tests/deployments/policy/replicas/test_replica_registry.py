@@ -29,17 +29,19 @@ from deployments.policy.replicas.replica_registry import (
     ReplicaLost,
     ReplicaRegistry,
 )
+from tests.deployments.policy.scripted_replicas import ScriptedCluster
 from tests.virtual_time import now, run, settled
 
 SWAP = Swap(SwapOptions())
 
 
-class Actors:
-    """Of replicas `a`, `b`, ...; an actor is the replica's name."""
+class Actors(ScriptedCluster):
+    """The actors of replicas `a`, `b`, ...; an actor is the replica's name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.dead: set[str] = set()
-        self.registry = ReplicaRegistry(self.is_alive)
+        self.registry = ReplicaRegistry(self, command_timeout_s=60.0)
 
     async def is_alive(self, actor: Any) -> bool:
         return actor not in self.dead
@@ -50,7 +52,7 @@ class Actors:
     def ask(
         self, replica: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
     ) -> asyncio.Task[CommandReport]:
-        return asyncio.create_task(self.registry.send(replica, command, timeout_s))
+        return asyncio.create_task(self.registry.report_on(replica, command, timeout_s))
 
     async def next_command(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
         numbered = await self.registry.next_command(name, report)
@@ -165,7 +167,7 @@ def test_registering_again_ends_the_commands_before() -> None:
         await actors.next_command("a")
         old_poll = actors.poll("a")
         await settled()
-        waiting = asyncio.create_task(actors.registry.send(replica, SWAP, 100.0))
+        waiting = asyncio.create_task(actors.registry.report_on(replica, SWAP, 100.0))
         again = actors.register("a", LoadedWeights(4))
         assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
         assert await lost(actors.ask(replica)) == "it has left"
@@ -268,13 +270,12 @@ def test_the_dead_are_forgotten() -> None:
 
 def test_a_replica_that_registers_again_during_the_check_of_its_life_stays() -> None:
     async def story() -> None:
-        registry: ReplicaRegistry
+        class RegistersAgain(ScriptedCluster):
+            async def is_alive(self, _actor: Any) -> bool:
+                registry.register(ReplicaRegistration("a", "young", 1))
+                return False
 
-        async def is_alive(_actor: Any) -> bool:
-            registry.register(ReplicaRegistration("a", "young", 1))
-            return False
-
-        registry = ReplicaRegistry(is_alive)
+        registry = ReplicaRegistry(RegistersAgain(), command_timeout_s=60.0)
         registry.register(ReplicaRegistration("a", "old", 1))
         await registry.forget_the_dead()
         assert [replica.registration.actor for replica in registry.replicas] == ["young"]

@@ -20,7 +20,7 @@ from deployments.policy.replicas.commands import (
     Swap,
     UpdateTransfer,
 )
-from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica
+from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.transfer.completion import ENDS_WITHIN_S
 from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.transfer.transfers import (
@@ -181,7 +181,7 @@ async def test_a_checksum_that_a_transfer_has_cut_off_can_be_asked_for_again(mak
     await store.state(0.1)
     await store.start_transfer(SwitchOptions())
     await gone_back(replica)
-    await until(lambda: not store._update_lock._lock.locked())
+    await until(lambda: not store.update_lock.is_held)
     await store.state(0.1)
     await until(lambda: kinds(replica)[-1] is ComputeChecksum)
     assert kinds(replica).count(ComputeChecksum) == 2
@@ -191,18 +191,18 @@ async def test_a_checksum_that_a_transfer_has_cut_off_can_be_asked_for_again(mak
 async def test_an_abandoned_transfer_lets_the_next_one_begin_even_if_a_replica_cannot_be_ended(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_fleet: Fleet, _replica: RegisteredReplica, _reason: str, _version: int | None) -> None:
+    def refuse(_registry: ReplicaRegistry, _replica: RegisteredReplica, _reason: str, _version: int | None) -> None:
         raise OSError("the actor cannot be ended")
 
     store = make_store(transfer_idle_s=30)
     await serving(store, 1, fails={AbandonTransfer: "stuck"})
     await meet(store, 2)
     await store.start_transfer(SwitchOptions())
-    monkeypatch.setattr(Fleet, "replace", refuse)
-    going_back = store._transfer._abandon("the test says so")
+    monkeypatch.setattr(ReplicaRegistry, "replace", refuse)
+    going_back = store.transfer._abandon("the test says so")
     with pytest.raises(OSError, match="cannot be ended"):
         await going_back
-    assert not store._update_lock._lock.locked()
+    assert not store.update_lock.is_held
 
 
 @in_virtual_time
@@ -264,7 +264,7 @@ def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
             with pytest.raises(TransferRefused):
                 await store.update_transfer(WEIGHTS)
         await gone_back(replica)
-        await until(lambda: not store._update_lock._lock.locked())
+        await until(lambda: not store.update_lock.is_held)
 
     with caplog.at_level("INFO", "rollout_service.policy"):
         run(story())

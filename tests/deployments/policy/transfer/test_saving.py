@@ -37,7 +37,7 @@ async def connected(world: World) -> None:
 
 async def stored(world: World, version: int) -> None:
     """Returns once the store has the weights of the version."""
-    await until(lambda: world.store._versions.has_weights(version))
+    await until(lambda: world.policy.versions.has_weights(version))
 
 
 @in_virtual_time
@@ -144,7 +144,7 @@ def test_a_transfer_that_breaks_off_costs_no_replica_even_if_a_trainer_sent_the_
         await world.store.finish_transfer(None)
         await world.store.start_transfer(SwitchOptions())
         await until(lambda: ("r0", 1) in world.cluster.done("swap"))
-        await until(lambda: not world.store._update_lock._lock.locked())
+        await until(lambda: not world.store.update_lock.is_held)
         assert (replica.loaded, replica.files[1], world.cluster.killed) == (LoadedWeights(1), SENT, [])
 
     play(story, tmp_path)
@@ -162,7 +162,7 @@ def test_the_next_transfer_begins_when_the_last_one_was_saved(tmp_path: Path, mo
         await world.store.finish_transfer(None)
         began = now()
         await world.store.start_transfer(SwitchOptions())
-        assert (world.store._versions.has_weights(1), now() - began) == (True, 5.0)
+        assert (world.policy.versions.has_weights(1), now() - began) == (True, 5.0)
 
     monkeypatch.setattr(ReplicaFiles, "read", read_slowly)
     play(story, tmp_path)
@@ -174,7 +174,7 @@ def test_without_saving_no_replica_is_asked(tmp_path: Path) -> None:
         await world.store.finish_transfer(None)
         await settled()
         assert world.cluster.done("save") == []
-        assert not world.store._versions.has_weights(1)
+        assert not world.policy.versions.has_weights(1)
 
     play(story, tmp_path, transfer={**TRANSFER, "save_weights": False})
 
@@ -195,7 +195,7 @@ def test_the_newest_saved_versions_stay(tmp_path: Path) -> None:
         [replica] = await transferring(world, "r0")
         await world.store.finish_transfer(None)
         for scale in (3.0, 4.0):
-            await stored(world, world.store._versions.desired.version)
+            await stored(world, world.policy.versions.desired.version)
             save(replica, weights(scale))
             await world.store.start_transfer(SwitchOptions())
             await world.store.finish_transfer(None)

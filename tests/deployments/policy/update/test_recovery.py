@@ -85,7 +85,7 @@ def test_a_version_whose_weights_no_replica_can_give_keeps_its_number(tmp_path: 
         replica.files = {} if content is None else {7: content}
         await world.restart_without_folder()
         late = await world.replica("late")
-        await until(lambda: len(world.store._registry.started) == 2)
+        await until(lambda: len(world.store.registry.started) == 2)
         await asyncio.sleep(1.0)
         assert (world.version_store.current(), has_weights(world, 7)) == (7, False)
         assert (replica.loaded, late.accepts_requests, world.cluster.killed) == (LoadedWeights(7), False, [])
@@ -328,7 +328,7 @@ def test_a_replica_whose_version_cannot_be_recorded_registers_again_until_it_can
         with monkeypatch.context() as patched:
             patched.setattr(VersionStore, "make_current", no_space)
             await world.restart_without_folder()
-            await until(lambda: not world.store._registry.replicas)
+            await until(lambda: not world.store.registry.replicas)
         await until(lambda: world.version_store.current() == 7)
         assert (replica.loaded, world.cluster.killed) == (LoadedWeights(7), [])
 

@@ -48,7 +48,7 @@ def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(tmp_p
         await until(lambda: world.cluster.done("accept requests") == [("r0", 0)])
         pushing = world.pushing(1, weights(2.0))
         if moment == "before":
-            await until(lambda: 1 in world.store._active_pushes)
+            await until(lambda: 1 in world.policy.pushes)
         else:
             await world.until_updating(1)
             await until(lambda: len(world.replicas[0].taken) == (2 if moment == "stage" else 3))
@@ -237,14 +237,14 @@ def test_in_whatever_order_replicas_start_and_die_and_versions_come_all_end_with
                 is_adapter = act == "push adapter"
                 kind = {"kind": "adapter"} if is_adapter else {}
                 pushes.append(world.pushing(len(pushes) + 1, adapter() if is_adapter else save(GOOD), **kind))
-                await until(lambda: pushes[-1].done() or len(pushes) in world.store._active_pushes)
+                await until(lambda: pushes[-1].done() or len(pushes) in world.policy.pushes)
             else:
                 await asyncio.sleep(random.choice([0.5, 5.0, 30.0]))
         await asyncio.gather(*pushes, return_exceptions=True)
         living = [replica for replica in world.replicas if replica.is_alive]
         await until(lambda: all(replica.accepts_requests for replica in living))
         await settled()
-        desired = world.store._versions.desired
+        desired = world.policy.versions.desired
         assert {replica.loaded for replica in living} <= {desired}
         # An update that meets a replica which has died ends its actor too.
         assert set(world.cluster.killed) <= died

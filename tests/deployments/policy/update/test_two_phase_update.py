@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.failures import VersionUntried, WeightsRefused
-from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions
-from deployments.policy.replicas.replica_registry import Fleet, RegisteredReplica, ReplicaRegistry
-from deployments.policy.update.two_phase_update import VersionUpdate, refuse_if_all_refused, update_replicas
+from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
+from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
+from deployments.policy.update.two_phase_update import TwoPhaseUpdate, UpdateCommands, refuse_if_all_refused
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
 from tests.deployments.policy.policy_world import a_payload
@@ -39,10 +39,11 @@ class Scene:
     cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
     replicas: list[ScriptedReplica] = field(default_factory=list)
     disk_is_full: bool = False
+    new: VersionPayload = NEW
+    timeout_s_per_gb: float = 0.0
 
     async def begin(self) -> "Scene":
-        self.registry = ReplicaRegistry(self.cluster.is_alive)
-        self.fleet = Fleet(self.registry, self.cluster, TIMEOUT_S)
+        self.registry = ReplicaRegistry(self.cluster, TIMEOUT_S, self.timeout_s_per_gb)
         for number, script in enumerate(self.scripts):
             replica = ScriptedReplica(f"r{number}", RegistryCommandSource(self.registry), self.cluster, script)
             self.replicas.append(await replica.start())
@@ -50,10 +51,16 @@ class Scene:
 
     async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
         replicas = self.registry.replicas if replicas is None else replicas
-        update = VersionUpdate(
-            self.fleet, NEW, SwapOptions(), self.make_current, self.load_current, self.judge_unchanged
-        )
-        return await update_replicas(update, replicas)
+        commands = UpdateCommands.of_swap(self.new, SwapOptions(), TIMEOUT_S)
+        update = TwoPhaseUpdate(self.registry, replicas, commands)
+        try:
+            assert await update.try_version()
+            self.make_current()
+        except Exception:
+            if update.on_trial is not None:
+                await self.registry.load(update.on_trial, [OLD])
+            raise
+        return await update.finish()
 
     def make_current(self) -> None:
         if self.disk_is_full:
@@ -63,12 +70,6 @@ class Scene:
         ]
         assert serving == [], "a replica serves what is not current on disk"
         self.cluster.events.append(("store", "durable", NEW.version))
-
-    async def load_current(self, replica: RegisteredReplica) -> None:
-        await self.fleet.load(replica, [OLD])
-
-    async def judge_unchanged(self) -> None:
-        raise AssertionError("The replicas report that the weights change something.")
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -280,18 +281,10 @@ def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> N
 
 def test_time_limits_grow_with_the_size_of_the_weights() -> None:
     async def story() -> None:
-        scene = await Scene([["ok", "ok", "hang"]]).begin()
-        scene.fleet = replace(scene.fleet, command_timeout_s_per_gb=20.0)
-        update = VersionUpdate(
-            scene.fleet,
-            replace(NEW, size_bytes=3 * 10**9),
-            SwapOptions(),
-            scene.make_current,
-            scene.load_current,
-            scene.judge_unchanged,
-        )
+        large = replace(NEW, size_bytes=3 * 10**9)
+        scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
         with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
-            await update_replicas(update, scene.registry.replicas)
+            await scene.update()
         assert now() == 120.0
         await scene.end()
 
@@ -336,7 +329,7 @@ def test_payloads_are_loaded_one_after_the_other() -> None:
     async def story() -> None:
         scene = await Scene([[]]).begin()
         [replica] = scene.registry.replicas
-        assert await scene.fleet.load(replica, [NEW, ADAPTER])
+        assert await scene.registry.load(replica, [NEW, ADAPTER])
         assert [(what, version) for _, what, version in scene.cluster.events] == [
             ("stage", 7),
             ("swap", 7),
@@ -344,7 +337,7 @@ def test_payloads_are_loaded_one_after_the_other() -> None:
             ("swap", 8),
         ]
         assert replica.loaded == LoadedWeights(7, adapter=8)
-        assert await scene.fleet.load(replica, [])
+        assert await scene.registry.load(replica, [])
         await scene.end()
 
     run(story())
@@ -355,7 +348,7 @@ def test_payloads_are_loaded_one_after_the_other() -> None:
 def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: int) -> None:
     async def story() -> None:
         scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
-        assert not await scene.fleet.load(scene.registry.replicas[0], [NEW, ADAPTER])
+        assert not await scene.registry.load(scene.registry.replicas[0], [NEW, ADAPTER])
         assert (scene.cluster.killed, scene.registry.replicas) == (["r0"], [])
         await scene.end()
 
@@ -366,7 +359,7 @@ def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: 
 def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, left: list[str]) -> None:
     async def story() -> None:
         scene = await Scene([[step]]).begin()
-        assert not await scene.fleet.load(scene.registry.replicas[0], [NEW])
+        assert not await scene.registry.load(scene.registry.replicas[0], [NEW])
         assert [replica.replica_id for replica in scene.registry.replicas] == left
         assert scene.cluster.killed == []
         await scene.end()

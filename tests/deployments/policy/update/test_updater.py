@@ -13,7 +13,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.update.two_phase_update import SEEN_SHARE, UNSEEN_ADAPTER
+from deployments.policy.update.two_phase_update import EFFECT_SHARE, NO_EFFECT_OF_ADAPTER
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.contract.policy import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
@@ -194,7 +194,7 @@ def test_a_version_that_was_validated_meanwhile_is_refused_at_once_by_those_who_
         await world.until_updating(1)
         info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
         with pytest.raises(UpdateUnderWay):
-            await world.store._pushes._updater.update(info, tmp_path / "weights", PushOptions(if_busy="refuse"))
+            await world.store.updater.update(world.policy, info, tmp_path / "weights", PushOptions(if_busy="refuse"))
         assert not pushing.done()
         await pushing
 
@@ -360,7 +360,7 @@ def test_changed_embeddings_may_all_be_of_tokens_that_the_canary_does_not_have(t
         embeddings = tensors["model.embed_tokens.weight"] + 1
         update = await world.push(2, save({"model.embed_tokens.weight": embeddings}), kind="partial")
         count = sum(tensor.numel() for tensor in INITIAL.values())
-        assert embeddings.numel() > count * SEEN_SHARE
+        assert embeddings.numel() > count * EFFECT_SHARE
         assert update.warnings == [f"{UNSEEN}, and {embeddings.numel()} of {count} values differ from version 1."]
 
     play(story, tmp_path)
@@ -372,7 +372,7 @@ def test_an_adapter_that_is_too_small_to_be_seen_is_served_and_its_sender_told(t
         replica.changes_nothing = True
         for name in (None, "run-b"):
             update = await world.push(1, adapter(), kind="adapter", name=name)
-            assert update.warnings == [UNSEEN_ADAPTER]
+            assert update.warnings == [NO_EFFECT_OF_ADAPTER]
         replica.changes_nothing = False
         assert (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings == []
 

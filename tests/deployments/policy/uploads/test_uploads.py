@@ -80,9 +80,9 @@ def test_the_upload_of_a_push_under_way_is_not_dropped(tmp_path: Path) -> None:
             await may_end.wait()
             return PolicyUpdate(version=1, checksum=None, replicas=[])
 
-        pushing = asyncio.create_task(world.store._active_pushes.run(1, None, push()))
+        pushing = asyncio.create_task(world.policy.pushes.run(1, None, push()))
         await settled()
-        world.store._uploads.drop_up_to(2)
+        world.policy.uploads.drop_up_to(2)
         assert world.files() == {"uploads/1.part", "uploads/1.json"}
         may_end.set()
         await pushing
@@ -194,7 +194,7 @@ def test_an_upload_expires_when_nothing_of_it_has_arrived_for_a_while(
         await settled()
         assert [upload.version for upload in (await world.store.state(0)).uploads] == [2]
         await world.restart()
-        await until(lambda: not world.store._uploads.states())
+        await until(lambda: not world.policy.upload_store.states())
         assert now() == 110.0
 
     play(story, tmp_path, upload_expiry_s=60)

@@ -21,7 +21,7 @@ def test_a_chain_whose_base_is_damaged_gives_no_other_weights(tmp_path: Path) ->
         await push_deltas(world, 1)
         world.version_store.weights(1).write_bytes(weights(7.0))
         with pytest.raises(WeightsRefused, match="makes weights with the checksum"):
-            await asyncio.to_thread(world.store._versions.file, 2)
+            await asyncio.to_thread(world.policy.versions.file, 2)
         await settled()
         assert version_files(world)[2] == DELTA
         assert (replica.loaded, world.files() & {"making/2.safetensors"}) == (LoadedWeights(2), set())
@@ -31,7 +31,7 @@ def test_a_chain_whose_base_is_damaged_gives_no_other_weights(tmp_path: Path) ->
 
 def test_a_chain_begins_with_the_newest_version_that_has_a_file(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        chains = world.store._versions.chains
+        chains = world.policy.versions.chains
         await fleet(world, "r0")
         await push_deltas(world, 3)
         assert [chains.links(version) for version in (0, 1, 3, 4, 9)] == [[0], [1], [1, 2, 3], [1, 2, 3, 4], []]
@@ -50,8 +50,8 @@ def test_full_weights_that_cannot_be_made_any_more_are_not_known(tmp_path: Path)
         await push_deltas(world, 1)
         world.version_store.weights(1).unlink()
         async with refused(VersionUnknown, "version", "it is not stored here, or no longer", 2):
-            await asyncio.to_thread(world.store._versions.file, 2)
-        assert not world.store._versions.has_weights(2)
+            await asyncio.to_thread(world.policy.versions.file, 2)
+        assert not world.policy.versions.has_weights(2)
 
     play(story, tmp_path)
 
@@ -64,7 +64,7 @@ def test_a_delta_whose_base_was_removed_before_its_update_began_is_refused(tmp_p
         )
         async with (
             refused(WeightsRefused, "base", BASE_REMOVED, 5),
-            world.store._versions.adding(info, tmp_path / "delta"),
+            world.policy.versions.adding(info, tmp_path / "delta"),
         ):
             pass
 
@@ -77,7 +77,7 @@ def test_a_base_that_is_removed_while_full_weights_are_made_of_it_ends_that(
     async def story(world: World) -> None:
         await fleet(world, "r0")
         await push_deltas(world, 2)
-        chains, found = world.store._versions.chains, [1, 2, 3]
+        chains, found = world.policy.versions.chains, [1, 2, 3]
         # What it saw before the files were removed.
         monkeypatch.setattr(chains, "links", lambda version: found[: found.index(version) + 1])
         world.version_store.weights(1).unlink()

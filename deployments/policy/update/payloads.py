@@ -1,28 +1,31 @@
-"""What a replica lacks, and where it gets the bytes from. No bytes pass through here but those that replicas read."""
+"""Payloads for replicas: what one lacks, and where its bytes are. Only bytes that replicas read pass through here."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.policy.failures import VersionUnknown
+from deployments.policy.policies import PolicyRegistry
+from deployments.policy.policy import Policy
 from deployments.policy.replicas.commands import DeltaPayload, LoadedWeights, StoredFile, VersionPayload
 from deployments.policy.replicas.file_fetch import read_range
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
-from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 
 
 class Payloads:
-    """
+    """Those of the policy without a name, unless it is said otherwise.
+
     Args:
         node_id: of the policy store's node.
         copy_to_nodes: other nodes fetch a version even if they can read the folder of the store.
     """
 
     def __init__(
-        self, versions: VersionHistory, registry: ReplicaRegistry, node_id: str, copy_to_nodes: bool = False
+        self, policies: PolicyRegistry, registry: ReplicaRegistry, node_id: str, copy_to_nodes: bool = False
     ) -> None:
-        self._versions = versions
+        self._policies = policies
+        self._versions = policies.unnamed.versions
         self._registry = registry
         self._node_id = node_id
         self._copy_to_nodes = copy_to_nodes
@@ -76,7 +79,8 @@ class Payloads:
                 await asyncio.to_thread(self._make_file, number, loaded.full)
 
     async def payload(self, version: int, held: int | None = None) -> VersionPayload:
-        """
+        """One version.
+
         Args:
             held: the full weights that the replica holds. If the version is stored as a delta of them, the replica gets
                 the delta.
@@ -101,8 +105,31 @@ class Payloads:
             record=self._versions.record(version),
         )
 
+    def adapters(
+        self, policy: Policy | None = None, instead: StoredVersion | None = None
+    ) -> tuple[VersionPayload, ...]:
+        """The current version of each named policy that has one; of `policy` the version `instead`.
+
+        Call it from a thread.
+        """
+        served = ((each, instead if each is policy else each.served) for each in self._policies.named.values())
+        return tuple(
+            VersionPayload(
+                version=info.version,
+                kind="adapter",
+                size_bytes=info.size_bytes,
+                checksum=str(info.checksum),
+                file=self._stored(each.weights_of(info)),
+                adapter_config=info.adapter_config,
+                name=each.name,
+                base=info.base,
+            )
+            for each, info in served
+            if info is not None
+        )
+
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Bytes of a version's file, for replicas of other nodes.
+        """Bytes of the file of a version of any policy, for replicas of other nodes.
 
         Raises:
             VersionUnknown: it is not stored, or no longer, or has another checksum.
@@ -114,6 +141,8 @@ class Payloads:
             raise VersionUnknown.not_stored(version) from error
 
     def _path_of(self, version: int, checksum: str) -> Path:
+        if (adapter := self._policies.path_of(version, checksum)) is not None:
+            return adapter
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
         info = self._versions.stored(version)
@@ -144,7 +173,12 @@ class Payloads:
         return DeltaPayload(held, base_checksum, base_file, self._stored(path), size_bytes, checksum)
 
     def _stored(self, path: Path) -> StoredFile:
-        return stored_file(path, self._node_id, self._copy_to_nodes)
+        """The file may not exist yet."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
+        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
 
     def _holders(self, version: int) -> list[str]:
         """None of the initial version, which every engine loads from the model's own checkpoint."""
@@ -153,15 +187,6 @@ class Payloads:
             for replica in self._registry.replicas
             if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
         ]
-
-
-def stored_file(path: Path, node_id: str, is_copied: bool) -> StoredFile:
-    """Args: `node_id` and `is_copied` as in `StoredFile`. The file may not exist yet."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return StoredFile(str(path), node_id, inode=0, modified_ns=0, is_copied=is_copied)
-    return StoredFile(str(path), node_id, found.st_ino, found.st_mtime_ns, is_copied)
 
 
 def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:

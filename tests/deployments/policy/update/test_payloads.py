@@ -17,11 +17,11 @@ from tests.virtual_time import until
 
 async def missing(world: World, full: int, adapter: int | None = None) -> list[int]:
     """The versions that a replica which holds these has to load."""
-    return [payload.version for payload in await world.store._payloads.missing(LoadedWeights(full, adapter))]
+    return [payload.version for payload in await world.store.payloads.missing(LoadedWeights(full, adapter))]
 
 
 async def payload(world: World, version: int) -> VersionPayload:
-    return await world.store._payloads.payload(version)
+    return await world.store.payloads.payload(version)
 
 
 def test_a_payload_names_the_stored_file_and_never_holds_its_bytes(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_replica_lacks_the_base_the_adapter_or_both(tmp_path: Path) -> None:
 def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_of_them_can(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         made_at = datetime(2026, 1, 1, tzinfo=UTC)
-        world.store._versions.add_without_weights(StoredVersion(version=1, kind="transfer", created_at=made_at))
-        await world.store._versions.publish()
+        world.policy.versions.add_without_weights(StoredVersion(version=1, kind="transfer", created_at=made_at))
+        await world.policy.versions.publish()
         assert await missing(world, 0) == []
         await world.push(2, adapter(), kind="adapter")
         assert await missing(world, 0) == []
@@ -124,7 +124,7 @@ def test_a_replica_that_holds_the_base_gets_a_delta_and_others_may_read_it(tmp_p
     async def story(world: World) -> None:
         await fleet(world, "r0")
         await push_deltas(world, 2)
-        found = await world.store._payloads.payload(3, held=2)
+        found = await world.store.payloads.payload(3, held=2)
         delta = world.version_store.delta(3)
         assert found.delta is not None
         assert (found.delta.base, found.delta.base_checksum) == (2, world.version_store.info(2).checksum)
@@ -133,7 +133,7 @@ def test_a_replica_that_holds_the_base_gets_a_delta_and_others_may_read_it(tmp_p
         assert (found.size_bytes, found.file.path) == (len(full_weights(3)[2]), str(world.version_store.weights(3)))
         assert found.keep == {2, 3}
         for held in (1, None):
-            assert (await world.store._payloads.payload(3, held)).delta is None
+            assert (await world.store.payloads.payload(3, held)).delta is None
         assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
         assert version_files(world)[3] == DELTA
         assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]

@@ -162,12 +162,12 @@ def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_p
     async def story(world: World) -> None:
         content = bad("nan")
         completing = world.pushing(1, content)
-        await until(lambda: 1 in world.store._active_pushes)
+        await until(lambda: 1 in world.policy.pushes)
         with pytest.raises(WeightsRefused):
             await world.store.repeated_update(1, digest_of(content))
         with pytest.raises(WeightsRefused):
             await completing
-        assert not world.store._active_pushes
+        assert not world.policy.pushes
 
     play(story, tmp_path)
 
@@ -177,7 +177,7 @@ def test_the_next_number_is_above_that_of_a_push_that_is_being_checked_and_free_
 ) -> None:
     async def story(world: World) -> None:
         pushing = world.pushing(4, bad("nan"))
-        await until(lambda: 4 in world.store._active_pushes)
+        await until(lambda: 4 in world.policy.pushes)
         assert (await world.store.state()).next_version == 5
         with pytest.raises(WeightsRefused):
             await pushing
@@ -354,7 +354,7 @@ def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
 
 
 async def pushed_names(world: World, content: bytes, kind: WeightsKind, base: int | None = None) -> set[str]:
-    version = world.store._pushes.next_number()
+    version = world.policy.next_number()
     await world.push(version, content, kind=kind, base=base)
     info = world.version_store.info(version)
     file = world.version_store.weights(version) if info.delta_bytes is None else world.version_store.delta(version)

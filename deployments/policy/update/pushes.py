@@ -1,0 +1,164 @@
+"""One push: a complete upload, a checkpoint at a path or URL, or a stored version again, which every replica loads.
+
+Guarantees: a push goes on if its caller goes away; the same push sent again, while the first is under way or after it,
+has the same result; a version that is refused leaves the current one serving, and its number is free again; an upload
+that is refused stays for another try, except one that was damaged on its way and the first one of a named policy.
+"""
+
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from deployments.policy.failures import ChunkDamaged, PolicyFailure
+from deployments.policy.policy import Policy
+from deployments.policy.update.two_phase_update import Updater
+from deployments.policy.uploads.preparation import PreparedVersion, VersionPreparation
+from deployments.policy.versions.housekeeping import Housekeeping
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
+
+logger = logging.getLogger("rollout_service.policy")
+
+
+class Pushes:
+    """
+    Args:
+        checkpoint_roots: as in `PolicySettings`.
+    """
+
+    def __init__(self, updater: Updater, checkpoint_roots: Sequence[str], housekeeping: Housekeeping) -> None:
+        self._updater = updater
+        self._checkpoint_roots = checkpoint_roots
+        self._housekeeping = housekeeping
+
+    async def complete_upload(
+        self, policy: Policy, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        """Pushes the upload of `version`, all of which has arrived.
+
+        Args:
+            digest: the `weights_digest` of the upload, as its sender says.
+
+        Raises:
+            PolicyFailure: the current version goes on serving.
+        """
+        policy.pushes.refuse_active(version)
+        policy.uploads.refuse_overtaken(version, sender)
+
+        async def push() -> PolicyUpdate:
+            try:
+                upload = policy.upload_store.path(version)
+                prepared = self._preparation(policy).from_upload(version, options, upload, is_zstd, digest)
+                update = await self._push(policy, version, options, prepared)
+            except ChunkDamaged:
+                policy.upload_store.drop(version)
+                raise
+            except PolicyFailure as failure:
+                if policy.name is not None and policy.version_store.current() == 0:
+                    # Nobody knows the policy yet: the upload alone would make one of it.
+                    policy.upload_store.drop(version)
+                else:
+                    policy.uploads.keep_refused(version, str(failure))
+                raise
+            policy.upload_store.drop(version)
+            return update
+
+        return await self._run(policy, version, digest, push())
+
+    async def load_checkpoint(
+        self, policy: Policy, version: int, checkpoint: str, options: PushOptions
+    ) -> PolicyUpdate:
+        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
+        prepared = self._preparation(policy).from_checkpoint(version, options, checkpoint)
+        return await self._run_once(policy, version, checkpoint, options, prepared)
+
+    async def roll_back(self, policy: Policy, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        """Makes the stored weights of version `to` a new version, by default the next number.
+
+        Raises:
+            VersionUnknown: its weights are not stored here, or no longer.
+            PolicyFailure: as `complete_upload` does.
+        """
+        if version is not None:
+            return await self._roll_back(policy, to, version, options)
+        # One after the other: of two that run together the one with the higher number may end first.
+        async with policy.numbering:
+            return await self._roll_back(policy, to, policy.next_number(), options)
+
+    async def _roll_back(self, policy: Policy, to: int, version: int, options: SwitchOptions) -> PolicyUpdate:
+        prepared = self._preparation(policy).from_stored(version, to)
+        push_options = PushOptions(**options.model_dump())
+        return await self._run_once(policy, version, f"rollback to {to}", push_options, prepared)
+
+    async def repeated_update(self, policy: Policy, version: int, digest: str | None) -> PolicyUpdate | None:
+        """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
+
+        Raises:
+            PolicyFailure: as the earlier push does, which is still under way.
+        """
+        if digest is None:
+            return None
+        if (update := await policy.pushes.result_of_same(version, digest)) is not None:
+            return update
+        stored = policy.versions.uploaded(version, digest)
+        if stored is None:
+            return None
+        if policy.last_update is not None and policy.last_update.version == version:
+            return policy.last_update
+        return PolicyUpdate(
+            version=version,
+            name=policy.name,
+            checksum=stored.checksum,
+            replicas=[],
+            keeps_prefix_cache=stored.keeps_prefix_cache,
+            base=stored.base if stored.kind == "adapter" else None,
+        )
+
+    def _preparation(self, policy: Policy) -> VersionPreparation:
+        return VersionPreparation(policy.versions, self._checkpoint_roots)
+
+    async def _push(
+        self,
+        policy: Policy,
+        version: int,
+        options: PushOptions,
+        preparing: AbstractAsyncContextManager[PreparedVersion],
+    ) -> PolicyUpdate:
+        self._updater.refuse(policy, version, options)
+        async with preparing as prepared:
+            return await self._updater.update(policy, prepared.info, prepared.file, options)
+
+    async def _run_once(
+        self,
+        policy: Policy,
+        version: int,
+        content: str,
+        options: PushOptions,
+        preparing: AbstractAsyncContextManager[PreparedVersion],
+    ) -> PolicyUpdate:
+        """Runs the push, or waits for the same one if that is under way."""
+        if (update := await policy.pushes.result_of_same(version, content)) is not None:
+            return update
+        policy.pushes.refuse_active(version)
+        return await self._run(policy, version, content, self._push(policy, version, options, preparing))
+
+    async def _run(
+        self, policy: Policy, version: int, content: str | None, push: Coroutine[Any, Any, PolicyUpdate]
+    ) -> PolicyUpdate:
+        return await policy.pushes.run(version, content, self._recorded(policy, version, push))
+
+    async def _recorded(self, policy: Policy, version: int, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        label, extra = policy.label(version), policy.log_extra(version)
+        try:
+            policy.last_update = update = await push
+            for warning in update.warnings:
+                logger.warning("Version %s: %s", label, warning, extra=extra)
+        except PolicyFailure as failure:
+            logger.info("Version %s is refused: %s", label, failure, extra=extra)
+            raise
+        except Exception as error:
+            logger.warning("The update to version %s failed.", label, exc_info=error, extra=extra)
+            raise
+        finally:
+            self._housekeeping.wake()
+        return update
