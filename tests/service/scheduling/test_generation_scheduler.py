@@ -19,10 +19,9 @@ from deployments.protocols.model_server import ServedRequest
 from service.scheduling.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     LEARNING_RATE,
-    PREFILL_COST,
     GenerationScheduler,
 )
-from service.scheduling.replica_queues import UNKNOWN_REPLICA, ScheduledGeneration
+from service.scheduling.replica_queues import PREFILL_COST, UNKNOWN_REPLICA, ScheduledGeneration
 from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
 
 SEQUENCES = 2
