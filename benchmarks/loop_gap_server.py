@@ -33,7 +33,7 @@ from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
-from service.rollout_requests.garbage_collection import collect_small_portions
+from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
@@ -181,7 +181,7 @@ def build(with_stacks: bool) -> ASGIApp:
 def serve(started: Connection, with_stacks: bool) -> None:
     """Sends its port through `started`, then serves for ever."""
     app = build(with_stacks)
-    collect_small_portions()
+    freeze_and_tune_collector()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         started.send(listening.getsockname()[1])
         uvicorn.Server(uvicorn.Config(app, log_level="critical")).run([listening])

@@ -40,7 +40,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.rollout_requests.episodes import EpisodeFactory
-from service.rollout_requests.garbage_collection import collect_small_portions
+from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness, StorePart, version_of
 from service.rollout_requests.task_samples import TaskSampler
@@ -180,7 +180,7 @@ class Ingress:
             self._exporting = export(rollout_metrics, self._http_metrics, snapshot)
         self._request_pacer = request_pacer()
         keep_proxy_handles(self._request_pacer)
-        collect_small_portions()
+        freeze_and_tune_collector()
 
     async def drain(self, bound_s: float) -> int:
         """Called before the whole service is shut down, while all other deployments still serve; see `Admission.drain`.

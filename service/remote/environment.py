@@ -38,7 +38,7 @@ class FieldsSchema:
     """
 
     def __init__(self, validator: jsonschema_rs.Draft202012Validator | None) -> None:
-        """Args: `validator` is None if the environment must be asked about every sample."""
+        """Keeps the schema's `validator`; `None` if the environment must be asked about every sample."""
         self._validator = validator
 
     @classmethod
@@ -49,7 +49,7 @@ class FieldsSchema:
             return cls(jsonschema_rs.Draft202012Validator(description.fields))
         except (jsonschema_rs.ValidationError, ValueError) as error:
             logger.warning(
-                "The fields of task %s are no valid JSON schema: its samples are checked by the environment alone.",
+                "The fields of task %s are not a valid JSON schema: its samples are checked by the environment alone.",
                 description.task_name,
                 exc_info=error,
                 extra={"task_name": description.task_name},
@@ -65,7 +65,8 @@ class FieldsSchema:
 
 
 LOST_AFTER_HEARTBEATS = 30
-"""A step that computes without `await` stalls its replica's event loop for as long; a hung replica stalls for ever."""
+"""A step that computes without `await` may stall its replica's event loop for so long; a hung replica stalls for ever.
+"""
 
 MOST_CHECKED_INLINE = 1000
 """Checking so many short samples takes less than a millisecond."""
@@ -74,7 +75,7 @@ DESCRIBED_AGAIN_WITHIN_S = 5.0
 
 
 class Destination(NamedTuple):
-    """Where a step is sent. Steps in lockstep have batches of their own, which only their bytes divide."""
+    """The batch of a step. Steps in lockstep have batches of their own, which only their bytes divide."""
 
     replica: str | None
     """`None` if no replica is known."""
@@ -186,8 +187,8 @@ class RemoteEnvironment(Environment):
         return []
 
     async def known_description(self) -> TaskDescription:
-        """Asks again when the replicas have changed: an update may change what they are. One that is known is kept
-        where nobody answers."""
+        """Asks again when the replicas have changed: an update may change the task. Without an answer, the known
+        description is kept."""
         return (await self._known_description()).description
 
     async def _known_description(self) -> KnownDescription:

@@ -33,20 +33,20 @@ from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.replica_queues import ScheduledGeneration
 from service.scheduling.replica_window import EngineCapacity
 
-LOOK_FOR_REPLICAS_S = 0.2
-"""While generations wait, the replicas that have started or ended are looked for this often."""
+REPLICA_REFRESH_S = 0.2
+"""Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
-"""While replicas keep failing, one generation tries each of them this often: a fault may pass."""
+"""Interval at which one generation tries each replica that keeps failing: a fault may pass."""
 SERVE_RETRIES = 3
-"""A call that no part of an answer came for is made again so many times, on another replica where there is one."""
+"""Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
 
 OnGeneration = Callable[[GenerationRequest, Generation, str], None]
-"""Is told of a generation that has ended without a failure, and of its replica."""
+"""Called with a generation that has ended without a failure, and its replica."""
 OnWait = Callable[[float], None]
-"""Is told for how many seconds a generation has waited for its turn."""
+"""Called with the seconds that a generation has waited for its turn."""
 
 
 class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
@@ -67,7 +67,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._handle = handle
         self._scheduler = GenerationScheduler(window_factor)
         self._replicas: tuple[str, ...] = ()
-        """Those that the scheduler knows."""
+        """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
         self._trying_suspects: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
@@ -76,13 +76,13 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._waiting: dict[str, ScheduledGeneration] = {}
         """By rollout."""
         self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}
-        """Of those that wait; done when one starts or is interrupted."""
+        """A future for each generation that waits; done when it starts or is interrupted."""
         self._interrupted: set[ScheduledGeneration] = set()
-        """Those that were interrupted before they were sent."""
+        """Generations that were interrupted before they were sent."""
         self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
-        """Of the answers to calls of model servers' APIs, by generation; `None` is the end."""
+        """Parts of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
         self._on_generation = None if observer_of is None else observer_of(self)
         self._on_wait = on_wait
@@ -169,12 +169,12 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     @property
     def waiting_generations(self) -> int:
-        """Those that wait for their turn at an engine."""
+        """The number of generations that wait for an engine."""
         return self._scheduler.waiting
 
     @property
     def waiting_by_weight(self) -> Mapping[float, int]:
-        """Those by the weight of their request's priority."""
+        """The number of waiting generations by the weight of their request's priority."""
         return self._scheduler.waiting_by_weight
 
     def interrupt(self, rollout_id: str) -> bool:
@@ -206,7 +206,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        """Beside the scheduler, which chooses replicas itself: the caller bounds how many are under way."""
+        """Scores on this replica, past the scheduler, which chooses replicas itself: the caller bounds concurrency."""
         return await self._calls_of(replica).generate.call(request)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
@@ -281,7 +281,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def _look_again_soon(self) -> None:
         if self._looking_for_replicas is None:
             loop = asyncio.get_running_loop()
-            self._looking_for_replicas = loop.call_later(LOOK_FOR_REPLICAS_S, self._look_again)
+            self._looking_for_replicas = loop.call_later(REPLICA_REFRESH_S, self._look_again)
 
     def _look_again(self) -> None:
         self._looking_for_replicas = None
@@ -315,5 +315,5 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 def note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
     parts.put_nowait(None)
     if not answering.cancelled():
-        # Whoever has left the call does not ask for its failure, of which asyncio would complain.
+        # A caller that has left does not retrieve the failure; asyncio would log that.
         answering.exception()

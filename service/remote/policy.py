@@ -53,7 +53,7 @@ class RemotePolicy(VersionFeed):
         return unnamed | ({} if self._named is None else dict(self._named.versions))
 
     def note_named(self, named: NamedVersions) -> None:
-        """The store has told which version of each named policy is current."""
+        """Records the current version of each named policy, as the store has told."""
         before = self._named
         if before is not None and named.is_older_than(before):
             return
@@ -128,8 +128,8 @@ class RemotePolicy(VersionFeed):
         self.note_named(await self.store.watch_named(self._named))
 
     async def _follow(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """Watches for ever. What fails is logged once until it succeeds again, and tried again: whatever it was, a
-        replica that no longer learns of versions lets rollouts wait for those that are current already."""
+        """Watches for ever. A failure is logged once, and retried whatever it is: a replica that no longer learns of
+        versions lets rollouts wait for those that are current already."""
         is_failing = False
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Tells that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/liveness.py`."""
+"""Detects a hung replica: its heartbeats stop. The replica's half is `deployments/rpc/liveness.py`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -35,7 +35,7 @@ class ReplicaWatch:
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[None]:
-        """The block is one open call. Raises `ReplicaSilent` out of it when the replica is silent."""
+        """Watches the open call that is made in the block. Raises `ReplicaSilent` when the replica is silent."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -53,12 +53,12 @@ class ReplicaWatch:
                 self.forget()
 
     def note_item(self) -> None:
-        """Something came on one of the calls."""
+        """Records an item of one of the calls."""
         self._was_heard = True
         self._silent_ticks = 0
 
     def forget(self) -> None:
-        """The replica that was heard may be gone: silence counts again after the next item."""
+        """Forgets that the replica was heard, which may be gone: silence counts again after the next item."""
         self._was_heard = False
         self._silent_ticks = 0
 
@@ -81,7 +81,7 @@ class ReplicaWatches:
     """The watches of a deployment's replicas, each as long as somebody has it, also while its replica is not listed."""
 
     def __init__(self, lost_after: int) -> None:
-        """`lost_after` is that of `SilenceWatch`."""
+        """Begins without watches; `lost_after` is that of `ReplicaWatch`."""
         self._lost_after = lost_after
         self._watches: WeakValueDictionary[str, ReplicaWatch] = WeakValueDictionary()
 

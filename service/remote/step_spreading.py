@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LOAD_REPORT_VALID_S = 2.0
-"""For how long a reported load counts. Most steps take milliseconds, so a report is soon out of date."""
+"""Validity of a reported load: most steps take milliseconds."""
 AVOIDED_S = 10.0
-"""For how long a replica that lost a step gets none while there are others."""
+"""Time for which a replica that lost a step gets none while there are others."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSteps:
-    """What a replica had to do for other ingress replicas, and when it said so."""
+    """The steps that a replica had for other ingress replicas, and the time of its report."""
 
     count: int
     at: float
@@ -39,7 +39,7 @@ class StepSpreading:
     """
 
     def __init__(self, choose: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: `choose` breaks ties at random, so that not all ingress replicas begin with the same replica."""
+        """Begins without steps; `choose` breaks ties at random, so that ingress replicas do not all begin alike."""
         self._choose = choose or random.Random()
         self._clock = clock
         self._own: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class StepSpreading:
         return replica
 
     def end(self, replica: str, lockstep_id: str = "") -> None:
-        """A step that `begin` gave to the replica has its result, failed or was cancelled."""
+        """Records that a step that `begin` gave to the replica has ended, in whatever way."""
         self._own[replica] -= 1
         if not self._own[replica]:
             del self._own[replica]
@@ -100,23 +100,23 @@ class StepSpreading:
         return replica
 
     def release(self, session_id: str) -> str | None:
-        """The session has no further step there. Returns the replica that had it, if any."""
+        """Forgets the session. Returns the replica that had it, if any."""
         replica = self._sessions.pop(session_id, None)
         if replica is not None:
             self.end(replica)
         return replica
 
     def report(self, replica: str, in_progress: int) -> None:
-        """The replica said how many steps it has to do, for all ingress replicas."""
+        """Records the replica's own count of its steps for all ingress replicas."""
         self._others[replica] = OtherSteps(max(0, in_progress - self._own[replica]), self._clock())
         self._avoided_until.pop(replica, None)
 
     def mark_failed(self, replica: str) -> None:
-        """The replica lost a step."""
+        """Avoids a replica that lost a step for a while."""
         self._avoided_until[replica] = self._clock() + AVOIDED_S
 
     def forget_all_but(self, replicas: Sequence[str]) -> None:
-        """Forgets what replicas that are gone have said."""
+        """Forgets the reports of replicas that are gone."""
         self._others = {replica: others for replica, others in self._others.items() if replica in replicas}
         self._avoided_until = {name: until for name, until in self._avoided_until.items() if name in replicas}
 

@@ -26,11 +26,11 @@ CHARACTERS_PER_STEP = 2**18
 """Rollouts that become columns in one step, and their text: one at a time costs several times as much, and more of them
 would keep the event loop from other requests."""
 CHARACTERS_PER_MESSAGE = 64
-"""Of text that takes as long as a message without any."""
+"""Characters of text that take as long as a message without any."""
 ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 2**22
-"""Of a batch of the first stream. A column of strings has room for 2 GiB in one batch, and a response for any number of
-batches: what an answer holds is never in one array."""
+"""Size of a batch of the first stream. A column of strings has room for 2 GiB in one batch, and a response for any
+number of batches: an answer is never in one array."""
 TOKENS_PER_BATCH = 2**19
 """4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
 ECHO_IN_COLUMNS = 2**28
@@ -60,7 +60,7 @@ class ArrowResponseEncoder(ResponseEncoder):
     media_type = ARROW
 
     def __init__(self, echoed_bytes: int = 0, rollouts_per_group: int = 1, groups: int = 1) -> None:
-        """Args: `echoed_bytes` is about what a rollout repeats of its sample."""
+        """Begins empty; `echoed_bytes` is about the size of what a rollout repeats of its sample."""
         self._echoed_bytes = echoed_bytes
         self._keeps_rows = rollouts_per_group > 1 and echoed_bytes * rollouts_per_group * groups > ECHO_IN_COLUMNS
         self._kept: dict[int, tuple[dict[str, Any], int]] = {}
@@ -222,7 +222,7 @@ def offsets(counts: Iterable[int]) -> pa.Array:
     return pa.array(accumulate(counts, initial=0), pa.int32())
 
 
-class Written:
+class DrainableFile:
     """A file whose bytes are taken out as they are written."""
 
     closed = False
@@ -238,7 +238,7 @@ class Written:
         """There is nothing to flush."""
 
     def take(self) -> memoryview:
-        """What was written since the last call."""
+        """Removes and returns the bytes that were written since the last call."""
         taken = memoryview(b"".join(self._parts))
         self._parts.clear()
         return taken
@@ -247,7 +247,7 @@ class Written:
 def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> Iterator[memoryview]:
     """The first stream, batch by batch."""
     schema = ROLLOUTS.with_metadata({SUMMARY: summary.model_dump_json(exclude_unset=True)})
-    written = Written()
+    written = DrainableFile()
     with pa.ipc.new_stream(cast(Any, written), schema, options=TEXT_OPTIONS) as writer:
         for batch in rollouts:
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))

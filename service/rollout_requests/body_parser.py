@@ -56,7 +56,7 @@ class BodyParser:
     async def parse(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
         """Empties a large body.
 
-        Raises `RequestProblem`: 400 or 422 with what is wrong with the body; 503 if its process died.
+        Raises `RequestProblem`: 400 or 422, the problems of the body; 503 if its process died.
         """
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
@@ -65,7 +65,7 @@ class BodyParser:
         return await loop.run_in_executor(self._threads, parse)
 
     async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
-        """Raises what `parse` raises."""
+        """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
         loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class BodyParser:
             first, rest = process.parse(body, media_type, bounds)
         except OSError as error:
             self._end_process()
-            raise not_ready("The process that parses request bodies died, perhaps for want of memory") from error
+            raise not_ready("The process that parses request bodies died, possibly out of memory") from error
         finally:
             if len(body) > MOST_BYTES_KEPT:
                 self._end_process()
@@ -139,7 +139,7 @@ class ParserProcess:
     ) -> tuple[Any, Sequence[bytes]]:
         """The first frame of the answer, unpickled, and the others.
 
-        Raises `RequestProblem` with what is wrong with the body.
+        Raises `RequestProblem` with the problems of the body.
         """
         parameters = pickle.dumps((media_type, bounds))
         self._write(HEADER.pack(len(parameters), len(body)) + parameters)
@@ -191,7 +191,7 @@ async def read_rollout_request(
     The body is held by `admitted` before it is read, and its rollouts before anything is done for them.
 
     Raises:
-        RequestProblem: 400, 408, 413, 415 or 422, whatever is wrong with the body; 429 if it cannot be admitted now;
+        RequestProblem: 400, 408, 413, 415 or 422, a problem of the body; 429 if it cannot be admitted now;
             503, the process that parses it died.
     """
     media_type = rollout_media_type(request.headers)

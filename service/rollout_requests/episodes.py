@@ -35,7 +35,7 @@ logger = logging.getLogger("rollout_service.requests")
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """How a request is called: `request_id` by its caller, who may use a name twice, `unique_id` by the service."""
+    """The names of a request: `request_id` by its caller, who may use one twice, `unique_id` by the service."""
 
     request_id: str
     unique_id: str
@@ -43,7 +43,7 @@ class RequestName:
 
 @dataclass(frozen=True, slots=True)
 class RequestParty:
-    """What all episodes of a request refer to."""
+    """The objects that all episodes of a request share."""
 
     share: RequestShare
     bounds: VersionBounds
@@ -115,7 +115,7 @@ class EpisodeFactory:
         sample: SampleInput,
         task: TaskDescription | RolloutFailure | None,
     ) -> Iterator[Episode]:
-        """The episodes of one sample. What does not differ between them is made once, and all refer to it."""
+        """The episodes of one sample, which share all objects that do not differ between them."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         failure = task if isinstance(task, RolloutFailure) else None
         chat = chat_options(request, sample, task if isinstance(task, TaskDescription) else None)
@@ -178,7 +178,7 @@ class EpisodeFactory:
 def agent_task_of(
     agent: AgentSettings, request: RolloutRequest, sample_position: int, sample: SampleInput
 ) -> AgentTask:
-    """What the rollouts of the sample open their sessions with."""
+    """The task with which the rollouts of the sample open their sessions."""
     seed, limits = group_seed(request, sample_position, sample), agent.limits
     if "max_rollout_turns" in request.model_fields_set:
         limits = limits.model_copy(update={"max_calls": min(limits.max_calls, request.max_rollout_turns)})
@@ -245,7 +245,7 @@ def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInpu
 
 
 def sampling_options(sampling: Sampling) -> SamplingOptions:
-    """Without a seed, which each rollout has for itself."""
+    """The options without a seed, which each rollout has for itself."""
     return SamplingOptions(
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_p=sampling.top_p,

@@ -30,8 +30,8 @@ LONGEST_WAIT_FOR_FEW_S = 3600.0
 """Time after which it is made in any case."""
 
 
-def collect_small_portions() -> None:
-    """What exists now, such as imported modules, is never looked at again."""
+def freeze_and_tune_collector() -> None:
+    """Exempts all present objects, such as imported modules, from collection, and makes collections small."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, NEVER, NEVER)
@@ -59,14 +59,14 @@ class PacedCollections:
         self._rollouts_in_flight = rollouts_in_flight
         self._requests = 0
         self._timer: asyncio.TimerHandle | None = None
-        """Is set from the begin of a request until a full collection, when no request is in flight."""
+        """Set from the begin of a request until a full collection, when no request is in flight."""
         self._idle_at = self._last_full_at = 0.0
         """When the last request ended, or there were too many objects, and the last full collection, on the event
         loop's clock."""
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:
-        """A request is in flight in the block. Blocks may overlap."""
+        """Marks a request as in flight during the block. Blocks may overlap."""
         loop = asyncio.get_running_loop()
         self._requests += 1
         if self._timer is None:

@@ -44,10 +44,8 @@ class ResponseEncoder(Protocol):
 JSON = "application/json"
 PART_BYTES = 2**20
 """Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
-
-
 SHARED_BYTES = 1024
-"""What is shorter is copied into each rollout: a division of a rollout there takes about as much memory."""
+"""Shorter JSON is copied into each rollout: dividing a rollout there takes about as much memory."""
 PLACE = b"\0"
 """Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
 
@@ -139,7 +137,7 @@ def json_of(value: Any) -> bytes:
 
 
 def plain(value: object) -> object:
-    """What an encoder writes in place of `value`; raises `TypeError` if JSON has no form for it."""
+    """A JSON form of `value`, for an encoder; raises `TypeError` if there is none."""
     if isinstance(value, array):
         return value.tolist()
     if isinstance(value, BaseModel):

@@ -1,7 +1,7 @@
 """Parses the body of `POST /rollout`: from untrusted bytes to the fields of a request that the contract allows.
 
-Guarantee: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and every part that comes
-out is bounded, so that what is done with one sample at a time is short.
+Guarantee: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and every part of the
+result is bounded, so that the work for one sample is short.
 """
 
 import pickle
@@ -29,7 +29,7 @@ from service.rollout_requests.arrow_body import arrow_fields
 SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""
 MOST_FIELDS = 64
-"""Of an object that the contract defines. Each unknown field is a problem of its own."""
+"""Fields of an object that the contract defines. Each unknown field is a problem of its own."""
 MOST_VALUES_PER_SAMPLE = 100_000
 """JSON values of a sample outside of its messages. Reading or writing so many takes 10 ms."""
 OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
@@ -38,7 +38,7 @@ FIELDS_WITH_MESSAGES = ("messages", "message_log")
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """What one body may hold."""
+    """Limits of one body."""
 
     max_rollouts: int
     max_sample_bytes: int
@@ -48,7 +48,7 @@ def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
     """Parses and validates a small body in one step.
 
     Raises:
-        RequestProblem: 400 or 422, what is wrong with it.
+        RequestProblem: 400 or 422, the problems of the body.
     """
     try:
         if media_type == ARROW:
@@ -62,7 +62,7 @@ def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds)
     """The fields of a large body, whose sizes are within `bounds` and which the contract allows.
 
     Raises:
-        RequestProblem: 400 or 422, what is wrong with it; at most `MOST_PROBLEMS` problems are looked for.
+        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body.
     """
     fields = arrow_fields(body) if media_type == ARROW else json_fields(body)
     if problems := list(islice(body_size_problems(fields, bounds), MOST_PROBLEMS)):
@@ -103,7 +103,7 @@ def parts(fields: Any) -> Iterator[Part]:
 
 
 def part_findings(part: Part) -> Sequence[ErrorDetails]:
-    """What pydantic finds wrong with a part, at the places in the whole request."""
+    """The errors of pydantic in a part, at their places in the whole request."""
     try:
         RolloutRequest.model_validate(part.fields, strict=True)
     except ValidationError as error:
@@ -133,7 +133,7 @@ def of_whole_field(finding: ErrorDetails) -> ErrorDetails:
 
 
 def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
-    """Yields what is too large, before it is looked at more closely."""
+    """Yields the parts that are too large, before anything is validated."""
     if not isinstance(fields, dict):
         return
     yield from object_problems("body", fields)
@@ -153,7 +153,7 @@ def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem
 
 
 def rollouts_problem(samples: int, num_generations: int, max_rollouts: int) -> FieldProblem | None:
-    """What is wrong with the number of rollouts, if it is too large; also of a body whose samples are not validated."""
+    """The problem of too many rollouts, if there are too many."""
     if samples * num_generations <= max_rollouts:
         return None
     message = (
@@ -183,7 +183,7 @@ def sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int)
 
 
 def value_count(value: Any) -> int:
-    """JSON values in `value`, itself included."""
+    """The number of JSON values in `value`, itself included."""
     count, inside = 0, [value]
     while inside:
         value = inside.pop()

@@ -24,7 +24,7 @@ NDJSON = "application/x-ndjson"
 
 
 def sample_line(position: int, result: SampleResult) -> bytes:
-    """One rollout with its index in the response."""
+    """The line of one rollout, with its index in the response."""
     return b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
 
 
@@ -39,7 +39,7 @@ def problem_line(problem: RequestProblem, request_id: str) -> bytes:
 MOST_TOKENS_INLINE = 8192
 """Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
 BYTES_PER_TOKEN = 16
-"""Bytes of text that take as long as a token with its log-probability."""
+"""Bytes of text that take as long to encode as a token with its log-probability."""
 MOST_ROLLOUTS_INLINE = 512
 """Computing the metrics of so many takes some milliseconds."""
 Encoded = TypeVar("Encoded")

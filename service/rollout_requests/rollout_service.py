@@ -1,4 +1,4 @@
-"""Everything about one request except HTTP: validates it, waits for its weights, plays it, computes its metrics."""
+"""One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class SampleFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedEpisodes:
-    """What of a request takes long to make when it is large."""
+    """Parts that are slow to build for large requests."""
 
     episodes: Sequence[Episode]
     early_stopping: EarlyStopping[Episode]
@@ -188,8 +188,8 @@ class RolloutService:
             request_id: unique among all requests.
             body_bytes: size of the request's body. A large request is prepared in a thread, because the tokenizer may
                 take seconds for it and other requests must go on.
-            caller: who sent the request; its rollouts share the engines and the quotas of all of that caller.
-            progress: of a request with which another process may go on; what was played before is not played again.
+            caller: the sender; the rollouts share the engines and the quotas of all requests of that caller.
+            progress: the log of a request that another process may continue; turns in it are not played again.
 
         Raises:
             RequestProblem: the request is not valid for this service's tasks, model and limits, or an environment does
@@ -213,7 +213,7 @@ class RolloutService:
             await refuse_bad_extra_env_info(request, request_id, self.environments)
         if progress is not None:
             await done_in_thread_unless(is_small, partial(progress.restore, prepared.episodes))
-        # Nothing needs them any longer, and at the end of the request they would be freed at once.
+        # Unused from here on; at the end of the request they would be freed at once.
         samples, request.samples = request.samples, []
         if len(samples) > MOST_SAMPLES_FREED_INLINE:
             await asyncio.to_thread(free_items, samples)

@@ -84,7 +84,7 @@ TaskDescriptions = Mapping[str, TaskDescription | RolloutFailure]
 async def task_descriptions(
     request: RolloutRequest, request_id: str, environments: Mapping[str, Environment]
 ) -> TaskDescriptions:
-    """Those of the request's tasks that exist. A failure is that of an environment that does not answer."""
+    """The descriptions of the request's tasks that exist, or the failures of environments that do not answer."""
     descriptions: dict[str, TaskDescription | RolloutFailure] = {}
     for task_name in {sample.task_name for sample in request.samples} & environments.keys():
         described = environments[task_name].known_description()
@@ -117,7 +117,7 @@ async def start_samples(
     A sample with a `message_log`, or in `progress`, was started before. Cancelling this cancels all starts.
 
     Returns:
-        the failures, by position in the request; their samples are as they were.
+        The failures by position in the request; their samples are unchanged.
     """
     unique_id = uuid4().hex
     started_before = {} if progress is None else progress.started
@@ -159,7 +159,7 @@ async def outcome_of(start: Callable[[], Awaitable[StepOutcome]], retries: Retry
 
 
 def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
-    """The sample with what its environment adds to it."""
+    """The sample with the additions of its environment."""
     added = [PromptMessage.model_validate(message) for message in outcome.observations]
     update: dict[str, Any] = {"messages": [*(sample.messages or ()), *added]}
     if outcome.metadata is not None:

@@ -70,8 +70,8 @@ StorePart = Literal["data", "policy", "jobs", "sessions"]
 logger = logging.getLogger("rollout_service.readiness")
 
 
-class Asked(Protocol):
-    """A deployment whose replicas can be asked; `Generator` and `Environment` are."""
+class Checkable(Protocol):
+    """A deployment whose replicas can be checked, as `Generator` and `Environment`."""
 
     def replicas(self) -> Sequence[str]: ...
 
@@ -81,7 +81,7 @@ class Asked(Protocol):
 
 
 class Answers(NamedTuple):
-    """What came of asking one deployment: the reason of each replica that did not answer, `None` for those that did."""
+    """The result of checking one deployment: why each replica did not answer, `None` for those that did."""
 
     by_replica: dict[str | None, RolloutFailure | None]
     """`None` stands for whichever replica was asked, where none is known."""
@@ -105,7 +105,7 @@ class Readiness:
     """Asks every replica of the generator and of the environments, and each store, all at once, whether it serves.
 
     Ready means: a generator replica and a replica of at least one environment answer. Callers that ask at the same time
-    share one look.
+    share one check.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Readiness:
         self._looking: asyncio.Task[list[DegradedPart]] | None = None
 
     async def check(self) -> list[DegradedPart]:
-        """What does not answer, although rollouts can be played.
+        """The parts that do not answer, although rollouts can be played.
 
         Raises:
             RolloutFailure: the generator, or every environment, does not answer within `ANSWER_WITHIN_S`; the message
@@ -163,7 +163,7 @@ class Readiness:
         ]
 
 
-async def answers_of(who: str, asked: Asked) -> Answers:
+async def answers_of(who: str, asked: Checkable) -> Answers:
     replicas = asked.replicas()
     if not replicas:
         return Answers({None: await failure_in(who, asked.describe())})
@@ -174,13 +174,13 @@ async def answers_of(who: str, asked: Asked) -> Answers:
 
 
 async def failure_in(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
-    """Why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
+    """The reason why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
     try:
         await with_timeout(ANSWER_WITHIN_S, answer, f"The answer of the {who}")
     except RolloutFailure as failure:
         return failure
     except Exception as error:
-        # Anybody may ask whether the service is ready: what an exception says stays in the log.
+        # Anybody may ask whether the service is ready: the exception's message stays in the log.
         logger.warning("The %s cannot answer.", who, exc_info=error)
         return RolloutFailure(f"The {who} cannot answer: {type(error).__name__}.")
     return None

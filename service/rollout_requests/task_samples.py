@@ -24,12 +24,12 @@ from service.settings import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class TaskSampler:
-    """Where the samples of each task come from."""
+    """Reads the samples of each task from its data, or has its environment make them."""
 
     environments: Mapping[str, Environment]
     data: DataReader | None = None
     tasks_with_data: Set[str] = frozenset()
-    """Those that `data` answers for."""
+    """The tasks of `data`."""
 
     async def sizes(self) -> dict[str, dict[str, int]]:
         """Rows by split, by task that has data. Raises `DataLost`."""
@@ -55,7 +55,7 @@ class TaskSampler:
         """The JSON of a page of a task that exists: `samples`, and `next_start`.
 
         Raises:
-            RequestProblem: 422, there is no such split, or a row of the data is no sample.
+            RequestProblem: 422, there is no such split, or a row of the data is not a sample.
             RolloutFailure: the data or the environment do not answer.
         """
         page = SamplesJson()
@@ -91,10 +91,10 @@ class TaskSampler:
         """Puts the samples of `samples_from` into the request. Returns how many bytes of JSON they took.
 
         Args:
-            hold: is called with the bytes so far, before more are read.
+            hold: called with the bytes so far, before more are read.
 
         Raises:
-            RequestProblem: 422, a range is not valid, or its samples are not; what `hold` raises.
+            RequestProblem: 422, a range or its samples are not valid, or `hold` raises it.
             RolloutFailure: the data or an environment do not answer.
         """
         self._refuse_invalid(request, limits)
@@ -151,7 +151,7 @@ class TaskSampler:
     async def _lines_of_environment(
         self, wanted: SampleRange, most_bytes: int, needs_all: bool
     ) -> AsyncGenerator[bytes, None]:
-        """What the environment makes for this start: another one has other samples, whatever the count before."""
+        """The samples that the environment makes from this start on: another start has other samples."""
         if wanted.split is not None:
             raise DataRefused(f"task {wanted.task_name!r} has no data, so it has no splits", "split", wanted.split)
         seed = wanted.seed or 0
@@ -167,7 +167,7 @@ class TaskSampler:
 
 @contextmanager
 def refusals(field: str) -> Iterator[None]:
-    """Raises `RequestProblem` (422) for `DataRefused`. Args: `field` is that of the range."""
+    """Raises `RequestProblem` (422) for `DataRefused` in the block; `field` is that of the range."""
     try:
         yield
     except DataRefused as error:
@@ -176,7 +176,7 @@ def refusals(field: str) -> Iterator[None]:
 
 
 async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Piece by piece; the last one that is read may be cut off."""
+    """The lines piece by piece; the last piece may be cut off."""
     left_bytes = most_bytes
     for piece in wanted.pieces():
         places = {"start": piece.start, "count": piece.count, "without": []}
@@ -191,7 +191,7 @@ async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) 
 
 
 class SamplesJson:
-    """Makes one JSON document of JSON lines, without a look into them."""
+    """One JSON document of JSON lines, which are not parsed."""
 
     def __init__(self) -> None:
         self._json = bytearray(b'{"samples":[')

@@ -1,4 +1,4 @@
-"""Finds everything that is wrong with a request, before anything is started. Pure functions, no I/O.
+"""Finds all problems of a request before anything is started. Pure functions, no I/O.
 
 The types of the contract have checked each field alone; here a request is checked against itself and against what the
 service has: its tasks, its model's limits, its own limits.
@@ -20,20 +20,20 @@ from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
 
 JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")
-"""Of a sample; any JSON."""
+"""Fields of a sample that hold any JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the service can play."""
+    """The tasks, model and limits of the service."""
 
     task_names: Set[str]
     generator: GeneratorDescription
     limits: RequestLimits
     started_tasks: Set[str] = frozenset()
-    """Whose environments may make the first messages themselves."""
+    """Tasks whose environments may make the first messages themselves."""
     agent_tasks: Set[str] = frozenset()
-    """Which programs play."""
+    """Tasks that programs play."""
 
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
@@ -50,7 +50,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
 
 
 def refuse_large_echo(num_generations: int, body_bytes: int, limits: RequestLimits) -> None:
-    """Raises `RequestProblem` (422) if what the results repeat of the samples would be too large."""
+    """Raises `RequestProblem` (422) if the results would repeat too much of the samples."""
     most_bytes, echoed_bytes = limits.max_echoed_bytes_per_request, body_bytes * num_generations
     if echoed_bytes > most_bytes:
         message = (
@@ -110,7 +110,7 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
 def further_field_problems(
     field: str, sample: SampleInput, result: type[SampleResult] = SampleResult
 ) -> Iterator[FieldProblem]:
-    """Yields the problems of what comes back untouched. `result` is the type with which it does."""
+    """Yields the problems of the fields that come back unchanged, in a `result`."""
     further_fields = sample.model_extra or {}
     own_fields = {name: getattr(sample, name) for name in JSON_FIELDS}
     for name, value in (own_fields | further_fields).items():

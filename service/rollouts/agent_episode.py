@@ -30,10 +30,10 @@ SessionLimit = Literal["max_calls", "max_tokens"]
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """What the episodes of a group need to know of their agent."""
+    """The agent's task, shared by the episodes of a group."""
 
     session: SessionRequest
-    """With which the session of a rollout is opened; its `sample` is what the agent gets."""
+    """The request that opens the session of a rollout; the agent gets its `sample`."""
     scored_by: Literal["environment", "agent"] = "environment"
 
 
@@ -60,19 +60,19 @@ class AgentRunRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentRunOutcome:
-    """What came of one run."""
+    """The outcome of one run."""
 
     branches: Sequence[SessionSample] = ()
     """Its conversations, in the order in which their last messages were generated."""
     calls: int = 0
-    """Of the engine."""
+    """The number of its calls of the engine."""
     reward: Mapping[str, float] = field(default_factory=dict)
-    """What the agent gave, by names; empty if it gave none."""
+    """Rewards that the agent gave, by names."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     limit: SessionLimit | None = None
     """The limit that the session has reached."""
     failure: RolloutFailure | None = None
-    """Why it did not end by itself and well."""
+    """The reason why it did not end by itself and well."""
 
 
 class Agents(Protocol):
@@ -81,13 +81,13 @@ class Agents(Protocol):
     async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """Runs the agent of a rollout, in a session of its own, and returns when it has ended.
 
-        Cancelling the call ends the run and deletes the session. A failure of the run is in what it returns, beside
-        what was generated until then.
+        Cancelling the call ends the run and deletes the session. A failure of the run is returned, beside the messages
+        until then.
         """
         ...
 
     def interrupt(self, rollout_id: str) -> bool:
-        """Asks that the run of this rollout returns soon, with what was generated.
+        """Asks the run of this rollout to return soon, with its messages so far.
 
         Returns whether the rollout has a run under way; without one nothing happens.
         """
@@ -141,10 +141,10 @@ class AgentEpisode(Episode):
         )
 
     def add_run(self, run: AgentRunOutcome) -> None:
-        """Takes what was generated, and decides how it goes on. Ignored after the end.
+        """Takes the messages of the run, and decides how it goes on. Ignored after the end.
 
         Raises:
-            RolloutFailure: the failure of the run, or what is missing of it. What was generated is kept.
+            RolloutFailure: the failure of the run, or what is missing of it. Its messages are kept.
         """
         if self.done:
             return
@@ -167,7 +167,7 @@ class AgentEpisode(Episode):
         self._end()
 
     def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:  # noqa: ARG002
-        """None: nobody would read an observation after the end of the agent."""
+        """Returns none: nobody would read an observation after the end of the agent."""
         return []
 
     def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:  # noqa: ARG002
@@ -196,7 +196,7 @@ class AgentEpisode(Episode):
         self.status = "stale" if self.versions.is_stale else self.interrupted_by or self._ended_by or "completed"
 
     def _take_log(self, run: AgentRunOutcome) -> None:
-        """The last branch becomes the log. What a run before this one has left is dropped."""
+        """Makes the last branch the log, in place of everything from the run before."""
         self._begin()
         self._branches = run.branches
         self.metrics.add_environment_metrics(

@@ -17,10 +17,10 @@ class EarlyStopping(Generic[Rollout]):
     """
 
     def __init__(self, keep: Keep, group_of: Mapping[Rollout, int]) -> None:
-        """Args: `group_of` maps every rollout of the request to its group."""
+        """Begins with all rollouts running; `group_of` maps every rollout of the request to its group."""
         self._groups_needed = keep.groups
         self._group_of = dict(group_of)
-        """Of the rollouts that have not ended: those that have are not kept in memory."""
+        """The groups of the rollouts that have not ended: those that have are not kept in memory."""
         self._full_groups = 0
         self._running: dict[int, set[Rollout]] = {}
         for rollout, group in group_of.items():

@@ -180,7 +180,7 @@ class Episode:
         )
 
     def add_parsed(self, parsed: ParsedResponse) -> None:
-        """Adds what was read out of the response whose step is due. Ignored after the end."""
+        """Adds the parsed parts of the response whose step is due. Ignored after the end."""
         if self.done:
             return
         self.log.added[-1] = with_parsed(self.log.added[-1], parsed)

@@ -1,4 +1,4 @@
-"""What an episode is made from: its identity, its start, its limits, and the seeds of a repeatable request.
+"""The parts of an episode: its identity, its start, its limits, and the seeds of a repeatable request.
 
 `service/rollout_requests/episodes.py` makes them. Each sample, rollout and turn of a repeatable request samples with a
 seed derived from the one above it.
@@ -20,7 +20,7 @@ def sampling_of_turn(sampling: SamplingOptions, turn: int, tokens: int = 0) -> S
     """The rollout's sampling options with the seed of one turn, numbered from 0.
 
     A generation that goes on after `tokens` tokens of the turn has a seed of its own: with that of the turn it would
-    draw again what was drawn for the first tokens.
+    repeat the draws of the first tokens.
     """
     if sampling.seed is None:
         return sampling
@@ -72,11 +72,11 @@ class Prompt:
     """The message log with which the episodes of a group begin. All of them refer to this one; none changes it."""
 
     messages: tuple[Message, ...]
-    """Those to which nothing is added."""
+    """Messages to which nothing is added."""
     response: Message | None
     """The response after them that no environment has stepped yet: whole, or partial and to be gone on with."""
     token_ids: "array[int]"
-    """Of all of these messages, concatenated."""
+    """The token ids of all of these messages, concatenated."""
     turns: int
     """How many of `messages` were generated."""
     oldest_version: int | None = None
@@ -84,7 +84,7 @@ class Prompt:
 
     @classmethod
     def of(cls, message_log: Sequence[Message], policy: str | None = None) -> Self:
-        """Args: `policy` is the name of the one that the request is about."""
+        """The prompt of this log; `policy` is the name of the one that the request is about."""
         ends_with_response = bool(message_log) and message_log[-1].generation_logprobs is not None
         messages = tuple(message_log[:-1] if ends_with_response else message_log)
         return cls(
@@ -98,10 +98,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Echo:
-    """What the results of a group repeat of their sample. All of them refer to these objects."""
+    """Parts of their sample that all results of a group repeat: the same objects."""
 
     messages: tuple[Message, ...]
-    """With which the log of every result begins."""
+    """The messages with which the log of every result begins."""
     fields: Mapping[str, Any]
     """By name. A result repeats a field if its value is this object, and not one that is equal to it."""
 
@@ -120,7 +120,7 @@ class EpisodeStart:
     """Is the same object in all episodes of a request."""
     share: RequestShare = UNNAMED_REQUEST
     echo: Echo | None = None
-    """Of a group that has more than one episode."""
+    """Set for a group of more than one episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,14 @@ from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed
 
 MOST_CHARACTERS_INLINE = 2**13
-"""Of an observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
+"""Longest observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
 logger = logging.getLogger("rollout_service.rollouts")
 Call = TypeVar("Call", GenerationRequest, StepRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all episodes of a request are played with."""
+    """The ports and settings that all episodes of a request share."""
 
     generator: Generator
     environments: Mapping[str, Environment]
@@ -49,7 +49,7 @@ class RolloutContext:
     response_parser: ResponseParser | None = None
     """`None` where responses are text alone."""
     progress: ProgressLog | None = None
-    """`None` where a request is played again from its begin if its process is lost."""
+    """`None` where a request starts over if its process is lost."""
     agents: Agents | None = None
     """`None` where no task has an agent."""
     observer: RolloutObserver = UNOBSERVED
@@ -59,7 +59,7 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
     """Plays one generation and one environment step.
 
     A message log that was posted may end with a generation that was not stepped: its first turn is the step alone. A
-    whole run of an agent is one turn, of which it is no part how many calls the agent makes.
+    whole run of an agent is one turn, whatever the number of the agent's calls.
     """
     if isinstance(episode, AgentEpisode):
         await play_run(episode, context)
@@ -120,7 +120,7 @@ def traced(request: Call, observer: RolloutObserver) -> Call:
 
 
 async def parse_response(episode: Episode, context: RolloutContext) -> None:
-    """Reads calls and reasoning out of the response that is stepped next. What cannot be read fails no sample."""
+    """Parses calls and reasoning out of the response that is stepped next. An unreadable response fails no sample."""
     if context.response_parser is None or (response := episode.response_to_parse()) is None:
         return
     parsed = await context.response_parser.parse(response)
@@ -131,7 +131,7 @@ async def parse_response(episode: Episode, context: RolloutContext) -> None:
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
-    """Steps the environment. An episode whose session is lost stands at its prompt after that, where that may be."""
+    """Steps the environment. An episode whose session is lost restarts at its prompt, where that is possible."""
     request = episode.step_request(context.schedule.in_lockstep)
     environment = context.environments[episode.identity.task_name]
 
@@ -219,7 +219,7 @@ class RunningEpisodes:
         self._early_stopping = early_stopping
         self._deadline: asyncio.TimerHandle | None = None
         self._tasks: dict[Episode, asyncio.Task[None]] = {}
-        """Of the episodes that were started and have not been released."""
+        """The tasks of the episodes that were started and have not been released."""
         self._starting = PacedWork[Episode]()
         self._interrupting = PacedWork[Episode]()
         self._checking = PacedWork[tuple[Episode, int]]()
@@ -227,7 +227,7 @@ class RunningEpisodes:
         self._dropping = PacedWork[Episode]()
         self._is_stopping = False
         self._not_ended = dict.fromkeys(episodes)
-        """Those that were not put into `ended`."""
+        """Episodes that were not put into `ended`."""
         self._bounds = {episode.versions.bounds for episode in episodes}
         """One object, where all episodes are of one request."""
         for _ in episodes:
@@ -261,7 +261,7 @@ class RunningEpisodes:
             await play_sample(episode, self._context)
         except asyncio.CancelledError as error:
             if not episode.was_cut_off:
-                # A deployment call cancelled itself. That is no reason to lose the sample.
+                # A deployment call cancelled itself: the sample must not be lost.
                 message = "A call of the sample was cancelled."
                 logger.warning(message, exc_info=error, extra=episode.identity.log_fields())
                 episode.fail(SampleError(kind="internal", message=message, retryable=True))
@@ -295,7 +295,7 @@ class RunningEpisodes:
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
 
     def note_version(self, version: int | None) -> None:
-        """A version of the policy has become current, or the policy was dropped."""
+        """Records that a version of the policy has become current, or that the policy was dropped."""
         changed = [(bounds, bounds.note_current(version)) for bounds in self._bounds]
         before = min((before for bounds, before in changed if before is not None and not bounds.is_any), default=None)
         if before is not None:
@@ -322,7 +322,7 @@ class RunningEpisodes:
             self._cancel(episode)
 
     def _is_interrupted(self, rollout_id: str) -> bool:
-        """Asks for what is under way of the rollout; returns whether there is any."""
+        """Interrupts the rollout's generation or run; returns whether there is one."""
         agents = self._context.agents
         return self._context.generator.interrupt(rollout_id) or (agents is not None and agents.interrupt(rollout_id))
 

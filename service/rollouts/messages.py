@@ -24,7 +24,7 @@ from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_env import ChatMessage
 
 FIRST_WINDOW = 16
-"""Tokens at the end that are looked at first; four times as many each time that all of them would have to go."""
+"""Tokens at the end that are searched first; four times as many each time that all of them would have to go."""
 Pieces = Sequence[str | None]
 
 
@@ -148,7 +148,7 @@ def first_tokens(generation: Generation, count: int) -> Generation:
 
 
 def with_parsed(response: Message, parsed: ParsedResponse) -> Message:
-    """The response with what was read out of it. Text and tokens stay as they are."""
+    """The response with its parsed parts. Text and tokens stay as they are."""
     found = {
         "tool_calls": parsed.tool_calls or None,
         "reasoning_content": parsed.reasoning_content,
@@ -159,7 +159,7 @@ def with_parsed(response: Message, parsed: ParsedResponse) -> Message:
 
 
 def was_parsed(response: Message) -> bool:
-    """Whether something was read out of the response, or could not be."""
+    """Whether the response was parsed, also if that failed."""
     return not (response.tool_calls is None and response.reasoning_content is None and response.parse_error is None)
 
 

@@ -29,7 +29,7 @@ class SampleMetricsAccumulator:
         self._environment: dict[str, float] = {}
         self._clipped_turns = 0
         self.tokens_by_replica: dict[str, int] = {}
-        """Generated ones, without those of replicas that are not known."""
+        """Generated tokens, without those of unknown replicas."""
 
     def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
         """Counts all parts of one response as one generation.
@@ -45,11 +45,11 @@ class SampleMetricsAccumulator:
             self._turn_gen_tokens.append(generated_tokens)
 
     def end_generation(self, finish_reason: FinishReason | None) -> None:
-        """The last generation is whole, or it was interrupted, which is no reason."""
+        """Records why the last generation is whole; `None` if it was interrupted."""
         self._clipped_turns += finish_reason == "length"
 
     def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
-        """The replica has generated so many of the tokens."""
+        """Counts tokens that the replica has generated."""
         if replica:
             self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
 
@@ -130,12 +130,12 @@ class RequestMetricsAccumulator:
     """
 
     def __init__(self, policy: str | None = None) -> None:
-        """Args: `policy` is the name of the policy that the request names, if it does."""
+        """Begins without samples; `policy` is the name of the policy that the request names, if it does."""
         self._policy = policy
         self._samples: list[SampleMetrics] = []
         self._versions: set[str] = set()
         self._rewards: list[dict[str, float]] = []
-        """Of the samples whose rewards have names."""
+        """Rewards of the samples whose rewards have names."""
         self._staleness: list[int] = []
         self._stale = 0
         self._tokens_by_replica: Counter[str] = Counter()
@@ -149,8 +149,8 @@ class RequestMetricsAccumulator:
         """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric.
 
         Args:
-            staleness: of its oldest token, in versions, at its end; `None` if it is not known.
-            tokens_by_replica: generated for it, by the replicas that are known.
+            staleness: the age of its oldest token, in versions, at its end; `None` if it is not known.
+            tokens_by_replica: its generated tokens, by the replicas that are known.
         """
         if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
@@ -196,7 +196,7 @@ class RequestMetricsAccumulator:
 
 
 def policy_versions(policy: str | None, versions: Collection[int], current: int | None) -> PolicyVersions:
-    """What an answer says of these versions of one policy; `None` is the one without a name."""
+    """These versions of one policy as an answer names them; `None` is the policy without a name."""
     return PolicyVersions(
         oldest=label_of(policy, min(versions)) if versions else None,
         newest=label_of(policy, max(versions)) if versions else None,

@@ -16,7 +16,7 @@ EPISODES_PER_ITERATION = 64
 batches of calls, which are made once per iteration, smaller than an engine can use."""
 FEWEST_EPISODES_PER_ITERATION = 16
 LONGEST_ITERATION_S = 0.015
-"""Of the thread's processor time. An iteration that took longer, on a busy machine or because each turn renders a long
+"""Processor time of the thread. An iteration that took longer, on a busy machine or because each turn renders a long
 conversation, is followed by ones with half as many episodes."""
 TOKENS_PER_EPISODE = 1024
 """Tokens that take as long to decode and to copy as the rest of half a turn."""
@@ -43,13 +43,13 @@ class LoopPacer:
         self._began_at = 0.0
         """When the iteration began, in seconds of processor time."""
         self._used = 0
-        """How many have gone on in this iteration, by their shares."""
+        """Shares of the episodes that have gone on in this iteration."""
         self._used_of_next = 0
-        """How many were woken, and go on at the begin of the next one."""
+        """Shares of those that were woken, and go on at the begin of the next one."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        """With what each counts for."""
+        """Futures of the episodes that wait, with their shares."""
         self._episodes: set[Hashable] = set()
-        """Those that wait."""
+        """The episodes that wait."""
 
     def is_waiting(self, episode: Hashable) -> bool:
         return episode in self._episodes
@@ -74,12 +74,12 @@ class LoopPacer:
             self._episodes.discard(episode)
 
     def _begin_iteration(self) -> None:
-        """Is called right after those that the call before has woken have gone on."""
+        """Runs right after the episodes that the call before has woken."""
         self._adapt()
         self._used, self._used_of_next = self._used_of_next, 0
         while self._waiting and self._used_of_next < self._per_iteration:
             turn, share = self._waiting.popleft()
-            # A cancelled episode has no use for its turn.
+            # The turn of a cancelled episode goes to the next one.
             if not turn.done():
                 turn.set_result(None)
                 self._used_of_next += share
@@ -97,16 +97,16 @@ class LoopPacer:
 
 
 class PacedWork(Generic[Item]):
-    """Does something with each item, in order, with at most `per_iteration` items in one iteration of the event loop.
+    """Calls functions with items, in order, at most `per_iteration` in one iteration of the event loop.
 
-    The first items are done at once, inside `add`, and the others in the iterations that follow. What is done is
+    The first calls are made at once, inside `add`, and the others in the iterations that follow. A function is
     referenced no longer than its items wait: it may be a method of the object that holds this one.
     """
 
     def __init__(self, per_iteration: int = EPISODES_PER_ITERATION) -> None:
         self._per_iteration = per_iteration
         self._waiting: deque[tuple[Callable[[Item], None], Item]] = deque()
-        """The items whose turn has not come, each with what is to be done with it."""
+        """The items whose turn has not come, each with its function."""
         self._rest: asyncio.Task[None] | None = None
 
     def add(self, do: Callable[[Item], None], items: Iterable[Item]) -> None:

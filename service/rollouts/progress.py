@@ -1,7 +1,7 @@
-"""What the loop reports of its rollouts, to whoever measures or traces them and to what keeps their progress. No I/O.
+"""Ports to which the loop reports its rollouts: to measure or trace them, and to keep their progress. No I/O.
 
 `RolloutObserver` is told of stages, work and ends. `ProgressLog`, which `JobJournal` (`service/jobs/journal.py`)
-implements, keeps the `EpisodeState` of each turn: what outlives its process, so that another one can go on with it.
+implements, keeps the `EpisodeState` of each turn, so that another process can continue a lost one's rollouts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,18 +29,18 @@ class RolloutObserver:
     """Ignores what it is told."""
 
     def during(self, stage: Stage, episode: "Episode") -> AbstractContextManager[object]:  # noqa: ARG002
-        """Is entered while a stage of the episode runs; left with the exception that ends the stage, if one does."""
+        """A context for a stage of the episode; left with the exception that ends the stage, if one does."""
         return NOTHING
 
     def traceparent(self) -> str:
-        """What is sent along with a call, so that its receiver traces below it; empty if this is not traced."""
+        """The W3C trace context that a call carries to its receiver; empty if the rollout is not traced."""
         return ""
 
     def took(self, work: Work, seconds: float) -> None:
-        """Such work has ended after so many seconds."""
+        """Records work that has ended after so many seconds."""
 
     def ended(self, result: SampleResult, staleness: int | None) -> None:
-        """A rollout has ended. `staleness`: how many versions its oldest token is behind, if that is known."""
+        """Records the end of a rollout; `staleness` is the age of its oldest token in versions, if that is known."""
 
 
 UNOBSERVED = RolloutObserver()
@@ -48,7 +48,7 @@ UNOBSERVED = RolloutObserver()
 
 @dataclass(frozen=True, slots=True)
 class MetricCounts:
-    """What `SampleMetricsAccumulator` has counted. Lengths are in tokens."""
+    """The counts of a `SampleMetricsAccumulator`. Lengths are in tokens."""
 
     turn_input_tokens: list[int] = field(default_factory=list)
     turn_gen_tokens: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class EpisodeState:
     """One episode at the end of a turn."""
 
     messages: list[Message]
-    """Those after the prompt's, from some index on."""
+    """Messages after the prompt's, from some index on."""
     extra_env_info: dict[str, JsonValue]
     stop_strings: tuple[str, ...]
     rewards: dict[str, float]
@@ -93,17 +93,17 @@ class ProgressLog(Protocol):
         ...
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
-        """These samples have got what their environments' starts add."""
+        """Records the samples with the additions of their environments' starts."""
         ...
 
     def restore(self, episodes: Iterable["Episode"]) -> None:
-        """Brings the episodes to where they were."""
+        """Restores the episodes to their last recorded turns."""
         ...
 
     async def turn_ended(self, episode: "Episode") -> None:
-        """The next generation waits for this: after a loss of the process at most one turn is generated again."""
+        """Records the turn. The next generation waits: after a loss of the process at most one turn is repeated."""
         ...
 
     def ended(self, episode: "Episode") -> None:
-        """The episode is about to be yielded as a result. Called once for each."""
+        """Records the end of an episode, before it is yielded as a result. Called once for each."""
         ...

@@ -1,4 +1,4 @@
-"""When the samples of a request may begin their next phase: each on its own, or all together.
+"""Schedules: when the samples of a request may begin their next phase, each on its own or all together.
 
 A phase is a generation or an environment step. A new schedule implements `Schedule`.
 """
@@ -54,7 +54,7 @@ class LockstepSchedule(Schedule):
     def __init__(self) -> None:
         self._samples = 0
         self._waiting: dict[asyncio.Future[None], None] = {}
-        """In the order in which they came."""
+        """Samples that wait, in the order in which they came."""
         self._beginning = PacedWork[asyncio.Future[None]]()
 
     def add_sample(self) -> None:
@@ -85,6 +85,6 @@ class LockstepSchedule(Schedule):
 
 
 def begin(phase: "asyncio.Future[None]") -> None:
-    """Lets its sample go on, unless that was cancelled."""
+    """Lets the phase's sample go on, unless it was cancelled."""
     if not phase.done():
         phase.set_result(None)

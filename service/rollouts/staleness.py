@@ -20,7 +20,7 @@ from rollout_client.contract.messages import Message, WeightVersionSpan
 from service.rollouts.messages import first_tokens
 
 OnVersion = Callable[[int | None], None]
-"""Is called with the version that has become current; with `None` when a named policy has no version any more."""
+"""Called with the version that has become current; with `None` when a named policy has no version any more."""
 
 
 class VersionFeed(Protocol):
@@ -32,19 +32,19 @@ class VersionFeed(Protocol):
         Args:
             policy: the named policy whose versions are told; by default the one without a name.
 
-        Returns what ends the subscription.
+        Returns a function that ends the subscription.
         """
         ...
 
 
 @dataclass(slots=True, eq=False)
 class VersionBounds:
-    """What a request demands of the versions of its tokens, and which version is current. Its rollouts share it."""
+    """The demands of a request on the versions of its tokens, and the current version; shared by its rollouts."""
 
     version: int | None = None
-    """The one that generates every token; `None` for any."""
+    """The version that generates every token; `None` for any."""
     max_staleness: int | None = None
-    """Of each rollout; `None` for any."""
+    """Largest staleness of a rollout; `None` for any."""
     current: int | None = None
     """`None` while it is not known."""
     policy: str | None = None
@@ -58,7 +58,7 @@ class VersionBounds:
         return self.version is None and self.max_staleness is None
 
     def note_current(self, version: int | None) -> int | None:
-        """A version has become current, or the named policy was dropped.
+        """Records that a version has become current, or that the named policy was dropped.
 
         Returns the version before; `None` if that is not known, or is current still.
         """
@@ -84,7 +84,7 @@ class RolloutVersions:
     __slots__ = ("_at_end", "_bounds", "_oldest", "_oldest_under_way")
 
     def __init__(self, bounds: VersionBounds, oldest: int | None = None) -> None:
-        """Args: `oldest` is the oldest version that generated a token of the posted message log."""
+        """Begins with `oldest`, the oldest version that generated a token of the posted message log."""
         self._bounds = bounds
         self._oldest = oldest
         self._oldest_under_way: int | None = None
@@ -105,7 +105,7 @@ class RolloutVersions:
         return self._at_end
 
     def begin_generation(self) -> None:
-        """A generation is asked for, and nothing is known of its tokens.
+        """Records that a generation begins, of whose tokens nothing is known.
 
         Raises:
             VersionReplaced: the version that must generate them is not current any more.
@@ -137,7 +137,7 @@ class RolloutVersions:
         return generation if kept >= len(generation.token_ids) else first_tokens(generation, kept)
 
     def add(self, spans: Iterable[WeightSpan]) -> None:
-        """Tokens of these versions belong to the rollout now."""
+        """Records tokens of these versions as the rollout's."""
         for span in spans:
             version = read_label(span.version).number
             if self._oldest is None or version < self._oldest:
@@ -168,7 +168,7 @@ class RolloutVersions:
         self._at_end = at_end
 
     def note_end(self) -> None:
-        """The rollout has ended."""
+        """Records the end of the rollout."""
         if self._at_end is None and self._oldest is not None and self._bounds.current is not None:
             # Replicas have a version shortly before it is called current.
             self._at_end = max(self._bounds.current - self._oldest, 0)

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 Name = TypeVar("Name", bound=Hashable)
-"""Of a lane."""
+"""The name of a lane."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class Flow(Generic[Item, Name]):
     name: str
     weight: float
     virtual_time: float
-    """Of its next item."""
+    """The virtual time of its next item."""
     waiting: "dict[Name, ItemsInLane[Item] | ItemsOfParts[Item, Name]]" = field(default_factory=dict)
     """By lane; only lanes in which items of the flow wait."""
     parts: "FairQueue[Item, Name] | None" = None
@@ -92,7 +92,7 @@ class ItemsOfParts(Generic[Item, Name]):
 
 @dataclass(slots=True, eq=False)
 class Place(Generic[Item, Name]):
-    """Where an item waits."""
+    """The place where an item waits."""
 
     lane: Name
     flow: Flow[Item, Name]
@@ -114,7 +114,7 @@ class Lane(Generic[Item, Name]):
     """Entries of `flows` whose flow has left the lane."""
 
     def drop_outdated(self, name: Name) -> None:
-        """Args: `name` is the lane's own."""
+        """Removes outdated entries; `name` is the lane's own."""
         self.flows = [entry for entry in self.flows if entry[2].waiting.get(name) is entry[3]]
         heapq.heapify(self.flows)
         self.outdated = 0
@@ -166,7 +166,7 @@ class FairQueue(Generic[Item, Name]):
             flow.parts.forget(part)
 
     def advance(self, virtual_time: float) -> None:
-        """Flows that have nothing to start until now begin no lower than this."""
+        """Raises the virtual time at which flows begin that have nothing to start until now."""
         self.virtual_time = max(self.virtual_time, virtual_time)
 
     def charge(self, flow: Flow[Item, Name], cost: float, part: Flow[Item, Name] | None = None) -> float:
@@ -182,7 +182,7 @@ class FairQueue(Generic[Item, Name]):
     def add(
         self, item: Item, lane: Name, flow: Flow[Item, Name], rank: int, part: Flow[Item, Name] | None = None
     ) -> None:
-        """Lets the item wait. `item` does not wait yet. `part` is the one that it is of, if the flow is divided."""
+        """Lets an item wait that does not wait yet; `part` is its part of the flow, if that is divided."""
         if not flow.waiting and flow.virtual_time < self.virtual_time:
             flow.virtual_time = self.virtual_time
         in_lane = self._lanes.get(lane)
@@ -223,7 +223,7 @@ class FairQueue(Generic[Item, Name]):
             lane.drop_outdated(name)
 
     def size_of(self, lane: Name) -> int:
-        """How many items wait in the lane."""
+        """The number of items that wait in the lane."""
         in_lane = self._lanes.get(lane)
         return 0 if in_lane is None else in_lane.size
 
@@ -237,7 +237,7 @@ class FairQueue(Generic[Item, Name]):
         return None if flow is None else flow.waiting[lane].first()
 
     def last_of(self, lane: Name) -> Item | None:
-        """Of the flow that is next in the lane, the item that is last: of the lowest rank the youngest."""
+        """The last item of the flow that is next in the lane: of the lowest rank the youngest."""
         flow = self.first_flow(lane)
         return None if flow is None else flow.waiting[lane].last()
 
@@ -246,7 +246,7 @@ class FairQueue(Generic[Item, Name]):
         return [item for item, place in self._places.items() if place.lane == lane]
 
     def lane_of(self, item: Item) -> Name:
-        """Where it waits. Raises `KeyError` if it does not wait."""
+        """The lane in which the item waits. Raises `KeyError` if it does not wait."""
         return self._places[item].lane
 
     def first_flow_of(self, name: Name) -> Flow[Item, Name]:

@@ -7,9 +7,9 @@ from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 
 WEIGHTS = {"interactive": 16.0, "train": 1.0, "batch": 1 / 16}
-"""In proportion to a training request. None is infinite: a request of any priority always gets on."""
+"""Weights in proportion to a training request. None is infinite: a request of any priority makes progress."""
 OTHER = "other"
-"""Of requests whose priority is a number."""
+"""The name for requests whose priority is a number."""
 
 
 def weight_of(priority: Priority) -> float:
@@ -17,7 +17,7 @@ def weight_of(priority: Priority) -> float:
 
 
 def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
-    """Counts by weight as counts by the name of the priority, with a 0 for a class without any; `other` are numbers."""
+    """Counts by the name of the priority, with a 0 for a class without any; `other` are numbers."""
     names = {weight: name for name, weight in WEIGHTS.items()}
     counts = dict.fromkeys([*WEIGHTS, OTHER], 0)
     for weight, count in by_weight.items():
@@ -26,5 +26,5 @@ def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
 
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:
-    """Args: `unique_id` is the request's, unique among all requests."""
+    """The share of a request; `unique_id` is unique among all requests."""
     return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 GROUP_SLACK = 8
-"""How many more rollouts than the least loaded replica a replica may have before a group is split.
+"""Rollouts that a replica may have more than the least loaded one before a group is split.
 
 A group that stays together has its prompt computed once, but a large group must not overload one replica."""
 NO_LOAD: Mapping[str, int] = {}
@@ -34,7 +34,7 @@ class ReplicaAffinity:
     """
 
     def __init__(self, choose: random.Random | None = None) -> None:
-        """Args: `choose` breaks ties at random, so that not all ingress replicas begin with the same generator."""
+        """Begins without rollouts; `choose` breaks ties at random, so that ingress replicas do not all begin alike."""
         self._choose = choose or random.Random()
         self._assignments: dict[str, Assignment] = {}
         self._group_replicas: dict[str, tuple[str, int]] = {}
@@ -82,14 +82,14 @@ class ReplicaAffinity:
         self._load[replica] += 1
 
     def mark_failed(self, rollout_id: str) -> None:
-        """The rollout's replica failed a call: the next turn goes to another, if there is one. Ignores unknown ids."""
+        """Avoids the rollout's replica, which failed a call, for the next turn. Ignores unknown ids."""
         assignment = self._assignments.get(rollout_id)
         if assignment is not None:
             assignment.avoided = assignment.replica
             self._unassign(assignment)
 
     def release(self, rollout_id: str) -> None:
-        """Forgets the rollout, which has ended. Unknown ids are ignored."""
+        """Forgets the rollout, which has ended. Ignores unknown ids."""
         assignment = self._assignments.pop(rollout_id, None)
         if assignment is None:
             return

@@ -25,17 +25,17 @@ UNKNOWN_REPLICA = ""
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What the scheduler knows of one request."""
+    """The scheduler's record of one request."""
 
     id: str
     flow: "RequestFlow"
-    """As which it shares the engines: its own, or that of its caller's key."""
+    """Its flow in the fair queue: its own, or that of its caller's key."""
     part: "RequestFlow | None"
-    """The part of the flow that it is, if the flow is a key's."""
+    """Its part of the flow, if the flow is a key's."""
     expected_tokens: float
     """Mean length of its generations."""
     rollouts: int = 0
-    """Those that are not released."""
+    """The number of rollouts that are not released."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,15 +46,15 @@ class ScheduledGeneration:
     of_request: RequestState
     assignment: Assignment
     cost: float = 0.0
-    """What its request is charged, in generated tokens."""
+    """The charge to its request, in generated tokens."""
     kv_tokens: float = 0.0
-    """What it needs of the KV cache at its end, without `shared_tokens`."""
+    """Tokens of the KV cache that it needs at its end, without `shared_tokens`."""
     sequences: int = 1
     """Texts that the engine generates for it at once."""
     shared_tokens: int = 0
     """Tokens of its prompt that another rollout of its group holds there."""
     replica: str = UNKNOWN_REPLICA
-    """Where it waits or runs."""
+    """The replica where it waits or runs."""
     window: ReplicaWindow | None = None
     """The window in which it counts; `None` until it starts and after it has ended."""
     virtual_time: int = 0
@@ -69,7 +69,7 @@ class ScheduledGeneration:
         return self.window is not None
 
     def may_try(self, replica: str) -> bool:
-        """Whether it may be the one that tries a suspect replica: its rollout was not lost there last."""
+        """Whether it may try a suspect replica: its rollout was not lost there last."""
         return self.assignment.avoided != replica
 
     def estimate(self) -> None:
@@ -114,7 +114,7 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
             del self._policies[replica]
 
     def size_at(self, replica: str) -> int:
-        """How many sequences wait for the replica: the choices of a call each count."""
+        """The number of sequences that wait for the replica: the choices of a call each count."""
         return sum(self._policies[replica].values()) if replica in self._policies else 0
 
     def items_at(self, replica: str) -> list[ScheduledGeneration]:
@@ -141,9 +141,9 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
         return None
 
     def may_overtake(self, generation: ScheduledGeneration, replica: str, turns: AdapterTurns, turn: float) -> bool:
-        """Whether a generation may start although others wait for the replica: none of those may. Args: as `next_at`.
+        """Whether a generation may start although others wait for the replica: none of those may.
 
-        It may end the turn of the generation's policy.
+        Takes the arguments of `next_at`, and may end the turn of the generation's policy.
         """
         policy, flow = generation.request.policy, generation.of_request.flow
         policies = self._policies.get(replica)

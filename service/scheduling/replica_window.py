@@ -1,4 +1,4 @@
-"""What one generator replica may run for this ingress at once. State machines: no I/O, no clock, no Ray.
+"""Limits of the generations of this ingress on one generator replica. State machines: no I/O, no clock, no Ray.
 
 `ReplicaWindow` bounds the generations there. A call of a model server's API that asks for several choices counts as so
 many generations.
@@ -25,7 +25,7 @@ UNNAMED = ""
 
 
 class AdapterTurns:
-    """Those of one replica. Generations that name no policy need no adapter, unless one without a name is current."""
+    """The turns on one replica. Generations of the unnamed policy need no adapter, unless its weights are one."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
@@ -36,16 +36,16 @@ class AdapterTurns:
         """Policies that have generations there from other ingress replicas only."""
         self._unnamed_has_adapter = False
         self._served: Counter[str] = Counter()
-        """By policy, what its flows were charged in this turn while others were there."""
+        """Charges to the flows of each policy in this turn while others were there."""
 
     @property
     def ending(self) -> int:
-        """How many policies have had their turn and still have generations there."""
+        """The number of policies that have had their turn and still have generations there."""
         return len(self._ending)
 
     @property
     def _adapters(self) -> int:
-        """How many the generations of this ingress need."""
+        """The number of adapters that the generations of this ingress need."""
         return len(self._running) - (UNNAMED in self._running and not self._unnamed_has_adapter)
 
     def needs_turn(self, policy: str | None) -> bool:
@@ -66,7 +66,7 @@ class AdapterTurns:
         return self._adapters < self.most
 
     def observe(self, policies: Collection[str], unnamed_has_adapter: bool) -> None:
-        """The replica has reported which policies have generations there, from all ingress replicas.
+        """Records the policies that have generations there, from all ingress replicas.
 
         Args:
             unnamed_has_adapter: whether an adapter without a name is current there.
@@ -88,7 +88,7 @@ class AdapterTurns:
         return self._is_crowded and self._served[policy or UNNAMED] > turn
 
     def add(self, policy: str | None, cost: float = 0.0) -> None:
-        """Args: `cost` is what the generation's flow is charged for it, divided by its weight."""
+        """Counts a generation; `cost` is the charge to its flow, divided by the flow's weight."""
         name = policy or UNNAMED
         self._running[name] += 1
         if self._elsewhere:
@@ -103,21 +103,22 @@ class AdapterTurns:
             self._ending.discard(name)
 
     def end_turn(self, policy: str | None) -> None:
-        """No further generation of it starts until those that run have ended."""
+        """Lets no further generation of the policy start until those that run have ended."""
         name = policy or UNNAMED
         if self.needs_turn(policy) and name in self._running:
             self._ending.add(name)
 
 
 LARGEST_PART = 1 / 2
-"""Of the window, in generations and in tokens: a call of several choices that takes more starts when this is free."""
+"""Part of the window, in generations and in tokens: a call of several choices that takes more starts when this is free.
+"""
 SUSPECT_AFTER = 3
 """Failures of a replica without a success between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What one engine can run at once. Unknown capacities are infinite."""
+    """Limits of one engine's batch. Unknown capacities are infinite."""
 
     sequences: float = math.inf
     """Generations that one batch of the engine holds."""
@@ -146,13 +147,13 @@ class ReplicaWindow:
     """
 
     def __init__(self, capacity: EngineCapacity, factor: float | None) -> None:
-        """Args: `factor` None lets every generation in."""
+        """Begins empty; `factor` None lets every generation in."""
         self._capacity = capacity
         self._factor = math.inf if factor is None else factor
         self.turns = AdapterTurns(capacity.adapters)
-        """Of the named policies whose generations are there."""
+        """Turns of the named policies whose generations are there."""
         self.generations = 0
-        """Of this ingress, running or waiting in the engine."""
+        """Generations of this ingress, running or waiting in the engine."""
         self.of_others = 0
         """Generations of other ingress replicas, as far as known."""
         self.is_suspect = False
@@ -160,11 +161,11 @@ class ReplicaWindow:
         another replica works, every few seconds."""
         self._failures = 0
         self._tokens = 0.0
-        """Of the generations of this ingress, what a group shares counted once."""
+        """Tokens of the generations of this ingress; those that a group shares count once."""
         self._shared_tokens = 0.0
-        """What was counted once in place of several times."""
+        """Tokens that were counted once in place of several times."""
         self._unexpected_tokens = 0.0
-        """By how much the generations are longer than was expected, as far as known."""
+        """Tokens by which the generations are longer than was expected, as far as known."""
         self._ingresses = 1
         self._set_share()
 
@@ -197,12 +198,14 @@ class ReplicaWindow:
         cost: float = 0.0,
         sequences: int = 1,
     ) -> None:
-        """Args:
-        tokens: what the call needs of the KV cache at its end.
-        shared_tokens: what it needs besides and another generation has there already.
-        policy: the named policy that generates.
-        cost: what its flow is charged, divided by its weight.
-        sequences: the choices of the call.
+        """Counts a call that starts.
+
+        Args:
+            tokens: tokens of the KV cache that the call needs at its end.
+            shared_tokens: tokens that it needs besides and another generation has there already.
+            policy: the named policy that generates.
+            cost: the charge to its flow, divided by the flow's weight.
+            sequences: the choices of the call.
         """
         self.turns.add(policy, cost)
         self.generations += sequences
@@ -210,7 +213,7 @@ class ReplicaWindow:
         self._shared_tokens += shared_tokens
 
     def remove(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None, sequences: int = 1) -> None:
-        """With what `add` was called for it."""
+        """Takes out a call, with the arguments of its `add`."""
         self.turns.remove(policy)
         self.generations -= sequences
         self._tokens -= tokens
@@ -231,7 +234,7 @@ class ReplicaWindow:
             self._set_share()
 
     def observe(self, load: ReplicaLoad, ended: int) -> bool:
-        """Whether the share of this ingress has changed.
+        """Records a reported load. Returns whether the share of this ingress has changed.
 
         Args:
             ended: generations that are counted here and not in `load`, because they have ended.

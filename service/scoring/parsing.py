@@ -17,12 +17,12 @@ from rollout_client.contract.scores import ScoreRequest
 from service.problems import invalid_request, validation_problem
 
 MOST_NUMBERS = 2**26
-"""Of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
+"""Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreBounds:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     max_sequences: int
     max_model_len: int
@@ -31,7 +31,7 @@ class ScoreBounds:
 
 @dataclass(frozen=True, slots=True)
 class ParsedScoreOptions:
-    """What holds for all sequences of a request."""
+    """Options of all sequences of a request."""
 
     top_k: int
     policy: PolicyDemand
@@ -58,7 +58,7 @@ class ParsedScoreRequest:
 
 
 def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
-    """Raises `RequestProblem`: 400 or 422, what is wrong with the body."""
+    """Parses the body. Raises `RequestProblem`: 400 or 422, its problems."""
     try:
         request = ScoreRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -76,7 +76,7 @@ def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> Parsed
 
 
 def score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
-    """Yields the problems of a request whose fields are right, each taken alone."""
+    """Yields the problems of a request whose fields are valid one by one."""
     count, starts = len(request.sequences), request.start
     if count > bounds.max_sequences:
         message = f"{count} sequences are more than {bounds.max_sequences}; split the request"

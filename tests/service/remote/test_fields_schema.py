@@ -39,5 +39,5 @@ def test_an_environment_whose_schema_is_not_valid_is_asked_about_every_sample(
 ) -> None:
     assert FieldsSchema.of(TaskDescription("task", "A task.", fields)).doubtful([{}]) == [0]
     assert caplog.messages == [
-        "The fields of task task are no valid JSON schema: its samples are checked by the environment alone."
+        "The fields of task task are not a valid JSON schema: its samples are checked by the environment alone."
     ]

@@ -129,7 +129,7 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
         parse(parser, request() + PADDING)
     assert (raised.value.problem.status, raised.value.problem.errors[0].message) == (
         503,
-        "The process that parses request bodies died, perhaps for want of memory",
+        "The process that parses request bodies died, possibly out of memory",
     )
     assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
     parser.close()

@@ -112,7 +112,7 @@ def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
 
 @pytest.mark.usefixtures("thresholds")
 def test_python_itself_collects_new_objects_alone() -> None:
-    garbage.collect_small_portions()
+    garbage.freeze_and_tune_collector()
     assert gc.get_threshold() == (2_000, 2**30, 2**30)
     assert gc.get_freeze_count() > 0
 
