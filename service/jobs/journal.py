@@ -27,7 +27,8 @@ from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
 from service.jobs.writer import JobWriter
 from service.rollout_requests.json_encoder import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.progress import EpisodeState, MetricCounts, ProgressLog
+from service.rollouts.episode_records import EpisodeState, MetricCounts
+from service.rollouts.progress import ProgressLog
 
 STARTS_PER_ENTRY = 64
 

@@ -34,17 +34,14 @@ logger = logging.getLogger("rollout_service.requests")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestName:
-    """The names of a request: `request_id` by its caller, who may use one twice, `unique_id` by the service."""
+class RequestContext:
+    """The objects that all episodes of a request share, and its names.
+
+    The caller chooses `request_id`, and may use one twice; `unique_id` is the service's.
+    """
 
     request_id: str
     unique_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestParty:
-    """The objects that all episodes of a request share."""
-
     share: RequestShare
     bounds: VersionBounds
 
@@ -88,9 +85,11 @@ class EpisodeFactory:
             RequestProblem: 422 with the first problems of the request.
         """
         self.refuse_invalid(request, tasks)
-        name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
-        party = RequestParty(
-            share_of(name.unique_id, request.priority, caller),
+        unique_id = f"{request_id}-{uuid4().hex[:16]}"
+        context = RequestContext(
+            request_id,
+            unique_id,
+            share_of(unique_id, request.priority, caller),
             VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
         )
         return [
@@ -98,8 +97,7 @@ class EpisodeFactory:
             for sample_position, sample in enumerate(request.samples)
             for episode in self._group(
                 request,
-                name,
-                party,
+                context,
                 sample_position,
                 sample,
                 not_started.get(sample_position) or tasks.get(sample.task_name),
@@ -109,8 +107,7 @@ class EpisodeFactory:
     def _group(
         self,
         request: RolloutRequest,
-        name: RequestName,
-        party: RequestParty,
+        context: RequestContext,
         sample_position: int,
         sample: SampleInput,
         task: TaskDescription | RolloutFailure | None,
@@ -126,7 +123,7 @@ class EpisodeFactory:
                 message_log = self._message_log(sample, chat, max_seq_len)
             except PromptRejected as error:
                 failure = error
-                log_rejected_prompt(error, name.request_id, sample_position, sample)
+                log_rejected_prompt(error, context.request_id, sample_position, sample)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
@@ -142,14 +139,14 @@ class EpisodeFactory:
             sampling=sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
-            bounds=party.bounds,
-            share=party.share,
+            bounds=context.bounds,
+            share=context.share,
             echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat),
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
-            identity = identity_of(request, name, sample_position, sample, generation_index)
+            identity = identity_of(request, context, sample_position, sample, generation_index)
             seeded_start = seeded(start, seed, generation_index)
             if agent_task is None:
                 episode = Episode(identity, seeded_start, limits, self.tokenizer)
@@ -190,11 +187,11 @@ def agent_task_of(
 
 
 def identity_of(
-    request: RolloutRequest, name: RequestName, sample_position: int, sample: SampleInput, generation_index: int
+    request: RolloutRequest, context: RequestContext, sample_position: int, sample: SampleInput, generation_index: int
 ) -> EpisodeIdentity:
     return EpisodeIdentity(
-        request_id=name.request_id,
-        unique_request_id=name.unique_id,
+        request_id=context.request_id,
+        unique_request_id=context.unique_id,
         position=sample_position * request.num_generations + generation_index,
         group=sample_position,
         generation_index=generation_index,

@@ -23,11 +23,16 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.rollouts import SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, sampling_of_turn
+from service.rollouts.episode_records import (
+    EpisodeIdentity,
+    EpisodeLimits,
+    EpisodeStart,
+    EpisodeState,
+    sampling_of_turn,
+)
 from service.rollouts.message_log import MessageLog
 from service.rollouts.messages import was_parsed, with_parsed, without_open_stop_string
 from service.rollouts.metrics import UNNAMED_REWARD, SampleMetricsAccumulator
-from service.rollouts.progress import EpisodeState
 from service.rollouts.retries import RetryBudget
 from service.rollouts.staleness import RolloutVersions
 

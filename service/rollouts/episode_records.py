@@ -1,4 +1,4 @@
-"""The parts of an episode: its identity, its start, its limits, and the seeds of a repeatable request.
+"""The records of an episode: its identity, start, limits and state, and the seeds of a repeatable request.
 
 `service/rollout_requests/episodes.py` makes them. Each sample, rollout and turn of a repeatable request samples with a
 seed derived from the one above it.
@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from pydantic import JsonValue
+
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import SampleError, SampleStatus
 from service.rollouts.staleness import VersionBounds, oldest_version
 
 
@@ -138,3 +141,38 @@ class EpisodeLimits:
     max_rollout_turns: int
     retries: int = 0
     token_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricCounts:
+    """The counts of a `SampleMetricsAccumulator`. Lengths are in tokens."""
+
+    turn_input_tokens: list[int] = field(default_factory=list)
+    turn_gen_tokens: list[int] = field(default_factory=list)
+    env_tokens: int = 0
+    parse_errors: int = 0
+    environment: dict[str, float] = field(default_factory=dict)
+    clipped_turns: int = 0
+    tokens_by_replica: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeState:
+    """One episode at the end of a turn."""
+
+    messages: list[Message]
+    """Messages after the prompt's, from some index on."""
+    extra_env_info: dict[str, JsonValue]
+    stop_strings: tuple[str, ...]
+    rewards: dict[str, float]
+    answer: str | None
+    metrics: MetricCounts
+    terminated: bool
+    truncated: bool
+    steps: int
+    restarts: int
+    retries_left: int
+    status: SampleStatus | None
+    error: SampleError | None
+    staleness: int | None
+    """At its end, in versions; `None` before it, or if it is not known."""

@@ -12,7 +12,7 @@ from statistics import fmean, median, stdev
 from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.messages import FinishReason
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult, SampleStatus
-from service.rollouts.progress import MetricCounts
+from service.rollouts.episode_records import MetricCounts
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""

@@ -6,16 +6,10 @@ implements, keeps the `EpisodeState` of each turn, so that another process can c
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-from pydantic import JsonValue
-
-from rollout_client.contract.messages import Message
-from rollout_client.contract.rollouts import SampleError, SampleInput, SampleResult, SampleStatus
-
-if TYPE_CHECKING:
-    from service.rollouts.episode import Episode
+from rollout_client.contract.rollouts import SampleInput, SampleResult
+from service.rollouts.episode import Episode
 
 Stage = Literal["rollout", "turn", "generate", "step", "agent"]
 """`rollout` holds turns; `turn` a generation, in one call of the generator or several, and a step; `agent`: a run."""
@@ -28,7 +22,7 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 class RolloutObserver:
     """Ignores what it is told."""
 
-    def during(self, stage: Stage, episode: "Episode") -> AbstractContextManager[object]:  # noqa: ARG002
+    def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:  # noqa: ARG002
         """A context for a stage of the episode; left with the exception that ends the stage, if one does."""
         return NOTHING
 
@@ -46,41 +40,6 @@ class RolloutObserver:
 UNOBSERVED = RolloutObserver()
 
 
-@dataclass(frozen=True, slots=True)
-class MetricCounts:
-    """The counts of a `SampleMetricsAccumulator`. Lengths are in tokens."""
-
-    turn_input_tokens: list[int] = field(default_factory=list)
-    turn_gen_tokens: list[int] = field(default_factory=list)
-    env_tokens: int = 0
-    parse_errors: int = 0
-    environment: dict[str, float] = field(default_factory=dict)
-    clipped_turns: int = 0
-    tokens_by_replica: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeState:
-    """One episode at the end of a turn."""
-
-    messages: list[Message]
-    """Messages after the prompt's, from some index on."""
-    extra_env_info: dict[str, JsonValue]
-    stop_strings: tuple[str, ...]
-    rewards: dict[str, float]
-    answer: str | None
-    metrics: MetricCounts
-    terminated: bool
-    truncated: bool
-    steps: int
-    restarts: int
-    retries_left: int
-    status: SampleStatus | None
-    error: SampleError | None
-    staleness: int | None
-    """At its end, in versions; `None` before it, or if it is not known."""
-
-
 class ProgressLog(Protocol):
     """Keeps the progress of one request.
 
@@ -96,14 +55,14 @@ class ProgressLog(Protocol):
         """Records the samples with the additions of their environments' starts."""
         ...
 
-    def restore(self, episodes: Iterable["Episode"]) -> None:
+    def restore(self, episodes: Iterable[Episode]) -> None:
         """Restores the episodes to their last recorded turns."""
         ...
 
-    async def turn_ended(self, episode: "Episode") -> None:
+    async def turn_ended(self, episode: Episode) -> None:
         """Records the turn. The next generation waits: after a loss of the process at most one turn is repeated."""
         ...
 
-    def ended(self, episode: "Episode") -> None:
+    def ended(self, episode: Episode) -> None:
         """Records the end of an episode, before it is yielded as a result. Called once for each."""
         ...
