@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.rpc.batching import CallBatcher, at_once, results_of
-from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 
 
 class Other:
@@ -75,12 +74,6 @@ def test_a_call_that_was_cancelled_at_once_is_not_sent_and_one_that_is_under_way
 
     assert asyncio.run(story()) == 8
     assert other.messages in ([[2, 4]], [[1, 2, 4]])
-
-
-def test_large_requests_are_divided() -> None:
-    other = Other()
-    assert asyncio.run(results(caller(other, MOST_BYTES_PER_MESSAGE // 2), 1, 2, 4)) == [2, 4, 8]
-    assert other.messages == [[1, 2], [4]]
 
 
 def test_a_cancellation_at_the_other_end_ends_the_message() -> None:

@@ -182,19 +182,6 @@ def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_nev
     assert replica.requests == [["a"], ["c"]]
 
 
-def test_a_request_of_a_later_iteration_goes_in_a_call_of_its_own() -> None:
-    replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]])
-
-    async def run() -> list[str]:
-        batcher = replica.batcher()
-        first = asyncio.create_task(batcher.call("a"))
-        await virtual_time.settled()
-        return [await batcher.call("b"), await first]
-
-    assert virtual_time.run(run()) == ["B", "A"]
-    assert replica.requests == [["a"], ["b"]]
-
-
 def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
     async def run() -> None:
         batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
@@ -323,19 +310,6 @@ def test_a_call_ends_as_soon_as_only_cancelled_requests_are_left_of_it() -> None
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
     hang_up(replica, "ab", on="a")
     assert replica.calls[0].cancelled
-
-
-def test_a_result_for_a_caller_that_was_cancelled_is_dropped() -> None:
-    replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
-
-    async def run() -> str:
-        batcher = replica.batcher()
-        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
-        await asyncio.sleep(0.5)
-        hung_up.cancel()
-        return await waiting
-
-    assert virtual_time.run(run()) == "B"
 
 
 @pytest.mark.parametrize("refused", [True, False])

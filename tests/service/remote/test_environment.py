@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
-from deployments.rpc import handle_calls as live_replicas
 from deployments.rpc.handle_calls import record_live_replicas
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from service.remote.environment import RemoteEnvironment
@@ -20,12 +18,6 @@ from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 def environment_over(handle: ScriptedEnvironmentHandle, *replicas: str) -> RemoteEnvironment:
@@ -192,15 +184,6 @@ def test_a_replica_that_dies_before_it_answers_is_a_lost_environment() -> None:
     handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
     with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment_over(handle).describe())
-
-
-def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
-    handle = ScriptedEnvironmentHandle()
-    response = ScriptedResponse(None)
-    handle.describe.remote = lambda: response
-    with pytest.raises(TimeoutError):
-        virtual_time.run(asyncio.wait_for(environment_over(handle).describe(), 0.5))
-    assert response.cancelled
 
 
 def described_as(handle: ScriptedEnvironmentHandle, *schemas: dict[str, Any]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +11,12 @@ from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import StepRequest, TaskDescription
-from deployments.rpc import handle_calls as live_replicas
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
 
 DESCRIPTION = TaskDescription("task", "Holds sessions.", fields={}, has_sessions=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 def told(

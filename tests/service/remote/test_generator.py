@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from deployments.protocols.generation import (
     SamplingOptions,
     ScoringRequest,
 )
-from deployments.rpc import handle_calls as live_replicas
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import RemoteGenerator
 from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
@@ -36,12 +34,6 @@ def generator_over(
     record_live_replicas(handle.deployment_id, replicas)
     unchecked: Any = handle
     return RemoteGenerator(unchecked, window_factor, **options)
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 def request(name: str, rollout_id: str = "", group: str = "") -> GenerationRequest:
@@ -73,29 +65,6 @@ def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> None:
     virtual_time.run(run())
     [(busy, _), *others] = handle.generated
     assert [replica for replica, _ in others] == [{"a": "b", "b": "a"}[busy]] * 10
-
-
-def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a")
-
-    async def run() -> list[Generation]:
-        return await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
-
-    assert virtual_time.run(run()) == [DONE, DONE]
-    assert handle.generated == [("a", ["one", "two"])]
-
-
-def test_a_generation_has_the_replica_that_was_chosen_for_it() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle)
-
-    async def run() -> list[str]:
-        unknown = await generator.generate(request("one"))
-        record_live_replicas(handle.deployment_id, ["a"])
-        return [unknown.replica, (await generator.generate(request("two"))).replica]
-
-    assert virtual_time.run(run()) == ["", "a"]
 
 
 def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
@@ -262,9 +231,10 @@ def test_before_any_replica_is_known_a_call_names_none() -> None:
     generator = generator_over(handle)
 
     async def run() -> None:
-        await generator.generate(request("turn 0", rollout_id="one"))
+        first = await generator.generate(request("turn 0", rollout_id="one"))
         record_live_replicas(handle.deployment_id, ["a"])
-        await generator.generate(request("turn 1", rollout_id="one"))
+        second = await generator.generate(request("turn 1", rollout_id="one"))
+        assert (first.replica, second.replica) == ("", "a")
 
     virtual_time.run(run())
     assert handle.generated == [("", ["turn 0"]), ("a", ["turn 1"])]
@@ -369,27 +339,6 @@ def test_a_generation_arrives_before_its_interruption() -> None:
     assert sorted(handle.events[2:]) == [("generate", ["three"])]
 
 
-def test_an_interruption_of_a_replica_that_is_gone_is_noted_and_breaks_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    handle = ScriptedGeneratorHandle(DONE)
-    handle.interrupt_result = ActorDiedError()
-    generator = generator_over(handle, "a")
-
-    async def run() -> None:
-        running = asyncio.create_task(generator.generate(request("one")))
-        await virtual_time.settled()
-        assert generator.interrupt("one")
-        assert await running == DONE
-        await asyncio.sleep(1)
-
-    virtual_time.run(run())
-    assert [record.getMessage() for record in caplog.records] == [
-        "1 requests were not interrupted: The generator replica died during the call."
-    ]
-
-
 def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
     handle = ScriptedGeneratorHandle()
     generator = generator_over(handle, "a")
@@ -435,15 +384,6 @@ def test_no_replica_that_describes_itself_is_a_lost_generation() -> None:
     handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
     with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
         virtual_time.run(generator_over(handle).describe())
-
-
-def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
-    handle = ScriptedGeneratorHandle()
-    response = ScriptedResponse(None)
-    handle.describe.remote = lambda: response
-    with pytest.raises(TimeoutError):
-        virtual_time.run(asyncio.wait_for(generator_over(handle).describe(), 0.5))
-    assert response.cancelled
 
 
 def test_the_description_is_that_of_a_replica() -> None:

@@ -1,7 +1,7 @@
 """Calls of model servers' APIs over a scripted Serve handle: their replica, their place in turn, and their retries."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import zip_longest
@@ -13,7 +13,6 @@ import pytest
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, RolloutFailure
 from deployments.protocols.generation import ReplicaLoad, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.rpc import handle_calls as live_replicas
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
@@ -72,12 +71,6 @@ def items_of(requests: Sequence[ServedRequest], answers: Sequence[Answer]) -> li
                     item.results.append((place, part.tokens))
         items.append(item)
     return items
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 def generator_over(

@@ -2,7 +2,7 @@
 other, and all are lost when it hangs. Both halves of the heartbeats are real. In virtual time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from deployments.protocols.generation import (
     SamplingOptions,
 )
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
-from deployments.rpc import handle_calls as live_replicas
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
@@ -86,12 +85,6 @@ class SleepingEnvironment(TaskEnvironment):
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"messages": [{"role": "user", "content": "Q"}], "extra_env_info": {"seconds": 1}}] * count
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 class Fleet:
@@ -168,20 +161,11 @@ def test_quiet_chats_outlast_short_generations_beside_them() -> None:
     assert [at[f"short {number}"] for number in range(100)] == [(ENDED, 1 + number / 2) for number in range(100)]
 
 
-def test_a_long_step_in_lockstep_outlasts_asynchronous_steps_beside_it() -> None:
+@pytest.mark.parametrize(("long", "short"), [("L", ""), ("", "L")])
+def test_a_long_step_outlasts_short_ones_beside_it_in_lockstep_or_not(long: str, short: str) -> None:
     async def play(fleet: Fleet) -> None:
-        short = [(number / 2, fleet.step(f"short {number}", 0.5)) for number in range(120)]
-        await all_at((0, fleet.step("first", 2, "L")), (0, fleet.step("long", 90, "L")), *short)
-
-    at = ends(play)
-    assert (at["first"], at["long"]) == ((ENDED, 2), (ENDED, 90))
-    assert [at[f"short {number}"] for number in range(120)] == [(ENDED, (1 + number) / 2) for number in range(120)]
-
-
-def test_a_long_asynchronous_step_outlasts_lockstep_steps_beside_it() -> None:
-    async def play(fleet: Fleet) -> None:
-        short = [(number, fleet.step(f"short {number}", 1, "L")) for number in range(60)]
-        await all_at((0, fleet.step("first", 2)), (0, fleet.step("long", 90)), *short)
+        others = [(number, fleet.step(f"short {number}", 1, short)) for number in range(60)]
+        await all_at((0, fleet.step("first", 2, long)), (0, fleet.step("long", 90, long)), *others)
 
     at = ends(play)
     assert (at["first"], at["long"]) == ((ENDED, 2), (ENDED, 90))

@@ -5,7 +5,7 @@ The scheduler, the loop around it and the replicas are real. In virtual time.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -20,7 +20,6 @@ from deployments.protocols.generation import (
     ReplicaLoad,
     SamplingOptions,
 )
-from deployments.rpc import handle_calls as live_replicas
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.in_process_handles import InProcessHandle
@@ -107,12 +106,6 @@ class Fleet:
         """Generations of replica `a` from then on, as a multiple of those of `b`."""
         a, b = (sum(at >= time for at in replica.engine.asked_at) for replica in self.replicas.values())
         return a / b
-
-
-@pytest.fixture(autouse=True)
-def _no_live_replicas() -> Iterator[None]:
-    yield
-    live_replicas._live_replicas.clear()
 
 
 async def played_with_a_broken_replica(rollouts: int, turns: int, window_factor: float | None) -> Fleet:

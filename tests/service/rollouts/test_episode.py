@@ -103,25 +103,10 @@ def test_the_metrics_of_a_sample_count_its_turns_and_tokens() -> None:
     )
 
 
-def test_each_response_that_its_length_has_cut_is_a_clipped_turn() -> None:
-    script = [outcome("O"), outcome("O"), outcome("O", 1.0, terminated=True)]
-    recipe = EpisodeRecipe(max_new_tokens=2)
-    metrics = play(recipe, ScriptedGenerator(["A", "BCD", "EFG"]), ScriptedEnvironment(script)).metrics
-    assert (metrics.turn_count, metrics.clipped_turns, metrics.truncated, metrics.terminated) == (3, 2, False, True)
-
-
 def test_the_metrics_of_a_rollout_without_clipped_turns_are_on_the_wire_as_they_were_before_there_were_any() -> None:
     environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
     metrics = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).metrics
     assert "clipped_turns" not in metrics.model_dump(exclude_unset=True)
-
-
-def test_a_response_that_was_interrupted_and_then_cut_by_its_length_is_one_clipped_turn() -> None:
-    episode = EpisodeRecipe(max_new_tokens=3).make()
-    episode.add_generation(Generation([65], [-1.0], "abort"))
-    assert episode.result().metrics.clipped_turns == 0
-    episode.add_generation(Generation([66, 67], [-1.0, -1.0], "length"))
-    assert episode.result().metrics.clipped_turns == 1
 
 
 def test_a_response_that_was_cut_before_it_was_posted_is_no_turn_of_this_request() -> None:
@@ -154,12 +139,6 @@ def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> N
     assert second is not None
     assert (second.generation_id, second.max_new_tokens, second.turn) == ("request-5-0-1", 5, 1)
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
-
-
-def test_max_new_tokens_bounds_a_generation_that_has_more_room() -> None:
-    request = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=3).make().next_generation()
-    assert request is not None
-    assert request.max_new_tokens == 3
 
 
 def test_the_environment_gets_roles_and_contents_and_its_own_state() -> None:
@@ -226,10 +205,20 @@ def test_a_prompt_without_room_for_a_token_is_truncated_before_generating(max_se
     assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
 
 
-def test_room_for_a_single_token_is_used() -> None:
-    request = EpisodeRecipe(prompt="QQQ", max_seq_len=4).make().next_generation()
+@pytest.mark.parametrize(
+    ("limits", "first_part", "room"),
+    [
+        ({"prompt": "QQQ", "max_seq_len": 4}, "", 1),
+        ({"prompt": "QQ", "max_seq_len": 10, "max_new_tokens": 3}, "", 3),
+        ({"prompt": "Q", "max_seq_len": 6}, "AB", 3),
+    ],
+)
+def test_a_generation_has_the_room_that_its_limits_leave(limits: dict[str, Any], first_part: str, room: int) -> None:
+    episode = EpisodeRecipe(**limits).make()
+    episode.add_generation(interrupted(first_part))
+    request = episode.next_generation()
     assert request is not None
-    assert request.max_new_tokens == 1
+    assert request.max_new_tokens == room
 
 
 @pytest.mark.parametrize(("terminated", "status"), [(False, "truncated"), (True, "completed")])
@@ -244,19 +233,6 @@ def test_a_generation_cut_by_max_seq_len_is_stepped_and_its_observation_has_no_r
     assert (result.status, result.terminated, result.truncated) == (status, terminated, True)
     assert (result.message_log[1].finish_reason, result.message_log[1].reward) == ("length", 1.0)
     assert (result.total_reward, result.metrics.total_reward, result.metrics.truncated) == (1.0, 1.0, True)
-
-
-def test_a_later_generation_cut_by_max_seq_len_is_stepped_too() -> None:
-    environment = ScriptedEnvironment([outcome("OO", 1.0)])
-    result = play(EpisodeRecipe(max_seq_len=6), ScriptedGenerator(["A", "AAAA"]), environment)
-    assert (texts(result), result.status, result.total_reward) == (["Q", "A", "OO", "AA", ""], "truncated", 2.0)
-
-
-def test_the_last_turn_that_is_allowed_ends_the_episode() -> None:
-    episode = EpisodeRecipe(max_rollout_turns=1).make()
-    episode.add_generation(generation())
-    episode.add_outcome(outcome("O"))
-    assert episode.status == "max_turns"
 
 
 def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
@@ -334,12 +310,6 @@ def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
     assert result.metrics.env_tokens == len(kept)
 
 
-def test_a_terminated_episode_whose_observation_was_cut_is_completed_and_truncated() -> None:
-    recipe = EpisodeRecipe(max_seq_len=4)
-    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO", terminated=True)]))
-    assert (result.status, result.terminated, result.truncated) == ("completed", True, True)
-
-
 @pytest.mark.parametrize(("max_seq_len", "truncated"), [(1000, False), (3, True)])
 def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_seq_len: int, truncated: bool) -> None:
     last = StepOutcome(None, {"right": 1.0}, terminated=True, answer="2")
@@ -349,11 +319,6 @@ def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_
     assert (result.message_log[1].reward, result.rewards, result.answer) == (1.0, {"right": 1.0}, "2")
     assert (result.status, result.terminated, result.truncated) == ("completed", True, truncated)
     assert (result.metrics.env_tokens, result.metrics.total_tokens) == (0, 2)
-
-
-def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
-    assert list(result.message_log[2].token_ids) == []
 
 
 def test_each_turn_samples_with_a_seed_of_its_own() -> None:
@@ -461,11 +426,6 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     assert episode.result() == before
 
 
-def test_the_budget_of_retries_is_used_up_one_by_one() -> None:
-    episode = EpisodeRecipe(retries=2).make()
-    assert [episode.retries.take() for _ in range(4)] == [True, True, False, False]
-
-
 def test_a_posted_log_that_ends_with_a_response_begins_with_its_step() -> None:
     recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), UNSTEPPED], max_rollout_turns=1)
     generator, environment = ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
@@ -558,14 +518,6 @@ def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> No
     episode.add_generation(interrupted(""))
     assert episode.result() == before
     assert episode.next_generation() == request
-
-
-def test_a_response_of_several_parts_has_room_for_what_max_seq_len_leaves() -> None:
-    episode = EpisodeRecipe(max_seq_len=6).make()
-    episode.add_generation(interrupted("AB"))
-    request = episode.next_generation()
-    assert request is not None
-    assert request.max_new_tokens == 3
 
 
 def test_the_beginning_of_a_stop_string_is_generated_again() -> None:

@@ -245,18 +245,6 @@ def test_in_lockstep_a_sample_that_is_cancelled_before_it_starts_holds_up_nobody
     assert [results[position].status for position in range(3)] == ["truncated", "cancelled", "completed"]
 
 
-def test_lockstep_keeps_stop_strings_by_sample() -> None:
-    generator = ScriptedGenerator(["A"])
-    of_p = EpisodeRecipe(prompt="p", stop_strings=("x",), max_rollout_turns=2)
-    of_q = EpisodeRecipe(prompt="q", max_rollout_turns=2)
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, LockstepSchedule())
-    collect(episodes_of([of_p, of_q]), context)
-    by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
-    for request in generator.requests:
-        by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
-    assert by_prompt == {"p": [("x",), ("x",)], "q": [(), ()]}
-
-
 @given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
 def test_lockstep_never_deadlocks_whichever_samples_fail_end_or_are_cancelled(
     seed: int, groups: int, size: int

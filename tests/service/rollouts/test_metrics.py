@@ -250,11 +250,6 @@ def test_samples_that_generated_nothing_have_metrics_too() -> None:
     assert metrics["turns_per_sample/stddev"] == 0.0
 
 
-def test_the_standard_deviation_of_two_samples_is_that_of_a_sample() -> None:
-    metrics = metrics_of([result([1], env_tokens=0, total_reward=reward) for reward in (0.0, 2.0)])
-    assert metrics["total_reward/stddev"] == pytest.approx(2**0.5)
-
-
 def test_the_policy_is_that_of_all_tokens_and_the_current_one() -> None:
     samples = [
         result([1], 0, 0.0, versions="9 10"),

@@ -36,22 +36,26 @@ class ProcessorTime:
         return self.seconds
 
 
+async def go_on(
+    pacer: LoopPacer, count: int, new_tokens: int = 0, clock: ProcessorTime | None = None
+) -> tuple[list[int], list[int]]:
+    """Lets so many episodes go on at once. Returns their order, and how many went on in each iteration."""
+    order, by_iteration = list[int](), Counter[int]()
+
+    async def one(number: int) -> None:
+        await pacer.wait_for_turn(number, new_tokens)
+        order.append(number)
+        by_iteration[virtual_time.iteration()] += 1
+        if clock is not None:
+            clock.seconds += clock.seconds_per_episode
+
+    await asyncio.gather(*map(one, range(count)))
+    return order, list(by_iteration.values())
+
+
 def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
-    async def go_on() -> tuple[list[int], Counter[int]]:
-        pacer = LoopPacer(per_iteration=3)
-        order, by_iteration = list[int](), Counter[int]()
-
-        async def one(number: int) -> None:
-            await pacer.wait_for_turn(number)
-            order.append(number)
-            by_iteration[virtual_time.iteration()] += 1
-
-        await asyncio.gather(*map(one, range(10)))
-        return order, by_iteration
-
-    order, by_iteration = virtual_time.run(go_on())
-    assert order == list(range(10))
-    assert max(by_iteration.values()) == 3
+    order, by_iteration = virtual_time.run(go_on(LoopPacer(per_iteration=3), 10))
+    assert (order, max(by_iteration)) == (list(range(10)), 3)
 
 
 def test_a_pacer_delays_nobody_below_its_bound() -> None:
@@ -138,59 +142,26 @@ def test_an_episode_waits_until_it_has_gone_on() -> None:
 
 
 def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
-    async def go_on() -> Counter[int]:
-        pacer = LoopPacer(per_iteration=3)
-        by_iteration = Counter[int]()
-
-        async def one(number: int) -> None:
-            await pacer.wait_for_turn(number, new_tokens=2 * TOKENS_PER_EPISODE)
-            by_iteration[virtual_time.iteration()] += 1
-
-        await asyncio.gather(*map(one, range(5)))
-        return by_iteration
-
-    assert list(virtual_time.run(go_on()).values()) == [1] * 5
+    _, by_iteration = virtual_time.run(go_on(LoopPacer(per_iteration=3), 5, new_tokens=2 * TOKENS_PER_EPISODE))
+    assert by_iteration == [1] * 5
 
 
 def test_after_long_iterations_fewer_episodes_go_on_and_more_again_after_short_ones() -> None:
     clock = ProcessorTime()
-
-    async def go_on(count: int) -> list[int]:
-        by_iteration = Counter[int]()
-
-        async def one(number: int) -> None:
-            await pacer.wait_for_turn(number)
-            by_iteration[virtual_time.iteration()] += 1
-            clock.seconds += clock.seconds_per_episode
-
-        await asyncio.gather(*map(one, range(count)))
-        return list(by_iteration.values())
-
     pacer = LoopPacer(processor_time=clock)
     clock.seconds_per_episode = 1.9 * LONGEST_ITERATION_S / EPISODES_PER_ITERATION
-    assert virtual_time.run(go_on(64 + 32 + 33 + 34 + 17)) == [64, 32, 33, 34, 17]
-    clock.seconds_per_episode = 0.0
+    _, by_iteration = virtual_time.run(go_on(pacer, 64 + 32 + 33 + 34 + 17, clock=clock))
+    assert by_iteration == [64, 32, 33, 34, 17]
     # The pacer has counted one more iteration in the meantime.
-    assert virtual_time.run(go_on(19 + 20 + 21)) == [19, 20, 21]
+    _, by_iteration = virtual_time.run(go_on(pacer, 19 + 20 + 21))
+    assert by_iteration == [19, 20, 21]
 
 
 def test_at_least_a_few_episodes_go_on_however_long_iterations_take() -> None:
     clock = ProcessorTime()
     clock.seconds_per_episode = LONGEST_ITERATION_S
-
-    async def go_on() -> list[int]:
-        pacer = LoopPacer(processor_time=clock)
-        by_iteration = Counter[int]()
-
-        async def one(number: int) -> None:
-            await pacer.wait_for_turn(number)
-            by_iteration[virtual_time.iteration()] += 1
-            clock.seconds += clock.seconds_per_episode
-
-        await asyncio.gather(*map(one, range(64 + 32 + 16 * 3)))
-        return list(by_iteration.values())
-
-    assert virtual_time.run(go_on()) == [64, 32, 16, 16, 16]
+    _, by_iteration = virtual_time.run(go_on(LoopPacer(processor_time=clock), 64 + 32 + 16 * 3, clock=clock))
+    assert by_iteration == [64, 32, 16, 16, 16]
 
 
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
