@@ -1,7 +1,6 @@
 """Every way in which a call of the session store can be refused. The ingress answers with problem documents."""
 
 from deployments.failures import StoreFailure
-from deployments.sessions.session_table import SessionRefused
 from rollout_client.contract.problems import FieldProblem
 
 
@@ -80,11 +79,3 @@ def session_unknown(session_id: str) -> SessionUnknown:
 
 def call_not_recorded(session_id: str, reason: str) -> CallNotRecorded:
     return CallNotRecorded(FieldProblem(field="session_id", message=reason, value=session_id))
-
-
-def failure_of_refusal(refused: SessionRefused, session_id: str) -> SessionFailure:
-    if refused.reason == "unknown":
-        return session_unknown(session_id)
-    kind = SessionClosed if refused.reason in ("ended", "deadline") else SessionLimitReached
-    field = "session_id" if kind is SessionClosed else f"limits.{refused.reason}"
-    return kind(FieldProblem(field=field, message=str(refused).removesuffix("."), value=session_id))

@@ -8,7 +8,7 @@ it has used.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +16,10 @@ from deployments.sessions.failures import session_unknown
 from deployments.sessions.journal import OPENED, ReadSession, SessionHead, call_entry, call_name, head_bytes, head_of
 from deployments.sessions.records import EngineCall, OpenSession
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.session_table import CallsInFlight, SessionTable, SessionUse
+from deployments.sessions.session_table import CallsInFlight, KeptSession, SessionTable
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned
-from rollout_client.contract.sessions import SessionLimits, SessionStatus
 
 USE_STORED_S = 30.0
 """How often it is stored that a session was used, where nothing else of it is."""
@@ -36,91 +35,75 @@ class Now(NamedTuple):
     """Since 1970."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class KeptSession:
-    """A session, in memory or not."""
-
-    id: str
-    namespace: str
-    limits: SessionLimits
-    opened_at: float
-    """In seconds since 1970."""
-    use_stored_at: float
-    """When it was used last, as far as that is stored; on the monotonic clock."""
-    is_ended: bool = False
-    opened_bytes: int = 0
-    """Of what it was opened with."""
-    names: Collection[EntryName] = ()
-    """Of its entries, until they are read."""
-    read: ReadSession | None = None
-
-
 class SessionBook:
     def __init__(self, settings: SessionsSettings, kept: Iterable[StoredRecord], now: Now) -> None:
         self._table = SessionTable(settings.max_sessions, settings.max_bytes)
         self.calls = CallsInFlight(settings.lease_s)
-        self._sessions: dict[str, KeptSession] = {}
-        """In the order in which they were opened."""
         self._dropped: set[str] = set()
         heads = [(stored, head_of(stored.record)) for stored in kept]
         for stored, head in sorted(heads, key=lambda pair: pair[1].used_at):
             self._restore(stored, head, now)
-        self._sessions = dict(sorted(self._sessions.items(), key=lambda item: item[1].opened_at))
-
-    def __len__(self) -> int:
-        return len(self._sessions)
+        self._table.sessions = dict(sorted(self._table.sessions.items(), key=lambda item: item[1].opened_at))
 
     def find(self, session_id: str) -> KeptSession | None:
-        return self._sessions.get(session_id)
+        return self._table.sessions.get(session_id)
 
     def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
         """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
-        kept = self._sessions.get(session_id)
+        kept = self.find(session_id)
         if kept is None or namespace not in (None, kept.namespace):
             raise session_unknown(session_id)
         return kept
 
+    def has(self, kept: KeptSession) -> bool:
+        return self._table.has(kept)
+
+    def still_kept(self, kept: KeptSession) -> KeptSession:
+        """Raises `SessionUnknown` if it was dropped meanwhile."""
+        if not self.has(kept):
+            raise session_unknown(kept.id)
+        return kept
+
     def of_caller(self, namespace: str) -> list[KeptSession]:
-        return [kept for kept in self._sessions.values() if kept.namespace == namespace]
+        """In the order in which they were opened."""
+        return [kept for kept in self._table.sessions.values() if kept.namespace == namespace]
 
     def use(self, kept: KeptSession, now: Now) -> None:
-        """Something is asked of the session."""
-        self._table.use(kept.id, now.monotonic)
+        """Notes that something is asked of the session."""
+        self._table.use(kept, now.monotonic)
 
     def open(self, opened: OpenSession, size_bytes: int, now: Now) -> KeptSession | None:
-        """`None` if there is no room for what it was opened with, of `size_bytes`. Raises `SessionRefused`."""
-        request = opened.request
-        self._drop(
-            self._table.open(opened.id, request.limits, now.monotonic, request.deadline_s, opened.namespace, size_bytes)
-        )
-        if opened.id not in self._table:
-            return None
-        kept = self._sessions[opened.id] = KeptSession(
+        """`None` if there is no room for what it was opened with, of `size_bytes`. Raises `SessionLimitReached`."""
+        deadline_s = opened.request.deadline_s
+        kept = KeptSession(
             id=opened.id,
             namespace=opened.namespace,
-            limits=request.limits,
+            limits=opened.request.limits,
             opened_at=now.time_s,
+            used_at=now.monotonic,
             use_stored_at=now.monotonic,
+            deadline_at=None if deadline_s is None else now.monotonic + deadline_s,
             opened_bytes=size_bytes,
             read=ReadSession(opened),
         )
-        return kept
+        self._dropped.update(self._table.add(kept, size_bytes))
+        return kept if self.has(kept) else None
 
     def end(self, kept: KeptSession, now: Now) -> None:
         """Lets the session take no more calls, and aborts those in flight."""
         kept.is_ended = True
-        self._table.end(kept.id, now.monotonic)
+        self.use(kept, now)
         self.calls.abort({kept.id})
 
     def delete(self, kept: KeptSession) -> None:
         """Drops the session with its record, and aborts its calls in flight."""
         self.calls.abort({kept.id})
-        self._drop([self._table.drop(kept.id)])
+        self._dropped.add(self._table.drop(kept.id))
 
     def begin_call(self, kept: KeptSession, call_id: str, now: Now) -> None:
-        """Does nothing for a call that is in flight. Raises `SessionRefused`."""
+        """Does nothing for a call that is in flight. Raises as `SessionTable.begin_call`."""
         if call_id not in self.calls:
-            self._table.begin_call(kept.id, now.monotonic)
+            self._table.begin_call(kept, now.monotonic)
             self.calls.begin(call_id, kept.id, now.monotonic)
 
     def end_call(self, call_id: str, now: Now) -> None:
@@ -134,14 +117,14 @@ class SessionBook:
         A call that is not known, but may go on, has begun at a store that was here before. Its session must be read.
         """
         for call_id, session_id in calls.items():
-            if call_id not in self.calls and not self._has_ended(call_id, session_id):
-                self._table.resume_call(session_id, now.monotonic)
+            kept = self.find(session_id)
+            if call_id not in self.calls and kept is not None and not self._has_ended(call_id, kept):
+                self._table.resume_call(kept, now.monotonic)
                 self.calls.begin(call_id, session_id, now.monotonic)
         return self.calls.heard(calls, now.monotonic)
 
-    def _has_ended(self, call_id: str, session_id: str) -> bool:
-        kept = self._sessions.get(session_id)
-        if kept is None or kept.read is None or kept.is_ended:
+    def _has_ended(self, call_id: str, kept: KeptSession) -> bool:
+        if kept.read is None or kept.is_ended:
             return True
         return self.calls.has_ended(call_id) or kept.read.record.has_call(call_id)
 
@@ -150,7 +133,7 @@ class SessionBook:
         assert kept.read is not None
         record = kept.read.record
         size_bytes = kept.opened_bytes + record.size_bytes
-        self._drop(self._table.note_record(kept.id, record.total_tokens, size_bytes, record.call_count))
+        self._dropped.update(self._table.note_record(kept, record.total_tokens, size_bytes, record.call_count))
 
     def note_read(self, kept: KeptSession, read: ReadSession) -> None:
         kept.read, kept.names = read, ()
@@ -165,7 +148,7 @@ class SessionBook:
         for _, session_id in self.calls.lost(now.monotonic):
             self._table.end_call(session_id, now.monotonic)
         self.calls.abort(self._table.beyond_deadline(now.monotonic))
-        self._drop(self._table.drop_expired(now.monotonic))
+        self._dropped.update(self._table.drop_expired(now.monotonic))
 
     # What must be stored.
 
@@ -177,16 +160,15 @@ class SessionBook:
         Args:
             recorded: how many of its calls that are in flight end with this change.
         """
-        held = self._table.get(kept.id)
-        kept.use_stored_at = held.used_at
+        kept.use_stored_at = kept.used_at
         head = SessionHead(
             namespace=kept.namespace,
             limits=kept.limits,
             opened_at=kept.opened_at,
-            used_at=now.time_s - (now.monotonic - held.used_at),
-            deadline_at=None if held.deadline_at is None else now.time_s + held.deadline_at - now.monotonic,
+            used_at=now.time_s - (now.monotonic - kept.used_at),
+            deadline_at=None if kept.deadline_at is None else now.time_s + kept.deadline_at - now.monotonic,
             is_ended=kept.is_ended,
-            calls=held.calls - held.in_flight + recorded,
+            calls=kept.calls - kept.in_flight + recorded,
         )
         return StoredChange(kept.id, head_bytes(head), added or {})
 
@@ -194,46 +176,30 @@ class SessionBook:
         """What was dropped, or used long ago, since it was stored. To be stored by whoever asks."""
         removed = [StoredChange(session_id, None) for session_id in self._dropped]
         self._dropped.clear()
-        late = (kept for kept in self._sessions.values() if self._is_use_late(kept))
+        late = [
+            kept
+            for kept in self._table.sessions.values()
+            if kept.used_at - kept.use_stored_at > min(USE_STORED_S, kept.limits.idle_s / 2)
+        ]
         return [*removed, *(self.change(kept, now) for kept in late)]
-
-    def _is_use_late(self, kept: KeptSession) -> bool:
-        return self._table.get(kept.id).used_at - kept.use_stored_at > min(USE_STORED_S, kept.limits.idle_s / 2)
-
-    def status(self, kept: KeptSession, now: Now) -> SessionStatus:
-        if kept.is_ended:
-            return "ended"
-        deadline_at = self._table.get(kept.id).deadline_at
-        return "deadline" if deadline_at is not None and now.monotonic >= deadline_at else "open"
-
-    def held(self, kept: KeptSession) -> SessionUse:
-        return self._table.get(kept.id)
 
     def _restore(self, stored: StoredRecord, head: SessionHead, now: Now) -> None:
         age_s = min(max(now.time_s - head.used_at, 0.0), max(head.limits.idle_s - GRACE_S, 0.0))
-        used_at, size_bytes = now.monotonic - age_s, sum(stored.sizes.values())
-        deadline_at = None if head.deadline_at is None else now.monotonic + head.deadline_at - now.time_s
-        dropped = self._table.restore(
-            stored.record_id,
-            SessionUse(head.namespace, head.limits, used_at, deadline_at, head.is_ended, head.calls),
-            size_bytes,
-        )
-        self._sessions[stored.record_id] = KeptSession(
+        used_at = now.monotonic - age_s
+        kept = KeptSession(
             id=stored.record_id,
             namespace=head.namespace,
             limits=head.limits,
             opened_at=head.opened_at,
+            used_at=used_at,
             use_stored_at=used_at,
+            deadline_at=None if head.deadline_at is None else now.monotonic + head.deadline_at - now.time_s,
             is_ended=head.is_ended,
+            calls=head.calls,
             opened_bytes=stored.sizes.get(OPENED, 0),
             names=tuple(stored.sizes),
         )
-        self._drop(dropped)
-
-    def _drop(self, session_ids: Collection[str]) -> None:
-        for session_id in session_ids:
-            self._sessions.pop(session_id, None)
-            self._dropped.add(session_id)
+        self._dropped.update(self._table.add(kept, sum(stored.sizes.values())))
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +223,7 @@ def plan_calls(
     or `SessionUnknown` if the session was dropped meanwhile.
     """
     by_id = {(each.kept.id, each.call.id): each for each in calls}
-    new = [each for each in by_id.values() if book.find(each.kept.id) is each.kept and each.record.would_add(each.call)]
+    new = [each for each in by_id.values() if book.has(each.kept) and each.record.would_add(each.call)]
     added: Counter[KeptSession] = Counter()
     places: dict[CallToRecord, int] = {}
     changes: list[StoredChange] = []
@@ -272,13 +238,10 @@ def plan_calls(
         for each in new:
             each.record.add(each.call)
         for kept in added:
-            if book.find(kept.id) is kept:
+            if book.has(kept):
                 book.note_record(kept)
             else:
                 book.forget(kept.id)
-        return [
-            places.get(each) if book.find(each.kept.id) is each.kept else session_unknown(each.kept.id)
-            for each in calls
-        ]
+        return [places.get(each) if book.has(each.kept) else session_unknown(each.kept.id) for each in calls]
 
     return changes, commit

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
+from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
@@ -32,16 +33,13 @@ from deployments.sessions.message_comparison import (
 )
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 from rollout_client.contract.base import read_label
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import CallDrift
 
 BEGINS_RESPONSE = b"generation prompt"
 """The key of the ids between a prompt's last message and a response. No digest has this length."""
 NODE_BYTES = 1000
 """What a node takes beside its ids, log-probabilities and texts, about."""
-
-
-class UnknownGeneration(LookupError):
-    """The session has no generated message of this id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +198,7 @@ class SessionRecord:
         """Sets the reward of a generated message, or of the whole session, by names of its parts.
 
         Raises:
-            UnknownGeneration: there is no such message.
+            GenerationUnknown: there is no such message.
         """
         if generation_id is None:
             self.rewards = dict(parts)
@@ -211,7 +209,7 @@ class SessionRecord:
         """Names a reward among those of the session, in the same way for the same calls in the same order.
 
         Raises:
-            UnknownGeneration: there is no such message.
+            GenerationUnknown: there is no such message.
         """
         return 0 if generation_id is None else self._generated_node(generation_id).number + 1
 
@@ -219,15 +217,10 @@ class SessionRecord:
         """The last generated message of each conversation, in the order in which they were added."""
         return [node for node in self._generated.values() if not node.is_continued]
 
-    def prompt_ids(self, generation_id: str) -> Sequence[int]:
-        """The prompt that the engine had for a generated message. Raises `UnknownGeneration`."""
-        parent = self._generated_node(generation_id).parent
-        assert parent is not None
-        return parent.prefix_ids()
-
     def _generated_node(self, generation_id: str) -> Node:
         if (node := self._generated.get(generation_id)) is None:
-            raise UnknownGeneration(f"The session has generated no message {generation_id!r}.")
+            message = f"The session has generated no message {generation_id!r}."
+            raise GenerationUnknown(FieldProblem(field="generation_id", message=message, value=generation_id))
         return node
 
     def _matching(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[list[Node]]:

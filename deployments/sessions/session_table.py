@@ -12,12 +12,56 @@ replicas name. A replica's half is `deployments/generation/serving/session_calls
 Times are in seconds of any monotonic clock.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from rollout_client.contract.sessions import SessionLimits
+from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
+from deployments.sessions.journal import ReadSession
+from deployments.storage.storage import EntryName
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.sessions import SessionLimits, SessionStatus
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KeptSession:
+    """A session, in memory or not. Times are on the monotonic clock."""
+
+    id: str
+    namespace: str
+    limits: SessionLimits
+    opened_at: float
+    """In seconds since 1970."""
+    used_at: float
+    use_stored_at: float
+    """The last `used_at` that is stored."""
+    deadline_at: float | None = None
+    is_ended: bool = False
+    calls: int = 0
+    """Calls that have begun."""
+    in_flight: int = 0
+    tokens: int = 0
+    """Tokens of its record."""
+    size_bytes: int = 0
+    """Bytes of its record and of what it was opened with."""
+    opened_bytes: int = 0
+    """Bytes of what it was opened with."""
+    names: Collection[EntryName] = ()
+    """Its entries, until they are read."""
+    read: ReadSession | None = None
+
+    @property
+    def expires_at(self) -> float | None:
+        """`None` while a call is in flight."""
+        return None if self.in_flight else self.used_at + self.limits.idle_s
+
+    def is_beyond_deadline(self, now: float) -> bool:
+        return self.deadline_at is not None and now >= self.deadline_at
+
+    def status(self, now: float) -> SessionStatus:
+        if self.is_ended:
+            return "ended"
+        return "deadline" if self.is_beyond_deadline(now) else "open"
 
 
 @dataclass(slots=True)
@@ -71,154 +115,92 @@ class CallsInFlight:
         return [(name, self._calls.pop(name).session_id) for name in silent]
 
 
-Refusal = Literal["unknown", "ended", "deadline", "max_calls", "max_tokens", "max_calls_in_flight"]
-
-
-class SessionRefused(Exception):
-    """A session, or a call of one, that may not begin."""
-
-    def __init__(self, reason: Refusal | Literal["max_sessions"], message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(slots=True, eq=False)
-class SessionUse:
-    """What the table knows of one session."""
-
-    namespace: str
-    limits: SessionLimits
-    used_at: float
-    deadline_at: float | None
-    is_ended: bool = False
-    calls: int = 0
-    """Calls that have begun."""
-    in_flight: int = 0
-    tokens: int = 0
-    """Of its record."""
-    size_bytes: int = 0
-    """Of its record."""
-
-    @property
-    def expires_at(self) -> float | None:
-        """`None` while a call is in flight."""
-        return None if self.in_flight else self.used_at + self.limits.idle_s
-
-
 class SessionTable:
-    """The sessions whose records one store keeps."""
+    """The sessions that one store keeps. Methods that drop sessions return their ids."""
 
     def __init__(self, max_sessions: int, max_bytes: int) -> None:
-        """Args: `max_bytes` bounds all records together, `max_sessions` how many there are (>= 1)."""
+        """
+        Args:
+            max_sessions: at least 1.
+            max_bytes: the bound of all records together.
+        """
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self._sessions: OrderedDict[str, SessionUse] = OrderedDict()
-        """The one that was used longest ago first."""
+        self.sessions: dict[str, KeptSession] = {}
+        """By id, in the order in which they were added."""
         self.size_bytes = 0
         """Of all records."""
 
-    def __len__(self) -> int:
-        return len(self._sessions)
+    def has(self, session: KeptSession) -> bool:
+        return self.sessions.get(session.id) is session
 
-    def __contains__(self, session_id: str) -> bool:
-        return session_id in self._sessions
-
-    def get(self, session_id: str) -> SessionUse:
-        """Raises `SessionRefused`: there is no such session, or no longer."""
-        if (session := self._sessions.get(session_id)) is None:
-            raise SessionRefused("unknown", f"There is no session {session_id!r}: it has expired, or never was.")
-        return session
-
-    def open(
-        self,
-        session_id: str,
-        limits: SessionLimits,
-        now: float,
-        deadline_s: float | None = None,
-        namespace: str = "",
-        size_bytes: int = 0,
-    ) -> list[str]:
-        """Adds a session, and drops others if there are too many, or their records are too large together.
+    def add(self, session: KeptSession, size_bytes: int) -> list[str]:
+        """Adds a session, and drops others if there are too many or their records are too large together.
 
         Args:
-            size_bytes: of what it was opened with, a part of its record.
-
-        Returns the ids of those that were dropped.
+            size_bytes: of its record as far as it is stored.
 
         Raises:
-            SessionRefused: there are too many, and each has a call in flight.
+            SessionLimitReached: there are too many, and each has a call in flight.
         """
         dropped = []
-        if len(self._sessions) >= self._max_sessions:
-            sessions = Counter(session.namespace for session in self._sessions.values())
-            sessions[namespace] += 1
-            if (idle := self._longest_idle(sessions)) is None:
-                raise SessionRefused(
-                    "max_sessions", f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one."
-                )
+        if len(self.sessions) >= self._max_sessions:
+            counts = Counter(other.namespace for other in self.sessions.values())
+            counts[session.namespace] += 1
+            if (idle := self._longest_idle(counts)) is None:
+                message = f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one"
+                raise limit_reached(session, "max_sessions", message)
             dropped.append(self.drop(idle))
-        deadline_at = None if deadline_s is None else now + deadline_s
-        self._sessions[session_id] = SessionUse(namespace, limits, now, deadline_at)
-        return [*dropped, *self.note_record(session_id, 0, size_bytes)]
+        self.sessions[session.id] = session
+        return [*dropped, *self.note_record(session, 0, size_bytes)]
 
-    def restore(self, session_id: str, session: SessionUse, size_bytes: int) -> list[str]:
-        """Adds a session that was opened before, after those that were used before it.
-
-        Returns the ids of those that were dropped because there are too many, or their records are too large.
-        """
-        self._sessions[session_id] = session
-        dropped = []
-        if len(self._sessions) > self._max_sessions:
-            sessions = Counter(other.namespace for other in self._sessions.values())
-            if (idle := self._longest_idle(sessions)) is not None:
-                dropped.append(self.drop(idle))
-        return [*dropped, *self.note_record(session_id, 0, size_bytes)]
-
-    def use(self, session_id: str, now: float) -> SessionUse:
-        """Notes that something was asked of the session. Raises `SessionRefused` if there is none."""
-        session = self.get(session_id)
+    def use(self, session: KeptSession, now: float) -> None:
         session.used_at = now
-        self._sessions.move_to_end(session_id)
-        return session
 
-    def begin_call(self, session_id: str, now: float) -> None:
-        """Raises `SessionRefused` if the session may not begin another call; then nothing has changed but its time."""
-        session = self.use(session_id, now)
-        limits = session.limits
+    def begin_call(self, session: KeptSession, now: float) -> None:
+        """Counts a call that begins. One that is refused changes nothing but `used_at`.
+
+        Raises:
+            SessionUnknown: the session was dropped.
+            SessionClosed: it takes no more calls.
+            SessionLimitReached: not this one now.
+        """
+        if not self.has(session):
+            raise session_unknown(session.id)
+        self.use(session, now)
         if session.is_ended:
-            raise SessionRefused("ended", f"Session {session_id!r} has ended and takes no more calls.")
-        if session.deadline_at is not None and now >= session.deadline_at:
-            raise SessionRefused("deadline", f"The deadline of session {session_id!r} is over.")
-        bounds: list[tuple[Refusal, int, int]] = [
+            raise session_closed(session, f"Session {session.id!r} has ended and takes no more calls")
+        if session.is_beyond_deadline(now):
+            raise session_closed(session, f"The deadline of session {session.id!r} is over")
+        limits = session.limits
+        for name, value, bound in (
             ("max_calls", session.calls, limits.max_calls),
             ("max_tokens", session.tokens, limits.max_tokens),
             ("max_calls_in_flight", session.in_flight, limits.max_calls_in_flight),
-        ]
-        for name, value, bound in bounds:
+        ):
             if value >= bound:
-                raise SessionRefused(name, f"Session {session_id!r} has reached limits.{name}: {value} of {bound}.")
-        session.calls += 1
-        session.in_flight += 1
+                message = f"Session {session.id!r} has reached limits.{name}: {value} of {bound}"
+                raise limit_reached(session, name, message)
+        self._count_call(session)
 
-    def resume_call(self, session_id: str, now: float) -> None:
-        """Counts a call that has begun before this table was made. Raises `SessionRefused` if there is no session."""
-        session = self.use(session_id, now)
-        session.calls += 1
-        session.in_flight += 1
+    def resume_call(self, session: KeptSession, now: float) -> None:
+        """Counts a call that has begun before this table was made."""
+        self.use(session, now)
+        self._count_call(session)
 
     def end_call(self, session_id: str, now: float) -> None:
-        """Notes the end of a call. Unknown ids are ignored."""
-        if session_id in self._sessions:
-            self.use(session_id, now).in_flight -= 1
+        """Unknown ids are ignored."""
+        if (session := self.sessions.get(session_id)) is not None:
+            self.use(session, now)
+            session.in_flight -= 1
 
-    def note_record(self, session_id: str, tokens: int, size_bytes: int, calls: int = 0) -> list[str]:
-        """Notes the tokens, bytes and calls of the session's whole record.
+    def note_record(self, session: KeptSession, tokens: int, size_bytes: int, calls: int = 0) -> list[str]:
+        """Sets the tokens, bytes and calls of the session's whole record, and drops sessions if all records are too
+        large together. A session that was dropped is ignored.
 
-        A call that began at a store which was here before may be recorded before its replica names it here.
-
-        Returns the ids of sessions that were dropped because all records were too large. Unknown ids are ignored.
+        A call that began at an earlier store may be recorded before its replica names it here.
         """
-        if (session := self._sessions.get(session_id)) is None:
+        if not self.has(session):
             return []
         session.tokens = tokens
         session.calls = max(session.calls, calls + session.in_flight)
@@ -227,22 +209,18 @@ class SessionTable:
         dropped: list[str] = []
         while self.size_bytes > self._max_bytes:
             kept = Counter[str]()
-            for other in self._sessions.values():
+            for other in self.sessions.values():
                 kept[other.namespace] += other.size_bytes
             if (idle := self._longest_idle(kept, has_record=True)) is None:
                 break
             dropped.append(self.drop(idle))
         return dropped
 
-    def end(self, session_id: str, now: float) -> None:
-        """Lets the session take no more calls; its record stays until it expires. Raises `SessionRefused`."""
-        self.use(session_id, now).is_ended = True
-
     def drop_expired(self, now: float) -> list[str]:
-        """Drops the sessions that are idle for longer than their limit, and returns their ids."""
+        """Drops the sessions that are idle for longer than their limit."""
         expired = [
-            session_id
-            for session_id, session in self._sessions.items()
+            session.id
+            for session in self.sessions.values()
             if session.expires_at is not None and now >= session.expires_at
         ]
         return [self.drop(session_id) for session_id in expired]
@@ -250,19 +228,30 @@ class SessionTable:
     def beyond_deadline(self, now: float) -> list[str]:
         """The sessions with calls in flight whose deadline is over: these calls must be aborted."""
         return [
-            session_id
-            for session_id, session in self._sessions.items()
-            if session.in_flight and session.deadline_at is not None and now >= session.deadline_at
+            session.id for session in self.sessions.values() if session.in_flight and session.is_beyond_deadline(now)
         ]
 
     def drop(self, session_id: str) -> str:
-        """Forgets the session, whatever it does. Unknown ids are ignored."""
-        if (session := self._sessions.pop(session_id, None)) is not None:
+        """Removes the session, whatever it does. Unknown ids are ignored."""
+        if (session := self.sessions.pop(session_id, None)) is not None:
             self.size_bytes -= session.size_bytes
         return session_id
 
+    def _count_call(self, session: KeptSession) -> None:
+        session.calls += 1
+        session.in_flight += 1
+
     def _longest_idle(self, kept: Mapping[str, int], has_record: bool = False) -> str | None:
-        """Of the namespace that keeps the most, by `kept`, of those that have an idle session."""
-        idle = (name for name, session in self._sessions.items() if not session.in_flight)
-        able = (name for name in idle if not has_record or self._sessions[name].size_bytes)
-        return max(able, key=lambda name: kept[self._sessions[name].namespace], default=None)
+        """The longest idle session of the namespace that keeps the most, by `kept`, of those that have one."""
+        idle = (session for session in self.sessions.values() if not session.in_flight)
+        able = (session for session in idle if not has_record or session.size_bytes)
+        longest = max(able, key=lambda session: (kept[session.namespace], -session.used_at), default=None)
+        return None if longest is None else longest.id
+
+
+def session_closed(session: KeptSession, message: str) -> SessionClosed:
+    return SessionClosed(FieldProblem(field="session_id", message=message, value=session.id))
+
+
+def limit_reached(session: KeptSession, limit: str, message: str) -> SessionLimitReached:
+    return SessionLimitReached(FieldProblem(field=f"limits.{limit}", message=message, value=session.id))

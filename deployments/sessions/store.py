@@ -9,16 +9,13 @@ Guarantee: what `open`, `add`, `reward` and `end` return for is stored. A store 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from deployments.rpc.batching import results_of
 from deployments.sessions.failures import (
-    GenerationUnknown,
     SessionLimitReached,
-    failure_of_refusal,
     session_unknown,
 )
 from deployments.sessions.journal import (
@@ -32,9 +29,8 @@ from deployments.sessions.journal import (
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
-from deployments.sessions.session_book import CallToRecord, KeptSession, Now, SessionBook, plan_calls
-from deployments.sessions.session_record import UnknownGeneration
-from deployments.sessions.session_table import SessionRefused
+from deployments.sessions.session_book import CallToRecord, Now, SessionBook, plan_calls
+from deployments.sessions.session_table import KeptSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName, Storage, StoredRecord
@@ -82,12 +78,11 @@ class SessionStore(StoreReplica[SessionBook]):
 
         def plan(book: SessionBook) -> Planned[SessionInfo]:
             if (kept := book.find(opened.id)) is not None:
-                return [], lambda: self._info(book, kept)
-            with refusals(opened.id):
-                new = book.open(opened, len(entry), self._now())
+                return [], lambda: self._info(kept)
+            new = book.open(opened, len(entry), self._now())
             if new is None:
                 raise SessionLimitReached(FieldProblem(field="sample", message=TOO_LARGE))
-            return [book.change(new, self._now(), {OPENED: entry})], lambda: self._info(book, still_kept(book, new))
+            return [book.change(new, self._now(), {OPENED: entry})], lambda: self._info(book.still_kept(new))
 
         return await self._state.change(plan)
 
@@ -98,21 +93,21 @@ class SessionStore(StoreReplica[SessionBook]):
 
     async def info(self, session_id: str, namespace: str) -> SessionInfo:
         book, kept, _ = await self._used(session_id, namespace)
-        return self._info(book, still_kept(book, kept))
+        return self._info(book.still_kept(kept))
 
     async def infos(self, namespace: str) -> list[SessionInfo]:
         book = await self._state.started()
         for kept in book.of_caller(namespace):
             await self._read(book, kept)
-        return [self._info(book, kept) for kept in book.of_caller(namespace)]
+        return [self._info(kept) for kept in book.of_caller(namespace)]
 
     async def samples(self, session_id: str, namespace: str) -> SessionSamples:
-        book, kept, read = await self._used(session_id, namespace)
+        _, kept, read = await self._used(session_id, namespace)
         request = read.opened.request
         samples = samples_of(session_id, read.record, request.sample, request.generation_index)
         return SessionSamples(
             session_id=session_id,
-            status=book.status(kept, self._now()),
+            status=kept.status(self._now_s()),
             samples=samples,
             policy=policy_versions(read.record),
         )
@@ -124,16 +119,12 @@ class SessionStore(StoreReplica[SessionBook]):
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
         _, kept, read = await self._used(session_id, namespace)
-        try:
-            name = reward_name(read.record.reward_number(reward.generation_id))
-        except UnknownGeneration as error:
-            problem = FieldProblem(field="generation_id", message=str(error), value=reward.generation_id)
-            raise GenerationUnknown(problem) from error
+        name = reward_name(read.record.reward_number(reward.generation_id))
         added = {name: reward_entry(reward.parts, reward.generation_id)}
 
-        def commit(book: SessionBook) -> SessionInfo:
+        def commit() -> SessionInfo:
             read.record.reward(reward.parts, reward.generation_id)
-            return self._info(book, kept)
+            return self._info(kept)
 
         return await self._stored(kept, added, commit)
 
@@ -144,7 +135,7 @@ class SessionStore(StoreReplica[SessionBook]):
         # At once, whatever the database does: nobody wants these calls any longer.
         book.end(kept, self._now())
         await self._read(book, kept)
-        return await self._stored(kept, {}, lambda book: self._info(book, kept))
+        return await self._stored(kept, {}, lambda: self._info(kept))
 
     async def delete(self, session_id: str, namespace: str) -> None:
         """Drops the session with its record, and aborts its calls in flight."""
@@ -167,8 +158,7 @@ class SessionStore(StoreReplica[SessionBook]):
         kept = book.get(session_id)
         read = await self._read(book, kept)
         plan = read.record.plan(messages, context, read.opened.request.policy.name)
-        with refusals(session_id):
-            book.begin_call(kept, call_id, self._now())
+        book.begin_call(kept, call_id, self._now())
         return plan
 
     async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
@@ -187,8 +177,7 @@ class SessionStore(StoreReplica[SessionBook]):
         book = await self._state.started()
         kept = book.get(session_id)
         record = (await self._read(book, kept)).record
-        with refusals(session_id):
-            book.begin_call(kept, call_id, self._now())
+        book.begin_call(kept, call_id, self._now())
         return record.calls_after(known) if known <= record.call_count else None
 
     async def add(self, session_id: str, call: EngineCall) -> int | None:
@@ -251,16 +240,16 @@ class SessionStore(StoreReplica[SessionBook]):
         self,
         kept: KeptSession,
         added: Mapping[EntryName, bytes],
-        commit: Callable[[SessionBook], Result],
+        commit: Callable[[], Result],
     ) -> Result:
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(book: SessionBook) -> Planned[Result]:
-            changes = [book.change(still_kept(book, kept), self._now(), added)]
+            changes = [book.change(book.still_kept(kept), self._now(), added)]
 
             def commit_if_kept() -> Result:
-                if is_kept(book, kept):
-                    return commit(book)
+                if book.has(kept):
+                    return commit()
                 book.forget(kept.id)
                 raise session_unknown(kept.id)
 
@@ -278,39 +267,19 @@ class SessionStore(StoreReplica[SessionBook]):
     def _now(self) -> Now:
         return Now(self._now_s(), self._time_s())
 
-    def _info(self, book: SessionBook, kept: KeptSession) -> SessionInfo:
-        now, held, read = self._now(), book.held(kept), kept.read
+    def _info(self, kept: KeptSession) -> SessionInfo:
+        now, read = self._now(), kept.read
         assert read is not None
-        left_s = None if held.expires_at is None else held.expires_at - now.monotonic
+        left_s = None if kept.expires_at is None else kept.expires_at - now.monotonic
         return SessionInfo(
             id=kept.id,
             base_url=read.opened.base_url,
-            status=book.status(kept, now),
-            calls=held.calls,
-            calls_in_flight=held.in_flight,
+            status=kept.status(now.monotonic),
+            calls=kept.calls,
+            calls_in_flight=kept.in_flight,
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
             total_tokens=read.record.total_tokens,
-            record_bytes=held.size_bytes,
+            record_bytes=kept.size_bytes,
             expires_at=None if left_s is None else datetime.fromtimestamp(now.time_s + left_s, UTC),
         )
-
-
-def still_kept(book: SessionBook, kept: KeptSession) -> KeptSession:
-    """Raises `SessionUnknown` if it was dropped meanwhile."""
-    if not is_kept(book, kept):
-        raise session_unknown(kept.id)
-    return kept
-
-
-def is_kept(book: SessionBook, kept: KeptSession) -> bool:
-    return book.find(kept.id) is kept
-
-
-@contextmanager
-def refusals(session_id: str) -> Iterator[None]:
-    """Raises the failure of what the table refuses."""
-    try:
-        yield
-    except SessionRefused as refused:
-        raise failure_of_refusal(refused, session_id) from refused

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from deployments.failures import PromptRejected
+from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import drift_report, response_key
 from deployments.sessions.records import ChatContext, EngineCall
-from deployments.sessions.session_record import UnknownGeneration
 from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
@@ -234,7 +234,5 @@ def test_a_generated_call_without_valid_json_is_known_when_it_comes_back_as_an_e
 
 
 def test_a_reward_for_what_was_not_generated_is_refused(engine: FakeEngine) -> None:
-    with pytest.raises(UnknownGeneration, match="no message 'x'"):
+    with pytest.raises(GenerationUnknown, match="no message 'x'"):
         engine.record.reward({"reward": 1.0}, "x")
-    with pytest.raises(UnknownGeneration, match="no message 'x'"):
-        engine.record.prompt_ids("x")

@@ -285,6 +285,7 @@ async def test_for_one_session_too_many_the_one_that_is_idle_longest_is_dropped(
     kept = await Kept(SessionsSettings(max_sessions=2)).open("s")
     kept.clock.now = 1
     await kept.open("t")
+    kept.clock.now = 2
     await kept.store.info("s", "team")
     await kept.open("u")
     assert sorted(info.id for info in await kept.store.infos("team")) == ["s", "u"]
