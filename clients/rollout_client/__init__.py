@@ -45,7 +45,7 @@ from rollout_client.errors import (
     UploadLost,
     WeightsDiffer,
 )
-from rollout_client.responses import RolloutResponse
+from rollout_client.responses import PlayedRollouts as RolloutResponse
 from rollout_client.results import Staleness, resumed, staleness
 from rollout_client.version import __version__
 from rollout_client.weights.layout import WeightsDoNotFit

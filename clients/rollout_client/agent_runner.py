@@ -29,11 +29,12 @@ class AgentRollout:
     generation_index: int
     """Index of the rollout in its group, from 0."""
     samples: list[SessionSample]
-    """What the engine generated for it, as rollouts: one for each branch of its conversations."""
+    """Its generations as rollouts: one for each branch of its conversations."""
     total_reward: float | None
-    """What the agent returned, or the environment judged; `None` if neither is known or it failed: not zero."""
+    """The reward that the agent returned or the environment judged; `None`, not zero, if neither is known or it
+    failed."""
     error: Exception | None = None
-    """What the agent raised, `TimeoutError` after `timeout_s`, or why its record could not be read."""
+    """The exception of the agent, `TimeoutError` after `timeout_s`, or the reason why its record could not be read."""
 
     @property
     def generated_tokens(self) -> int:
@@ -160,7 +161,7 @@ class AgentRun:
     async def _run_agent(
         self, session: AsyncSession, sample: SampleInput
     ) -> tuple[AgentReward, bool, Exception | None]:
-        """What the agent returned, whether the environment has judged it, and what was raised."""
+        """The agent's reward, whether the environment has judged it, and the exception that was raised."""
         is_judged = False
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -85,7 +85,7 @@ class StatusError(RolloutError):
     def __init__(self, problem: Problem, retry_after_s: float | None = None) -> None:
         super().__init__(sentence(problem))
         self.problem = problem
-        """What is wrong; `problem.errors` has each field and its value."""
+        """The problem document; `problem.errors` has each field and its value."""
         self.retry_after_s = retry_after_s
         """Seconds that the service asks to wait before the next attempt."""
 

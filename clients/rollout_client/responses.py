@@ -6,7 +6,7 @@ Each method imports what it needs when it is called.
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rollout_client.contract import rollouts
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 
 if TYPE_CHECKING:
     import datasets
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class DataOut:
-    """Mixin of `RolloutResponse` and `ArrowResponse`: their rollouts as tables, data sets and files."""
+    """Mixin of `PlayedRollouts` and `ArrowResponse`: their rollouts as tables, data sets and files."""
 
     if TYPE_CHECKING:
 
         @property
-        def samples(self) -> list[rollouts.SampleResult]: ...
+        def samples(self) -> list[SampleResult]: ...
 
     def to_arrow(self) -> "pa.Table":
         """One row per rollout, with the columns `rollout_client.data_out.table.COLUMNS`. Nothing is lost.
@@ -91,8 +91,11 @@ class DataOut:
         return html_of(self)
 
 
-class RolloutResponse(rollouts.RolloutResponse, DataOut):
-    """The answer of `POST /rollout`, whose rollouts can be saved, tabulated and shown."""
+class PlayedRollouts(RolloutResponse, DataOut):
+    """The answer of `POST /rollout`, whose rollouts can be saved, tabulated and shown.
+
+    `rollout_client` exports it as `RolloutResponse`.
+    """
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -39,7 +39,7 @@ def final_reward(sample: SampleResult) -> float | None:
 
 
 def finish_reasons(sample: SampleResult) -> list[FinishReason | None]:
-    """Of each response of the log; `None` for one whose generation was interrupted."""
+    """The finish reason of each response of the log; `None` for one whose generation was interrupted."""
     return [message.finish_reason for message in sample.message_log if message.generation_logprobs is not None]
 
 

@@ -65,7 +65,7 @@ NOT_BEGUN = frozenset({408, 425, 429, 503})
 """Statuses that say that the service has not begun with the request."""
 MAY_PASS = NOT_BEGUN | {409, 500, 502, 504}
 SERVICE_PROBLEM = "urn:rollout:problem:"
-"""What the types of the service's own problem documents begin with."""
+"""Prefix of the types of the service's own problem documents."""
 NOT_READY = f"{SERVICE_PROBLEM}not-ready"
 """Also where the policy store died during the call, perhaps after it had made a version current."""
 OVERLOADED = f"{SERVICE_PROBLEM}overloaded"
@@ -126,7 +126,7 @@ def error_of(state: RetryCallState) -> BaseException | None:
 
 
 def wait_s(state: RetryCallState) -> float:
-    """What `Retry-After` asks for, at most `MOST_ASKED_S`, plus the backoff: so not all clients come back at once."""
+    """The seconds of `Retry-After`, at most `MOST_ASKED_S`, plus the backoff: so not all clients come back at once."""
     error = error_of(state)
     asked_s = error.retry_after_s if isinstance(error, StatusError) else None
     extra_s = random.uniform(0, LONGEST_EXTRA_WAIT_S) if is_full(error) and asked_s else BACKOFF(state)

@@ -55,7 +55,8 @@ def has_other_vocabulary(tokenizer: Any, info: ServiceInfo) -> bool:
 
 
 def check_tokenizer(tokenizer: Any, info: ServiceInfo, service_tokens: Sequence[str | None] | None) -> None:
-    """
+    """Compares `tokenizer` with the service's.
+
     Args:
         service_tokens: the tokens of the service by id, where its vocabulary is another one.
 

@@ -20,8 +20,8 @@ except PackageNotFoundError:
     __version__ = "0+unknown"
 
 CONTRACT_VERSION = "1.2"
-"""Of the types on the wire: the minor number grows with each addition, the major one with what older clients do not
-understand."""
+"""Version of the types on the wire: the minor number grows with each addition, the major one with what older clients do
+not understand."""
 CONTRACT_HEADER = "x-rollout-contract"
 """The header of every response of the service that has the service's version of the contract."""
 PYTHON_VERSION = ".".join(platform.python_version_tuple()[:2])

@@ -18,7 +18,7 @@ from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPL
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
-from rollout_client.responses import DataOut, RolloutResponse
+from rollout_client.responses import DataOut, PlayedRollouts
 
 
 def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
@@ -78,9 +78,9 @@ class ArrowResponse(DataOut, RolloutSummary):
         except ValueError as error:
             raise ResponseNotUnderstood(f"{WHAT} is not what this client knows: {error}.") from error
 
-    def to_response(self) -> RolloutResponse:
+    def to_response(self) -> PlayedRollouts:
         """The same response as the JSON answer gives."""
-        return RolloutResponse(**self.model_dump(exclude={"samples"}, exclude_unset=True), samples=self.samples)
+        return PlayedRollouts(**self.model_dump(exclude={"samples"}, exclude_unset=True), samples=self.samples)
 
 
 def read_response(body: bytes | memoryview) -> ArrowResponse:

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 async_sleep = asyncio.sleep
 sleep = time.sleep
 async_cancelled = asyncio.CancelledError
-"""What ends a call from outside."""
+"""The exception that ends a call from outside."""
 cancelled = KeyboardInterrupt
 
 

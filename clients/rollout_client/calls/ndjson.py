@@ -13,7 +13,7 @@ from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem
 from rollout_client.json_lines import LineReader
-from rollout_client.responses import RolloutResponse
+from rollout_client.responses import PlayedRollouts
 
 PositionedSample = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""
@@ -88,5 +88,5 @@ class NdjsonReader:
         return f"{self.expected - len(self._missing)} of {self.expected}"
 
 
-def in_input_order(summary: RolloutSummary, by_position: dict[int, SampleResult]) -> RolloutResponse:
-    return RolloutResponse(**set_fields(summary), samples=[by_position[position] for position in sorted(by_position)])
+def in_input_order(summary: RolloutSummary, by_position: dict[int, SampleResult]) -> PlayedRollouts:
+    return PlayedRollouts(**set_fields(summary), samples=[by_position[position] for position in sorted(by_position)])

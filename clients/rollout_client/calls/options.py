@@ -149,7 +149,7 @@ def key_headers(
 
 
 def key_in_file(path: Path | None) -> str | None:
-    """What the file holds, without white space around it; `None` for no file. Raises `OSError`, `ValueError`."""
+    """The key in the file, without white space around it; `None` for no file. Raises `OSError`, `ValueError`."""
     if path is None:
         return None
     try:
@@ -165,7 +165,7 @@ LONGEST_KEY = 255
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes. An option that is missing is the client's own."""
+    """Options of every call. The client's own apply to missing keys."""
 
     timeout_s: float | None
     """Seconds that the whole call may take, its retries included; `None` sets no limit."""
@@ -179,7 +179,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class ClientOptions(TypedDict, total=False):
-    """What `with_options` takes."""
+    """Options of `with_options`."""
 
     timeout_s: float | None
     """Seconds that one call may take, its retries included; `None` sets no limit."""
@@ -191,7 +191,7 @@ class ClientOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What applies to one call."""
+    """Deadline, retries and headers of one call."""
 
     deadline: Deadline
     retries: int
@@ -206,7 +206,7 @@ class CallLimits:
 
 @dataclass(frozen=True, slots=True)
 class ClientDefaults:
-    """What a client's calls use where they have no option of their own.
+    """Defaults of a client's calls.
 
     Raises:
         ValueError: `retries` is negative.
@@ -253,12 +253,12 @@ class ClientDefaults:
 
 
 def call_options(options: Mapping[str, Any]) -> CallOptions:
-    """What of `options` is for the client."""
+    """The part of `options` that is for the client."""
     return cast(CallOptions, {name: options[name] for name in CallOptions.__annotations__ if name in options})
 
 
 def without_call_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `options` is for the service."""
+    """The part of `options` that is for the service."""
     return {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
 
 

@@ -1,4 +1,4 @@
-"""The calls of `/rollout`, `/score`, `/tasks`, `/info` and `/readyz`: what each sends, and how its response is parsed.
+"""The calls of `/rollout`, `/score`, `/tasks`, `/info` and `/readyz`: the request and the response of each.
 
 No I/O.
 """
@@ -17,7 +17,7 @@ from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInpu
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import needed_for
-from rollout_client.responses import RolloutResponse
+from rollout_client.responses import PlayedRollouts
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -29,7 +29,7 @@ Samples = Sequence[SampleInput | Mapping[str, Any]]
 
 
 class RolloutOptions(CallOptions, total=False):
-    """What a rollout takes beside its samples. The service has a default for what is missing or `None`."""
+    """Options of a rollout. The service's defaults apply to keys that are missing or `None`."""
 
     samples_from: Sequence[SampleRange | Mapping[str, Any]] | None
     """In place of samples: ranges of those that tasks of the service have. The answer has the ranges that follow."""
@@ -77,9 +77,9 @@ def readiness_call() -> Call[Ready]:
     return call_for(Ready, "GET", "/readyz")
 
 
-def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutResponse]:
+def rollout_call(samples: Samples, options: RolloutOptions) -> Call[PlayedRollouts]:
     """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
-    return call_for(RolloutResponse, "POST", "/rollout", body=rollout_body(samples, options))
+    return call_for(PlayedRollouts, "POST", "/rollout", body=rollout_body(samples, options))
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
@@ -133,7 +133,7 @@ def rollout_count(samples: Samples, options: RolloutOptions) -> int:
 
 
 class ScoreOptions(CallOptions, total=False):
-    """What a score takes beside its sequences. The service has a default for what is missing or `None`."""
+    """Options of a score. The service's defaults apply to keys that are missing or `None`."""
 
     top_k: int | None
     """For each position, so many of the most likely tokens come back too."""

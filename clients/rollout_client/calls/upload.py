@@ -108,10 +108,10 @@ class Upload:
         """Size of the whole upload; if it is compressed, known only once its last chunk is made."""
         self.arrived_bytes = 0
         self.sent_bytes = 0
-        """What was sent of it, also what was sent twice."""
+        """Bytes that were sent, those that were sent twice included."""
         self._weights = weights
         self.name = None if query.get("name") is None else str(query["name"])
-        """Of the policy that gets the version; `None` for the one without a name."""
+        """The policy that gets the version; `None` for the one without a name."""
         self._query = query
         self._chunk_bytes = chunk_bytes
         self._is_compressed = is_compressed

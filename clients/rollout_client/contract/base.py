@@ -21,7 +21,7 @@ class VersionLabel(NamedTuple):
 
 
 def label_of(name: str | None, number: int) -> str:
-    """What messages and answers call a version."""
+    """The name of a version in messages and answers."""
     return str(number) if name is None else f"{name}/{number}"
 
 

@@ -1,4 +1,4 @@
-"""The contract of `/info`, `/tasks` and `/readyz`: what a service is, which tasks it plays, and whether it is ready."""
+"""The contract of `/info`, `/tasks` and `/readyz`."""
 
 from typing import Literal
 
@@ -12,9 +12,9 @@ class TaskInfo(Lenient):
     """One task that the service can play."""
 
     task_name: str
-    """What a sample's `task_name` says to be played by this environment."""
+    """The `task_name` of samples that this environment plays."""
     description: str
-    """What the task is."""
+    """A description for people."""
     fields: dict[str, JsonValue]
     """JSON schema of the task's `extra_env_info`."""
     tools: list[dict[str, JsonValue]] = []  # noqa: RUF012 - pydantic copies it
@@ -47,11 +47,11 @@ class DegradedPart(Lenient):
     part: Literal["generator", "environment", "data", "policy", "jobs", "sessions"]
     """Which kind of deployment it belongs to."""
     task_name: str | None = None
-    """Of an environment: its task."""
+    """The task of an environment."""
     replica_id: str | None = None
     """The replica that does not answer; null if none of the deployment does."""
     reason: str
-    """What happened when it was asked, a sentence."""
+    """The reason, as a sentence."""
 
 
 class Ready(Lenient):
@@ -60,7 +60,7 @@ class Ready(Lenient):
     status: Literal["ready"] = "ready"
     """Always `ready`; a service that is not ready answers 503."""
     degraded: list[DegradedPart] = []  # noqa: RUF012 - pydantic copies it
-    """What does not answer, by task and replica, or a store. Rollouts of other tasks, and by other replicas,
+    """Parts that do not answer, by task and replica, or a store. Rollouts of other tasks, and by other replicas,
     are served."""
 
 
@@ -81,7 +81,7 @@ class EncodedText(Lenient):
     """A text, and the tokens that the service's tokenizer makes of it."""
 
     text: str
-    """What was encoded, without special tokens around it."""
+    """The text that was encoded, without special tokens around it."""
     token_ids: list[int]
     """Its tokens, in order."""
 
@@ -90,30 +90,30 @@ class TokenizerInfo(Lenient):
     """The tokenizer and the chat template, as `rollout_client.tokenizer_check` describes any tokenizer."""
 
     vocabulary_sha256: str
-    """Of all tokens with their ids, the added ones included; `GET /info/vocabulary` lists them."""
+    """Sha-256 over all tokens with their ids, the added ones included; `GET /info/vocabulary` lists them."""
     vocabulary_size: int
     """Number of tokens."""
     encodings: list[EncodedText]
     """Texts that tell tokenizers of one vocabulary apart."""
     chat_template_sha256: str | None
-    """Of the text of the chat template, without white space at its end; null without a template."""
+    """Sha-256 of the chat template's text, without white space at its end; null without a template."""
     rendered_chat: str | None
-    """What the chat template makes of a short chat; null if it refuses it. Tells whether a changed template matters."""
+    """A short chat as the chat template renders it; null if it refuses it. Tells whether a changed template matters."""
 
 
 class ServiceVersions(Lenient):
-    """The versions of what runs."""
+    """Versions of the service and its parts."""
 
     service: str
-    """Of the service."""
+    """The service's version."""
     contract: str
-    """Of the types on the wire. A client with another major number does not understand the service."""
+    """The version of the types on the wire. A client with another major number does not understand the service."""
     engine: str
     """Name and version of the engine."""
     ray: str
-    """Of Ray."""
+    """Ray's version."""
     transformers: str
-    """Of transformers, which renders the chat template."""
+    """The version of transformers, which renders the chat template."""
 
 
 class ServiceInfo(Lenient):
@@ -124,9 +124,9 @@ class ServiceInfo(Lenient):
     tokenizer: TokenizerInfo
     """How text becomes tokens."""
     limits: dict[str, JsonValue]
-    """What a request may ask for, what may be in flight, and what one engine runs at once; null for no limit."""
+    """Limits of a request, of all requests in flight, and of one engine; null for no limit."""
     versions: ServiceVersions
-    """What runs."""
+    """The versions that run."""
     policy_version: int | None
     """The current version of the weights; null while it is not known."""
     tasks: list[str]

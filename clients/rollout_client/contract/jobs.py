@@ -60,7 +60,7 @@ class Acknowledgement(Strict):
 
 
 class JobCursor(Lenient):
-    """What a trainer's checkpoint has of a job over a data set: the answer of `GET /jobs/{job_id}/cursor`."""
+    """The part of a job over a data set that a trainer's checkpoint has: the answer of `GET /jobs/{job_id}/cursor`."""
 
     job_id: str
     """The job."""

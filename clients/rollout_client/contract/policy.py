@@ -54,21 +54,21 @@ class SwitchOptions(Strict):
     """How the replicas change to new weights. The query of `POST /policy/transfer/start`."""
 
     mode: PauseMode = "keep"
-    """What happens to generations in progress. `keep`: they pause, and continue with the new weights. `wait`: they
+    """The fate of generations in progress. `keep`: they pause, and continue with the new weights. `wait`: they
     finish first. `abort`: they are interrupted, and go on in the middle of their messages with the new weights as new
     generations; this does not count as one of the request's `retries`."""
     reset_prefix_cache: bool = True
     """Whether to drop the KV cache of the old weights; the cache of paused generations is then computed again too.
     Without it, tokens in the cache keep what the old weights computed."""
     if_busy: IfBusy = "wait"
-    """What to do while another update is in progress: `wait` for its end, or `refuse` with 409."""
+    """Behaviour while another update is in progress: `wait` for its end, or `refuse` with 409."""
 
 
 class PushOptions(SwitchOptions):
     """The query of `PUT /policy/versions/{version}`."""
 
     kind: WeightsKind = "full"
-    """What the file holds. `full`: every tensor of the model's checkpoint, under its name there. `partial`: some of
+    """The content of the file. `full`: every tensor of the model's checkpoint, under its name there. `partial`: some of
     these tensors; the others stay as they are in the version `base`. `delta`: for each changed tensor `name`,
     `{name}.gaps` (I32) and `{name}.values` (the new values, in the tensor's dtype); a gap is the distance of a changed
     value from the changed value before it in the flattened tensor, the first gap is counted from index 0. `adapter`: a
@@ -208,7 +208,7 @@ class NamedPolicyState(Lenient):
     """A named policy: an adapter over the full weights, served beside them."""
 
     name: str
-    """What a request calls it, in `policy.name`."""
+    """Its name, as in `policy.name` of a request."""
     current: Version | None = None
     """The version that every replica serves; null if there is none (any more)."""
     base: Version | None = None
@@ -274,7 +274,7 @@ class ReplicaUpdate(Lenient):
     pause_s: float = 0.0
     """Seconds during which the replica generated no token."""
     recomputed_tokens: int = 0
-    """What the pause costs after it, about: tokens of the generations under way, prompts included, that the engine
+    """The cost of the pause, about: tokens of the generations under way, prompts included, that the engine
     computes again with the new weights. 0 with `mode=wait`, for adapters, and with `reset_prefix_cache=false`."""
     canary_s: float = 0.0
     """Seconds after that in which its generations waited until it had tried the weights; 0 for all but the replica that
@@ -321,17 +321,17 @@ class PolicyUpdate(Lenient):
     base: Version | None = None
     """The version of the full weights that an adapter is served on; null for all other kinds."""
     warnings: list[str] = Field(default_factory=list)
-    """What may be wrong with the version although it is served, a sentence each: an adapter is served on other full
+    """Doubts about the version although it is served, a sentence each: an adapter is served on other full
     weights than the one before; the weights change no log-probability of the prompts on which a replica tried them."""
 
     @property
     def label(self) -> str:
-        """What messages call the version: `7`, or `run-b/7`."""
+        """The name of the version in messages: `7`, or `run-b/7`."""
         return label_of(self.name, self.version)
 
 
 class PushResult(PolicyUpdate):
-    """What a client says of its push of weights: how the update ended, and what sending the weights took."""
+    """A client's report of its push of weights: the update, and the cost of sending the weights."""
 
     sent_bytes: int
     """Bytes that the client sent, as compressed as they were."""

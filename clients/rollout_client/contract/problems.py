@@ -11,7 +11,7 @@ class FieldProblem(Lenient):
     field: str
     """Path of the field, such as `samples[0].task_name`; empty for a problem that is not of one field."""
     message: str
-    """What is wrong and what to do about it."""
+    """The problem, and what to do about it."""
     value: JsonValue = None
     """The offending value, shortened if it is long."""
 
@@ -26,8 +26,8 @@ class Problem(Lenient):
     status: int
     """The HTTP status."""
     detail: str
-    """What is wrong, as text."""
+    """The problem as text."""
     errors: list[FieldProblem] = Field(default_factory=list)
-    """What is wrong, field by field."""
+    """The problem field by field."""
     request_id: str | None = None
     """The request's `X-Request-ID`, or the id that the service gave it: it is in the service's logs too."""

@@ -84,7 +84,7 @@ class SampleInput(BaseModel):
     """The prompt as messages with their tokens, taken as they are. A log that the service returned goes on from its
     last token."""
     extra_env_info: dict[str, JsonValue] = {}
-    """What the environment needs to know of the sample; `GET /tasks` gives the JSON schema of each task."""
+    """Data of the sample for the environment; `GET /tasks` gives the JSON schema of each task."""
     stop_strings: list[StopString] | None = Field(default=None, max_length=MOST_STOP_STRINGS, fail_fast=True)
     """In place of `sampling.stop_strings`; an empty list means none."""
     observation_format: ObservationFormat | None = None
@@ -176,7 +176,7 @@ class SampleError(Lenient):
     kind: FailureKind
     """The boundary that broke."""
     message: str
-    """What happened, as a sentence."""
+    """The failure, as a sentence."""
     retryable: bool
     """Whether posting the sample again can help."""
 
@@ -254,7 +254,7 @@ class SampleResult(Lenient):
     answer: str | None = None
     """The answer that the environment last extracted from a response."""
     branches: list[Branch] = []  # noqa: RUF012 - pydantic copies it
-    """Of a task that an agent plays: its other conversations. `message_log` has the one whose last response was
+    """The other conversations of a task that an agent plays. `message_log` has the one whose last response was
     generated last; all of them share `rewards`."""
     metrics: SampleMetrics
     """Turns, lengths and reward of the rollout."""
@@ -285,7 +285,7 @@ not in it. `docs/concepts.md` lists all of them."""
 
 
 class RolloutSummary(Lenient):
-    """What a response says of the request as a whole."""
+    """The part of a response that is about the request as a whole."""
 
     request_id: str
     """The request's `X-Request-ID`, or the id that the service gave it."""

@@ -46,8 +46,8 @@ class SampleRange(Strict):
     """Shuffles every epoch of the data, each in another way; by default as the service's config says. Without data: the
     seed of what the environment makes, by default 0."""
     revision: Annotated[str, Field(max_length=MOST_CHARACTERS_OF_A_REVISION)] | None = None
-    """Of the data that the range was made for; the request is refused where the service has others now. The cursor of a
-    job has it. By default whatever the data are."""
+    """Revision of the data that the range was made for; the request is refused where the service has others now. The
+    cursor of a job has it. By default whatever the data are."""
     without: list[PlaceRange] = Field(default=[], max_length=MOST_SAMPLES_OF_A_RANGE // 2, fail_fast=True)
     """Places of the range that are left out, in ascending order: those that were played before. The cursor of a job
     (`GET /jobs/{job_id}/cursor`) has them."""

@@ -13,7 +13,7 @@ from rollout_client.contract.messages import TokenId
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
 
 MOST_TOP_K = 20
-"""What vLLM allows unless its `max_logprobs` says otherwise."""
+"""vLLM's default of `max_logprobs`."""
 TokenSequence = Annotated[list[TokenId], Field(min_length=2, fail_fast=True)]
 Start = Annotated[int, Field(ge=0)]
 

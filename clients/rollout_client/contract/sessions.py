@@ -67,9 +67,9 @@ class SessionRequest(Strict):
     """The body of `POST /sessions`."""
 
     sample: SampleInput | None = None
-    """What the session plays: its `task_name` names the environment that can judge it (`judge` of a reward). Its
-    further fields come back with every branch; none may be named as a field of `SessionSample` (422). Its prompt may be
-    missing: the program writes it. By default a session without a task, whose rewards are numbers of
+    """The sample that the session plays: its `task_name` names the environment that can judge it (`judge` of a reward).
+    Its further fields come back with every branch; none may be named as a field of `SessionSample` (422). Its prompt
+    may be missing: the program writes it. By default a session without a task, whose rewards are numbers of
     `POST /sessions/{id}/reward` alone."""
     generation_index: int = Field(default=0, ge=0, lt=2**31)
     """Index of the rollout in its group, from 0."""
@@ -113,7 +113,7 @@ class SessionInfo(Lenient):
     total_tokens: int = 0
     """Tokens of the record, each counted once."""
     record_bytes: int = 0
-    """What the record takes of the service's bound, in bytes, about."""
+    """The record's share of the service's bound, in bytes, about."""
     expires_at: datetime | None = None
     """When it expires unless something is asked of it before; null while a call is in flight."""
 
@@ -186,9 +186,10 @@ class MessageDrift(Lenient):
     role: str
     """Who speaks."""
     action: DriftAction
-    """What was done. `generated_ids`: it is a generated message in another form, and the engine's own ids were used.
-    `new_branch`: it is not what the session has at this place, so that the call starts a branch here. `rendered_anew`:
-    an assistant message that the session has not generated at this place, so that its text was tokenized."""
+    """The session's reaction. `generated_ids`: it is a generated message in another form, and the engine's own ids were
+    used. `new_branch`: it is not what the session has at this place, so that the call starts a branch here.
+    `rendered_anew`: an assistant message that the session has not generated at this place, so that its text was
+    tokenized."""
     fields: list[str] = []  # noqa: RUF012 - pydantic copies it
     """With `generated_ids`: the fields that differ, of `content`, `reasoning_content` and `tool_calls`."""
     recorded: str | None = None
@@ -199,7 +200,7 @@ class MessageDrift(Lenient):
 
 
 class CallDrift(Lenient):
-    """What one call sent otherwise. A form that a message has in several calls is reported with the first."""
+    """The differences of one call. A form that a message has in several calls is reported with the first."""
 
     generation_ids: list[str]
     """The messages that the call generated."""

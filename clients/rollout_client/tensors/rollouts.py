@@ -112,7 +112,7 @@ def idx_of(sample: SampleResult) -> Hashable:
 
 
 class Rollouts(Protocol):
-    """What `to_tensors` reads from a sequence of rollouts; each list has one entry per rollout, in order."""
+    """A sequence of rollouts as `to_tensors` reads it; each list has one entry per rollout, in order."""
 
     def final_rewards(self) -> list[float | None]:
         """The total reward; `None` where it is not final."""

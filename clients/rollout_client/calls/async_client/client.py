@@ -83,7 +83,7 @@ class AsyncRolloutClient(
 
     @property
     def base_url(self) -> str:
-        """Of the service, without a slash at its end."""
+        """The service's URL, without a slash at its end."""
         return str(self._connection.base_url).rstrip("/")
 
     async def __aenter__(self) -> Self:

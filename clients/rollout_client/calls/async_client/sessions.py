@@ -51,13 +51,13 @@ class AsyncSession:
 
     @property
     def api_key(self) -> str:
-        """Of this session alone."""
+        """The key of this session alone."""
         key = self._opened.api_key
         assert key is not None
         return key
 
     async def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
-        """How far it is."""
+        """The state of the session."""
         return await self._connection.short(session_call(self.id), options)
 
     async def samples(self, **options: Unpack[CallOptions]) -> list[SessionSample]:
@@ -99,7 +99,7 @@ class AsyncSession:
 
 
 class AsyncSessionMethods:
-    """What a client can do with sessions."""
+    """The methods of a client for sessions."""
 
     _connection: AsyncConnection
 

@@ -82,7 +82,7 @@ class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods,
 
     @property
     def base_url(self) -> str:
-        """Of the service, without a slash at its end."""
+        """The service's URL, without a slash at its end."""
         return str(self._connection.base_url).rstrip("/")
 
     def __enter__(self) -> Self:

@@ -41,11 +41,11 @@ class PolicyPusher:
 
     def __init__(self, client: "RolloutClient", *, is_verified: bool = True, is_partial: bool = False) -> None:
         self.client = client
-        """Of the service that gets the weights."""
+        """The client of the service that gets the weights."""
         self._is_partial = is_partial
         self._pushed = new_pushed_weights(is_verified, is_partial)
         self.update: PushResult | None = None
-        """What came of the last push; `None` before the first."""
+        """The result of the last push; `None` before the first."""
 
     def push(
         self,

@@ -31,7 +31,7 @@ from rollout_client.calls.sync_client.connection import Connection, body_chunks
 from rollout_client.contract.info import TaskInfo, TaskSamples
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.responses import RolloutResponse
+from rollout_client.responses import PlayedRollouts
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -109,7 +109,7 @@ class RolloutMethods:
 
     def rollout(
         self, samples: Samples = (), *, progress: bool = False, **options: Unpack[RolloutOptions]
-    ) -> RolloutResponse:
+    ) -> PlayedRollouts:
         """Plays `samples` and returns their rollouts in input order, those of one sample next to each other.
 
         Without `samples`, `samples_from` says which samples of the service are played.

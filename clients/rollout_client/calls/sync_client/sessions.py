@@ -52,13 +52,13 @@ class Session:
 
     @property
     def api_key(self) -> str:
-        """Of this session alone."""
+        """The key of this session alone."""
         key = self._opened.api_key
         assert key is not None
         return key
 
     def info(self, **options: Unpack[CallOptions]) -> SessionInfo:
-        """How far it is."""
+        """The state of the session."""
         return self._connection.short(session_call(self.id), options)
 
     def samples(self, **options: Unpack[CallOptions]) -> list[SessionSample]:
@@ -98,7 +98,7 @@ class Session:
 
 
 class SessionMethods:
-    """What a client can do with sessions."""
+    """The methods of a client for sessions."""
 
     _connection: Connection
 

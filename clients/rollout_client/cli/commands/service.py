@@ -1,4 +1,4 @@
-"""`rollout tasks`, `info` and `status`: what a service is, whether it is ready, and how terminals show it."""
+"""`rollout tasks`, `info` and `status`: the tasks, the limits and the readiness of a service."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class ServiceStatus(BaseModel):
     reason: str | None = None
     """Why it is not ready."""
     degraded: list[DegradedPart] = []
-    """What does not answer. Rollouts are played without it."""
+    """Parts that do not answer. Rollouts are played without them."""
     policy: PolicyState | None = None
     """`None` if the service does not say."""
     jobs: dict[str, int] | None = None

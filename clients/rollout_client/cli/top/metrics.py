@@ -102,7 +102,8 @@ class LastValue(NamedTuple):
 
 
 class Rates:
-    """
+    """Rates of the counters over a sliding window.
+
     Args:
         window_s: rates are means over the last so many seconds, or since the first reading. A service's counters stand
             still for up to ten seconds and then jump: a window shorter than that shows nothing, then too much.
@@ -117,7 +118,7 @@ class Rates:
         """Time and `_grown` of each reading of the window."""
 
     def take(self, at_s: float, counters: Values) -> None:
-        """Args: `at_s` is later than that of the reading before."""
+        """Adds a reading; `at_s` is later than that of the reading before."""
         is_first = not self._readings
         for series, value in counters.items():
             before = value if is_first else self._last.get(series, LastValue(0.0, at_s)).value
@@ -138,7 +139,7 @@ class Rates:
         return self._readings[-1][0] - self._readings[0][0]
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Of all series of that name with these labels together, a second.
+        """The growth a second of all series of that name with these labels together.
 
         `None` if there is none, or no second reading.
         """

@@ -61,7 +61,7 @@ async def view_of(client: AsyncRolloutClient, top: Top) -> TopView:
 
 
 async def reading_of(client: AsyncRolloutClient) -> Reading:
-    """What the key may not see, and what the service fails to say, is `None`.
+    """One reading. Parts that the key may not see, or that the service fails to report, are `None`.
 
     Raises what `views` raises, and one of `NO_ANSWER` if `/readyz` has no answer.
     """

@@ -1,8 +1,7 @@
-"""What `rollout top` shows after each reading: a state machine over readings. No I/O, no clock.
+"""The views of `rollout top`: a state machine over readings. No I/O, no clock.
 
-`None` is what the service does not say, as on a service with `metrics: false`, of an engine that is idle, or before the
-second reading. It is unknown, not zero.
-"""
+`None` stands for a value that the service does not report, as on a service with `metrics: false`, of an engine that is
+idle, or before the second reading. It is unknown, not zero."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ GENERATOR = "Generator"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a service said at one moment."""
+    """The reports of a service at one moment."""
 
     at_s: float
-    """On a clock that never goes back."""
+    """Seconds of a monotonic clock."""
     values: Values | None = None
-    """Of `GET /metrics`; `None` if the service does not say."""
+    """The metrics; `None` if the service does not report them."""
     policy: PolicyState | None = None
     info: ServiceInfo | None = None
     reason: str | None = None
@@ -62,12 +61,12 @@ class GeneratorView(BaseModel):
 class TaskView(BaseModel):
     task_name: str
     replicas: int | None = None
-    """Of the task's environment."""
+    """Replicas of the task's environment."""
     rollouts_per_s: float | None = None
     turns_per_s: float | None = None
     tokens_per_s: float | None = None
     mean_reward: float | None = None
-    """Of the rollouts that ended in that time with a reward."""
+    """Mean over the rollouts that ended in that time with a reward."""
     clipped_ratio: float | None = None
     """Share of the responses of the rollouts that ended in that time which their length has cut."""
     failed_calls_per_s: float | None = None
