@@ -90,6 +90,12 @@ def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> b
     return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
+def saved_adapter(folder: Path, config: str = '{"r": 2}') -> Path:
+    save_file({"lora_A.weight": torch.ones(2, 3)}, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(config)
+    return folder
+
+
 # What is sent
 
 
@@ -184,9 +190,7 @@ def test_a_checkpoint_of_another_dtype_is_cast(policy: ScriptedPolicy, tmp_path:
 def test_an_adapter_is_sent_with_its_config_in_the_metadata(
     policy: ScriptedPolicy, call: CallClient, tmp_path: Path
 ) -> None:
-    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
-    (tmp_path / "adapter_config.json").write_text('{"r": 2}\n')
-    call(policy.url, "push_weights", tmp_path, kind="adapter")
+    call(policy.url, "push_weights", saved_adapter(tmp_path, '{"r": 2}\n'), kind="adapter")
     content = policy.content(1)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"] == {"format": "pt", "adapter_config": '{"r": 2}\n'}
@@ -202,17 +206,9 @@ def named_state(name: str, current: int | None = 4, updating_to: int | None = No
 def test_an_adapter_of_a_named_policy_gets_the_next_number_of_that_name(
     policy: ScriptedPolicy, call: CallClient, tmp_path: Path, name: str, version: int
 ) -> None:
-    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
-    (tmp_path / "adapter_config.json").write_text('{"r": 2}')
     policy.named = [named_state("run-b")]
-    assert call(policy.url, "push_weights", tmp_path, kind="adapter", name=name).version == version
+    assert call(policy.url, "push_weights", saved_adapter(tmp_path), kind="adapter", name=name).version == version
     assert policy.puts[0].query == {"kind": "adapter", "name": name}
-
-
-def saved_adapter(folder: Path, config: str = '{"r": 2}') -> Path:
-    save_file({"lora_A.weight": torch.ones(2, 3)}, folder / "adapter_model.safetensors", {"format": "pt"})
-    (folder / "adapter_config.json").write_text(config)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -255,11 +251,9 @@ def test_what_may_be_wrong_with_a_version_is_in_the_answer_and_in_the_log(
 
 
 def test_what_has_arrived_is_looked_up_under_the_name(policy: ScriptedPolicy, call: CallClient, tmp_path: Path) -> None:
-    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
-    (tmp_path / "adapter_config.json").write_text('{"r": 2}')
     policy.named = [named_state("run-b")]
     policy.script.append(CUT)
-    call(policy.url, "push_weights", tmp_path, kind="adapter", name="run-b")
+    call(policy.url, "push_weights", saved_adapter(tmp_path), kind="adapter", name="run-b")
     assert "/policy/versions/5/upload?name=run-b" in policy.asked
 
 
@@ -274,7 +268,7 @@ def test_a_module_of_peft_is_pushed_as_peft_saves_its_active_adapter(policy: Scr
 
 
 class PeftLikeModule:
-    """What PEFT's modules have, and how they save their adapters."""
+    """The attributes of PEFT's modules, and how they save their adapters."""
 
     def __init__(self, active: str) -> None:
         self.active_adapter = active
@@ -448,11 +442,8 @@ def test_weights_that_were_damaged_on_their_way_are_sent_again_as_a_whole(
     call(policy.url, "push_weights", state, chunk_bytes=80)
     assert policy.ranges == [f"bytes {span}/206" for span in ("0-79", "80-159", "160-205")] * 2
     assert same(arrived(policy, 1), state)
-    assert [put.headers.get("weights-digest") for put in policy.puts] == [
-        None,
-        None,
-        digest_of(policy.versions[1]),
-    ] * 2
+    digests = [put.headers.get("weights-digest") for put in policy.puts]
+    assert digests == [None, None, digest_of(policy.versions[1])] * 2
 
 
 def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(

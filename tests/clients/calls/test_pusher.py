@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -116,6 +117,14 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
         yield service
 
 
+@contextmanager
+def pusher_that_pushed(service: Service, state: State) -> Iterator[PolicyPusher]:
+    with RolloutClient(service.url, retries=0) as client:
+        pusher = PolicyPusher(client)
+        pusher.push(state)
+        yield pusher
+
+
 def holds(service: Service, version: int, state: State) -> bool:
     return save(service.weights(version)) == save(in_wire_dtypes(state))
 
@@ -194,19 +203,15 @@ def test_a_pusher_keeps_the_result_of_its_last_push_whose_seconds_include_findin
 
 def test_full_weights_come_again_after_somebody_else_pushed(service: Service) -> None:
     first, second = states(2)
-    with RolloutClient(service.url) as client:
-        pusher = PolicyPusher(client)
-        pusher.push(first)
-        client.push_weights(second)
+    with pusher_that_pushed(service, first) as pusher:
+        pusher.client.push_weights(second)
         assert pusher.push(second).version == 3
     assert service.kinds == ["full", "full", "full"]
 
 
 def test_full_weights_come_again_where_the_base_is_not_what_it_was(service: Service) -> None:
     first, second = states(2)
-    with RolloutClient(service.url) as client:
-        pusher = PolicyPusher(client)
-        pusher.push(first)
+    with pusher_that_pushed(service, first) as pusher:
         service.file(1).write_bytes(save({"embed.weight": torch.ones(1)}))
         pusher.push(second)
     assert service.kinds == ["full", "full"]
@@ -214,9 +219,7 @@ def test_full_weights_come_again_where_the_base_is_not_what_it_was(service: Serv
 
 def test_a_push_that_failed_leaves_the_base_and_the_next_one_changes_it(service: Service) -> None:
     first, second, third = states(3)
-    with RolloutClient(service.url, retries=0) as client:
-        pusher = PolicyPusher(client)
-        pusher.push(first)
+    with pusher_that_pushed(service, first) as pusher:
         service.script.append(CUT)
         with pytest.raises(Exception, match="cannot be reached"):
             pusher.push(second)
@@ -227,9 +230,7 @@ def test_a_push_that_failed_leaves_the_base_and_the_next_one_changes_it(service:
 
 def test_full_weights_come_after_a_delta_that_was_refused(service: Service) -> None:
     first, second = states(2)
-    with RolloutClient(service.url) as client:
-        pusher = PolicyPusher(client)
-        pusher.push(first)
+    with pusher_that_pushed(service, first) as pusher:
         service.script.append((422, {}))
         with pytest.raises(RequestRejected):
             pusher.push(second)
@@ -241,9 +242,7 @@ def test_full_weights_come_after_a_delta_that_was_refused(service: Service) -> N
 def test_a_service_that_ends_up_with_other_weights_is_an_error_and_gets_full_ones_next(service: Service) -> None:
     first, second, third = states(3)
     service.damaged.add(2)
-    with RolloutClient(service.url) as client:
-        pusher = PolicyPusher(client)
-        pusher.push(first)
+    with pusher_that_pushed(service, first) as pusher:
         with pytest.raises(WeightsDiffer, match=r"^Version 2 has checksum \w{64} at the service and \w{64} here: "):
             pusher.push(second)
         pusher.push(third)

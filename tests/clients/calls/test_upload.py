@@ -116,39 +116,6 @@ def test_after_any_disconnects_the_service_has_the_content_and_each_cost_at_most
     assert (upload.arrived_bytes, upload.total_bytes) == (len(CONTENT), len(CONTENT))
 
 
-def test_the_missing_part_of_a_chunk_is_sent_and_then_the_next_chunk() -> None:
-    upload = upload_of()
-    upload.next_call()
-    upload.found(arrived(25))
-    rest = upload.next_call()
-    assert (place(rest), rest.body) == ((25, 60, "172"), CONTENT[25:60])
-    upload.answered(arrived(60))
-    assert place(upload.next_call()) == (60, 120, "172")
-
-
-def test_only_a_call_without_an_answer_leaves_doubt() -> None:
-    upload = upload_of()
-    doubts = [upload.is_in_doubt]
-    upload.next_call()
-    doubts.append(upload.is_in_doubt)
-    upload.answered(arrived(60))
-    doubts.append(upload.is_in_doubt)
-    upload.next_call()
-    upload.found(arrived(60))
-    doubts.append(upload.is_in_doubt)
-    assert doubts == [False, True, False, False]
-
-
-def test_a_last_chunk_whose_answer_was_lost_is_sent_again_whole() -> None:
-    upload = upload_of(chunk_bytes=100)
-    upload.next_call()
-    upload.answered(arrived(100))
-    upload.next_call()
-    upload.found(arrived(172))
-    again = upload.next_call()
-    assert (place(again), again.body) == ((100, 172, "172"), CONTENT[100:])
-
-
 def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
     upload = Upload(weights(), VERSION, {"kind": "delta", "base": 2}, 50, is_compressed=True)
     sent, totals, sizes = b"", list[str](), [upload.total_bytes]
@@ -166,18 +133,6 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
     assert totals == ["*"] * (len(totals) - 1) + [str(len(sent))]
     assert sizes == [None] * len(totals) + [len(sent)]
     assert upload.arrived_bytes == len(sent)
-
-
-def test_only_the_last_chunk_names_the_digest_also_when_it_is_sent_again() -> None:
-    upload, store = upload_of(), Store()
-    named = list[str | None]()
-    for answer_is_lost in (False, False, True, False):
-        call = upload.next_call()
-        named.append(call.content_headers.get("weights-digest"))
-        answer = store.put(call)
-        upload.found(store.state()) if answer_is_lost else upload.answered(answer)
-    assert named == [None, None, digest_of_content(), digest_of_content()]
-    assert upload.update is not None
 
 
 @pytest.mark.parametrize("received_bytes", [59, 121])

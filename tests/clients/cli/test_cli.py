@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load, save_file
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from rollout_client.cli.app import app
 from rollout_client.cli.commands.policy import versions_table
@@ -23,20 +23,11 @@ from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.version import CONTRACT_VERSION
+from tests.clients.cli.command_line import rollout, rows_of
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import ScriptedService, result, running, sample
+from tests.clients.scripted_service import ScriptedService, result, sample
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        yield scripted
-
-
-def rollout(service: ScriptedService, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--url", service.url], env={"COLUMNS": "80"})
 
 
 def shown(renderable: Any) -> str:
@@ -74,8 +65,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
     }
     done = rollout(service, "info")
     assert done.exit_code == 0
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines()[1:-1]]
-    assert rows == [
+    assert rows_of(done.stdout) == [
         ["model", "org/model"],
         ["revision", "4e20de"],
         ["vocabulary of the model", "262"],
@@ -104,7 +94,7 @@ def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedS
 
 def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) -> None:
     options = ["--count", "2", "--num-generations", "2", "--temperature", "1.0", "--max-new-tokens", "64"]
-    done = rollout(service, "play", "math", *options, "--seed", "9", "--priority", "interactive")
+    done = rollout(service, "play", "math", *options, "--seed", "9", "--priority", "interactive", columns=80)
     assert done.exit_code == 0
     assert done.stdout.count("completed · reward 1 · 1 turn") == 4
     assert "1 · math · generation 1" in done.stdout
@@ -128,18 +118,13 @@ def served_policy() -> Iterator[ScriptedPolicy]:
         yield policy
 
 
-def on_policy(policy: ScriptedPolicy, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--url", policy.url], env={"COLUMNS": "100"})
-
-
 def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> None:
     served_policy.checksum_of = lambda version, _content: f"{version}" * 64
     served_policy.versions[3] = b""
-    done = on_policy(served_policy, "policy")
+    done = rollout(served_policy, "policy")
     assert done.exit_code == 0
     assert "Version 3 is current" in done.stdout
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "full" in line]
-    assert rows == [
+    assert [row for row in rows_of(done.stdout) if "full" in row] == [
         ["0", "full", "", "", "2026-01-01 00:00:00", "000000000000"],
         ["3", "full", "", "", "2026-01-01 00:00:00", "333333333333"],
     ]
@@ -179,13 +164,13 @@ def test_a_narrow_terminal_has_fewer_columns_of_a_version_and_no_broken_date_or_
 
 
 def test_policy_asks_for_checksums_of_the_replicas_if_told_to(served_policy: ScriptedPolicy) -> None:
-    assert on_policy(served_policy, "policy", "--checksums-within", "2.5").exit_code == 0
+    assert rollout(served_policy, "policy", "--checksums-within", "2.5").exit_code == 0
     assert served_policy.asked == ["/policy?checksums_within_s=2.5"]
 
 
 def test_rollback_makes_an_older_version_current_again(served_policy: ScriptedPolicy) -> None:
     served_policy.versions[3] = b"old"
-    done = on_policy(served_policy, "policy", "rollback", "3", "--version", "9", "--mode", "wait")
+    done = rollout(served_policy, "policy", "rollback", "3", "--version", "9", "--mode", "wait")
     assert (done.exit_code, served_policy.rollbacks) == (0, [({"mode": "wait"}, {"to": 3, "version": 9})])
     assert done.output.startswith("Version 9 is current")
     assert served_policy.versions == {0: b"", 3: b"old", 9: b"old"}
@@ -193,7 +178,7 @@ def test_rollback_makes_an_older_version_current_again(served_policy: ScriptedPo
 
 def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy, tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
-    done = on_policy(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
+    done = rollout(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
     assert (done.exit_code, served_policy.puts[0].query) == (0, {"kind": "full", "mode": "abort"})
     sent_bytes = len(served_policy.puts[0].body)
     assert f"Version 5 is current, {sent_bytes} bytes sent, " in done.stdout
@@ -208,7 +193,7 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     (tmp_path / "adapter_config.json").write_text("{}")
     served_policy.base, served_policy.warnings = 3, ["It is served on other weights."]
     options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "a" * 64]
-    done = on_policy(served_policy, "push", str(tmp_path), *options)
+    done = rollout(served_policy, "push", str(tmp_path), *options)
     assert (done.exit_code, served_policy.puts[0].query) == (
         0,
         {"kind": "adapter", "name": "run-b", "mode": "keep", "base_checksum": "a" * 64},
@@ -216,10 +201,9 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     assert done.stdout.startswith("Version 5 is current on the full weights of version 3, ")
     assert "It is served on other weights." in done.stdout
     served_policy.named = [NamedPolicyState(name="run-b", current=5, base=3, next_version=6, checksum="a" * 64)]
-    shown = on_policy(served_policy, "policy").stdout
-    [row] = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "run-b" in line]
-    assert row == ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"]
-    dropped = on_policy(served_policy, "policy", "drop", "run-b", "--json")
+    shown = rollout(served_policy, "policy").stdout
+    assert ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"] in rows_of(shown)
+    dropped = rollout(served_policy, "policy", "drop", "run-b", "--json")
     assert (dropped.exit_code, json.loads(dropped.stdout)) == (0, {"dropped": "run-b"})
     assert served_policy.dropped == ["/policy/names/run-b"]
 
@@ -237,7 +221,7 @@ def test_a_push_that_cannot_be_is_one_sentence(
     served_policy: ScriptedPolicy, tmp_path: Path, name: str, options: list[str], sentence: str
 ) -> None:
     save_file({"b": torch.ones(1)}, tmp_path / "b.safetensors")
-    done = on_policy(served_policy, "push", str(tmp_path / name), *options)
+    done = rollout(served_policy, "push", str(tmp_path / name), *options)
     assert (done.exit_code, done.stdout) == (1, "")
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -262,11 +246,6 @@ def test_a_bad_file_is_one_sentence_that_names_the_line(
     file = samples_file(tmp_path, *lines)
     done = rollout(service, "run", file, "--output", str(tmp_path / "results.jsonl"))
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"{file} {sentence}\n")
-
-
-def test_a_file_that_is_not_there_is_one_sentence(service: ScriptedService, tmp_path: Path) -> None:
-    done = rollout(service, "run", str(tmp_path / "none"), "--output", str(tmp_path / "results.jsonl"))
-    assert (done.exit_code, done.stderr) == (1, f"{tmp_path}/none: No such file or directory\n")
 
 
 def test_an_unknown_task_is_one_sentence_with_the_known_ones(service: ScriptedService) -> None:

@@ -8,33 +8,20 @@ from typing import Any
 import pytest
 import typer
 from fastapi.responses import JSONResponse
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from rollout_client import RolloutResponse
 from rollout_client.cli.app import add_server_commands, app
 from rollout_client.cli.commands import doctor as checks
 from rollout_client.cli.commands.doctor import DoctorFinding
+from tests.clients.cli.command_line import rollout, rows_of
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result, running
-
-
-@pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        yield scripted
-
-
-def rollout(url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--url", url], env={"COLUMNS": "120"})
-
-
-def rows_of(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result
 
 
 def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: ScriptedService) -> None:
     options = ["--count", "3", "--num-generations", "2", "--policy-name", "run-b", "--policy-version", "7"]
-    done = rollout(service.url, "eval", "math", *options)
+    done = rollout(service, "eval", "math", *options)
     assert done.exit_code == 0, done.stderr
     assert ["math", "1", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
     assert ["math", "2", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
@@ -42,7 +29,7 @@ def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: Sc
 
 
 def test_eval_prints_a_document_and_its_exit_code_follows_the_error_rate(service: ScriptedService) -> None:
-    done = rollout(service.url, "eval", "math", "--count", "1", "--json", "--passes-at", "2")
+    done = rollout(service, "eval", "math", "--count", "1", "--json", "--passes-at", "2")
     document = json.loads(done.stdout)
     [found] = document["pass_at_k"]
     assert (found["task_name"], found["k"], found["value"], found["low"]) == ("math", 1, 0.0, 0.0)
@@ -52,9 +39,9 @@ def test_eval_prints_a_document_and_its_exit_code_follows_the_error_rate(service
 def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: ScriptedService, tmp_path: Path) -> None:
     output = tmp_path / "eval.jsonl"
     evaluate = ["eval", "math", "--count", "3", "--output", str(output), "--json", "--chunk-size", "1"]
-    first = rollout(service.url, *evaluate)
+    first = rollout(service, *evaluate)
     output.write_bytes(output.read_bytes()[:-9])
-    again = rollout(service.url, *evaluate)
+    again = rollout(service, *evaluate)
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert len(service.bodies) == 4
     assert len(output.read_text().splitlines()) == 3
@@ -68,12 +55,12 @@ def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: Scrip
     ],
 )
 def test_an_eval_that_cannot_be_is_one_sentence(service: ScriptedService, arguments: list[str], sentence: str) -> None:
-    done = rollout(service.url, "eval", *arguments)
+    done = rollout(service, "eval", *arguments)
     assert (done.exit_code, done.stderr) == (1, f"{sentence}\n")
 
 
 def test_bench_counts_what_it_played_after_the_warm_up(service: ScriptedService) -> None:
-    done = rollout(service.url, "bench", "math", "--count", "3", "--num-generations", "2", "--json")
+    done = rollout(service, "bench", "math", "--count", "3", "--num-generations", "2", "--json")
     document = json.loads(done.stdout)
     assert (document["rollouts"], document["tokens"], done.exit_code) == (6, 12, 0)
     assert document["rollouts_per_s"] == pytest.approx(6 / document["seconds"])
@@ -126,7 +113,7 @@ def test_view_of_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
     degraded = {"part": "environment", "task_name": "code", "replica_id": "a1", "reason": "No answer in 10 s."}
     service.readiness.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
-    done = rollout(service.url, "status")
+    done = rollout(service, "status")
     assert done.exit_code == 0
     assert ["ready", "yes"] in rows_of(done.stdout)
     assert ["degraded", "environment code a1: No answer in 10 s."] in rows_of(done.stdout)
@@ -135,19 +122,19 @@ def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
 def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedService) -> None:
     document = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
     service.readiness.append(problem(document))
-    done = rollout(service.url, "status", "--json")
+    done = rollout(service, "status", "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")
 
 
 def test_the_policy_is_a_document_with_json() -> None:
     with PolicyServer(ScriptedPolicy(layout={"a.weight": ("BF16", [2, 3])})) as policy:
-        done = rollout(policy.url, "policy", "--json")
+        done = rollout(policy, "policy", "--json")
     assert json.loads(done.stdout)["current"] == 0
 
 
 def test_tasks_and_info_are_documents_with_json(service: ScriptedService) -> None:
-    [task] = json.loads(rollout(service.url, "tasks", "--json").stdout)
+    [task] = json.loads(rollout(service, "tasks", "--json").stdout)
     assert task["task_name"] == "math"
 
 

@@ -95,10 +95,6 @@ def test_the_deviation_can_be_left_out() -> None:
     assert tensors.advantages.tolist() == [-2, 0, 2]
 
 
-def test_a_group_of_one_has_no_advantage() -> None:
-    assert to_tensors(rewarded(5), pad_token_id=PAD).advantages.tolist() == [0]
-
-
 def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
     samples = [*rewarded(0, 2), *rewarded(5, 7)]
     groups = {id(sample): place // 2 for place, sample in enumerate(samples)}

@@ -97,7 +97,7 @@ def test_a_client_with_other_options_shares_the_connections_and_leaves_them_open
 
 
 def test_an_error_shows_the_request_id_of_its_response(service: ScriptedService) -> None:
-    service.rollouts.append(lambda _: PlainTextResponse("no", 404, {"x-request-id": "abc"}))
+    service.rollouts.append(lambda _: PlainTextResponse("no\n", 404, {"x-request-id": "abc"}))
     with pytest.raises(RequestRejected, match=r"^Not Found \(404\): no \(request id abc\)$") as rejected:
         play(service.url, sample())
     assert rejected.value.request_id == "abc"

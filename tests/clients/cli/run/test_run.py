@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,15 +23,8 @@ from tests.clients.scripted_service import (
     ndjson,
     problem,
     result,
-    running,
     sample,
 )
-
-
-@pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        yield scripted
 
 
 class Run:
