@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from deployments.environments.bridges.support import imported
+from deployments.upstream.child_watcher import let_loops_start_processes
 from rollout_env import TemporaryFailure
 
 CONNECTION_CLOSED = -32000
@@ -205,38 +206,6 @@ class ConnectionThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
-    """Adds to a policy the child watcher with which Python's own event loop notices that its child process ended."""
-
-    def __init__(self, policy: asyncio.AbstractEventLoopPolicy) -> None:
-        self._policy = policy
-        self._watcher = asyncio.ThreadedChildWatcher()
-
-    def get_event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._policy.get_event_loop()
-
-    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._policy.set_event_loop(loop)
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._policy.new_event_loop()
-
-    def get_child_watcher(self) -> asyncio.AbstractChildWatcher:
-        return self._watcher
-
-    def set_child_watcher(self, watcher: asyncio.AbstractChildWatcher) -> None:
-        self._policy.set_child_watcher(watcher)
-
-
-def let_loops_start_processes() -> None:
-    """Gives this process a child watcher: uvloop's policy, which a replica has, lacks one."""
-    policy = asyncio.get_event_loop_policy()
-    try:
-        policy.get_child_watcher()
-    except NotImplementedError:
-        asyncio.set_event_loop_policy(PolicyWithChildWatcher(policy))
 
 
 async def cancel_others() -> None:
