@@ -13,7 +13,6 @@ from time import monotonic
 from types import ModuleType
 from typing import Protocol
 
-from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.serve import metrics as serve_metrics
 
 FLUSH_EVERY_S = 1.0
@@ -136,15 +135,19 @@ class BucketCounts:
         self.changed = True
 
 
-async def flush_periodically(instruments: Sequence[Instrument]) -> None:
-    """Args: `instruments` may grow meanwhile. One whose values Ray refuses is logged once; the others go on."""
+async def flush_periodically(instruments: Sequence[Instrument], report_interval_s: float) -> None:
+    """Gives Ray the values once a second. An instrument whose values Ray refuses is logged once; the others go on.
+
+    Args:
+        instruments: may grow meanwhile.
+        report_interval_s: interval of Ray's exporters, which forget a gauge that was not set for two of them.
+    """
     refused: set[Instrument] = set()
-    repeat_every_s = Config.metrics_report_interval_ms() / 2000
     repeat_at = 0.0
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
         if repeats := monotonic() >= repeat_at:
-            repeat_at = monotonic() + repeat_every_s
+            repeat_at = monotonic() + report_interval_s / 2
         for instrument in instruments:
             try:
                 instrument.flush(repeats)

@@ -4,22 +4,21 @@ A line holds `time` (ISO 8601, UTC), `level`, `logger`, `message`, `deployment` 
 also the fields of `CONTEXT_FIELDS`, and `exception`, a traceback as text.
 """
 
-import builtins
 import io
 import json
 import logging
 import sys
 import threading
 from datetime import UTC, datetime
-from logging.handlers import MemoryHandler, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
 
 import ray
 from ray import serve
-from ray.serve._private.constants import SERVE_LOGGER_NAME
-from ray.serve._private.logging_utils import buildin_print
 from ray.serve.exceptions import RayServeException
+
+from deployments.upstream.ray_serve.console import keep_serve_log_open, use_own_print
 
 CONTEXT_FIELDS = (
     "request_id",
@@ -57,20 +56,9 @@ def configure(*, capture_output: bool = True) -> None:
     handler.setFormatter(JsonLinesFormatter(context.deployment, replica_id))
     logging.getLogger().addHandler(handler)
     logging.getLogger("rollout_service").setLevel(logging.INFO)
-    keep_open(logging.getLogger(SERVE_LOGGER_NAME))
+    keep_serve_log_open()
     if capture_output:
         log_output(handler)
-
-
-def keep_open(serves_logger: logging.Logger) -> None:
-    """Lets Ray Serve's buffer of log records outlive a library that configures `logging`, as vLLM does when imported.
-
-    That closes all handlers of the process, and the buffer forgets its file. Serve's lines would be lost; and a
-    controller that restarts asks each replica for the path of that file, and replaces the replicas that have none.
-    """
-    for handler in serves_logger.handlers:
-        if isinstance(handler, MemoryHandler):
-            handler.close = handler.flush  # type: ignore[method-assign]
 
 
 def serve_logs_folder() -> Path:
@@ -81,8 +69,7 @@ def serve_logs_folder() -> Path:
 
 def log_output(handler: logging.Handler) -> None:
     """Makes each line that this process prints a line of the log; writes to the file descriptors stay as they are."""
-    # Ray Serve has put a function of its own in place of `print`.
-    builtins.print = buildin_print
+    use_own_print()
     for name in OUTPUT_LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)

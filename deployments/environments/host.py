@@ -25,8 +25,7 @@ from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown, is_replica
+from deployments.upstream.ray_serve.install import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads, call
@@ -138,9 +137,7 @@ class EnvironmentHost:
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
         self._heartbeats = Heartbeats()
         self._callers_watch = CallerWatch(self._give_up)
-        if is_replica():
-            read_all_wakeups()
-            call_at_shutdown(self.drain)
+        install(self.drain)
 
     async def step(
         self, requests: list[StepRequest], caller: str = "", named: str = ""

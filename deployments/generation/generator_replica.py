@@ -24,8 +24,9 @@ from deployments.rpc.store_client import policy_store_client
 from deployments.seeds import replica_seed
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import session_store_client
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.upstream.ray_serve.ray_internals import metrics_report_interval_s
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
-        read_all_wakeups()
+        install()
         os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
@@ -77,7 +78,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:
-            self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS))
+            self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS, metrics_report_interval_s()))
         self._sessions = None if sessions is None else session_store_client(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._split_special_tokens = settings.split_special_tokens

@@ -12,9 +12,10 @@ from typing import Any
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import RolloutFailure
+from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 _live_replicas: dict[Any, tuple[str, ...]] = {}
 
@@ -58,16 +59,3 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
     except (RayError, RayServeException, RpcError) as error:
         logger.warning("%s could not be reached.", who, extra={"cause": repr(error)})
         raise lost(f"{who} could not be reached.") from error
-
-
-def cancel_call(call: Any) -> None:
-    """Cancels a handle call, also one that was handed to a replica in this iteration of the event loop.
-
-    Serve's own `cancel` leaves that one alone, because it knows the replica's end of a call only once the caller's task
-    has run again: the replica would work on for nobody, and the connection would keep the call for ever.
-    """
-    call.cancel()
-    if isinstance(call, DeploymentResponse | DeploymentResponseGenerator):
-        assigned: Any = call._replica_result_future
-        if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
-            assigned.result().cancel()

@@ -13,15 +13,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
-from uuid import uuid4
 
-import ray
-from ray.exceptions import RayError
-from ray.serve._private.common import ReplicaID
-from ray.serve._private.constants import SERVE_NAMESPACE
-from ray.serve.context import _get_internal_replica_context
+from deployments.upstream.ray_serve.own_replica import has_died, is_name_of_replica
 
 HEARTBEAT_S = 1.0
+POLL_S = 0.25
 
 
 class Listener(NamedTuple):
@@ -83,30 +79,6 @@ class Heartbeats:
         self._sent_to.clear()
 
 
-POLL_S = 0.25
-
-
-def own_name() -> str:
-    """How this process names itself to the replicas that it calls, so that these can tell whether it lives."""
-    context = _get_internal_replica_context()  # type: ignore[no-untyped-call]
-    return uuid4().hex if context is None else str(context.replica_id.to_full_id_str())
-
-
-def has_died(caller: str) -> bool:
-    """Whether the actor of the caller, a replica of Serve, is gone. Ray tells each process of that within milliseconds.
-
-    Blocks while Ray's control service does not answer.
-    """
-    try:
-        ray.get_actor(caller, namespace=SERVE_NAMESPACE)
-    except ValueError:
-        return True
-    except RayError:
-        # Nobody knows.
-        return False
-    return False
-
-
 class CallerWatch:
     def __init__(self, give_up: Callable[[Sequence[str]], None]) -> None:
         """Args: `give_up` ends work of these ids, which nobody waits for. It may be called again for the same work."""
@@ -118,7 +90,7 @@ class CallerWatch:
     @contextmanager
     def working(self, caller: str, ids: Sequence[str]) -> Iterator[None]:
         """For the length of the block this is under way for the caller, which is watched if it is a replica."""
-        if not ReplicaID.is_full_id_str(caller):
+        if not is_name_of_replica(caller):
             yield
             return
         call = object()

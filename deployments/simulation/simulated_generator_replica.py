@@ -36,7 +36,7 @@ from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.store_client import policy_store_client
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 
 NO_WEIGHTS = "This generator is simulated and has no weights that a trainer could transfer into its memory: push them."
@@ -111,7 +111,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
 
     async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
-        read_all_wakeups()
+        install()
         engine = SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
         super().__init__(engine)
         registration = ReplicaRegistration(

@@ -27,8 +27,7 @@ from deployments.storage.storage import (
     StoredRecord,
     StoreReplaced,
 )
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
-from deployments.upstream.ray_serve.own_replica import is_replica
+from deployments.upstream.ray_serve.install import install
 
 TICK_S = 0.5
 STORAGE_RETRY_S = 0.5
@@ -145,8 +144,7 @@ class StoreReplica(ABC, Generic[State]):
             FolderNotShared: several nodes, no Redis, and no records on this node.
         """
         logs.configure()
-        if is_replica():
-            read_all_wakeups()
+        install()
         self._noun = noun
         self._logger = logging.getLogger(f"rollout_service.{noun}s")
         self._state = StoredState(storage or storage_of(settings, noun), noun, self._begin)

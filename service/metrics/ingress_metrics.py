@@ -13,6 +13,7 @@ from ray.serve.metrics import Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_periodically
+from deployments.upstream.ray_serve.ray_internals import metrics_report_interval_s
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
 
 NO_ROUTE = "none"
@@ -144,7 +145,8 @@ def export(
 ) -> "list[asyncio.Task[None]]":
     """Starts the tasks that give Ray what was counted, and the gauges, for the life of the replica."""
     gauges = IngressGauges(snapshot)
+    instruments = (*rollouts.instruments, *http.instruments, gauges.gap)
     return [
-        asyncio.create_task(flush_periodically((*rollouts.instruments, *http.instruments, gauges.gap))),
+        asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s())),
         asyncio.create_task(gauges.export()),
     ]

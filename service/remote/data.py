@@ -7,7 +7,8 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.data.reader import DataReader
 from deployments.failures import DataLost
-from deployments.rpc.handle_calls import call_result, cancel_call
+from deployments.rpc.handle_calls import call_result
+from deployments.upstream.ray_serve.serve_internals import cancel_call
 from rollout_client.contract.sample_ranges import SampleRange
 
 WHO = "The deployment that holds the data of the tasks"

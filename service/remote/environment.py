@@ -20,8 +20,8 @@ from deployments.protocols.environments import RefusedField, StepRequest, StepRe
 from deployments.protocols.generation import Environment
 from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.handle_calls import call_result, live_replicas_of
-from deployments.rpc.liveness import own_name
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
+from deployments.upstream.ray_serve.own_replica import own_name
 from rollout_env import StepOutcome
 from service.remote.batching import MOST_ITERATIONS_PER_CALL, ReplicaStream, control_calls
 from service.remote.replica_watch import ReplicaWatches

@@ -23,7 +23,7 @@ from deployments.protocols.generation import (
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of
-from deployments.rpc.liveness import own_name
+from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls

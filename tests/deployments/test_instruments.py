@@ -112,9 +112,8 @@ def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: 
     async def flush() -> None:
         monkeypatch.setattr(instruments, "monotonic", asyncio.get_running_loop().time)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Noting()]), 10.5)
+            await asyncio.wait_for(flush_periodically([Noting()], 8.0), 10.5)
 
-    monkeypatch.setattr(instruments, "Config", SimpleNamespace(metrics_report_interval_ms=lambda: 8000))
     virtual_time.run(flush())
     assert flushed == [True, False, False, False, True, False, False, False, True, False]
 
@@ -142,7 +141,7 @@ def test_an_instrument_whose_values_ray_refuses_is_logged_once_and_holds_up_no_o
 
     async def flush() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Refused(), Noting()]), 3.5)
+            await asyncio.wait_for(flush_periodically([Refused(), Noting()], 8.0), 3.5)
 
     virtual_time.run(flush())
     assert flushed == ["flushed"] * 3
@@ -162,7 +161,7 @@ def test_calls_go_on_between_two_instruments() -> None:
 
     async def flush() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Noting("first"), Noting("second")]), 1.5)
+            await asyncio.wait_for(flush_periodically([Noting("first"), Noting("second")], 8.0), 1.5)
 
     virtual_time.run(flush())
     assert order == ["first", "call", "second", "call"]

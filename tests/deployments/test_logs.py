@@ -13,6 +13,7 @@ import pytest
 
 from deployments import logs
 from deployments.logs import JsonLinesFormatter, JsonLinesHandler, LoggedStream
+from deployments.upstream.ray_serve.console import keep_serve_log_open
 
 LOGGED_AT = 1_800_000_000.25
 
@@ -137,7 +138,7 @@ def test_serves_buffer_keeps_its_file_when_a_library_closes_all_handlers_of_the_
     buffer = MemoryHandler(capacity=1000, target=file)
     serves_logger = logging.Logger("serve")
     serves_logger.addHandler(buffer)
-    logs.keep_open(serves_logger)
+    keep_serve_log_open(serves_logger)
     serves_logger.warning("before")
     # As `logging.config.dictConfig` does.
     logging.shutdown([weakref.ref(file), weakref.ref(buffer)])

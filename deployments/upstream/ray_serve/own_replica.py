@@ -1,37 +1,43 @@
-"""Facts that Ray Serve 2.60 does not tell a replica about itself: that it is shut down, and its deployment's config.
+"""Facts that Ray Serve does not tell a replica: its deployment's config, its shutdown, and whether its caller lives.
 
 `ReplicaContext` has only the number of replicas (`world_size`), and `serve.status()` has neither the bounds of
 autoscaling nor the time for a shutdown. So this reads a private field, which `ReplicaContext` and Serve's `Replica`
-both have, and wraps the method in which a shutdown begins. A newer Ray's changes are made here.
+both have, and wraps the method in which a shutdown begins: Serve runs nothing of a replica's own before the last call
+has ended. Callers are found by the names of their actors.
+
+Needed with Ray 2.60; no upstream issue is known. `test_own_config.py` fails when Serve tells either by itself.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
+import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.common import ReplicaID
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
 FIELD = "_deployment_config"
+DRAINING_SHARE = 0.5
+"""Part of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls
+are still open, and then the engine's processes have to end. Serve does not tell a running replica when the setting
+changes: it keeps the value with which it started."""
 
 
 def most_replicas() -> int:
-    """Of this replica's deployment: how many its config asks for; with autoscaling, how many it may ask for at most."""
+    """The most replicas that this replica's deployment may have: the config's number, or autoscaling's maximum."""
     context = serve.get_replica_context()
     autoscaling = getattr(context, FIELD).autoscaling_config
     return context.world_size if autoscaling is None else int(autoscaling.max_replicas)
 
 
 def graceful_shutdown_s(replica: Any) -> float:
-    """How long Serve waits for the calls of the replica. Args: `replica` is Serve's own `Replica`."""
+    """Seconds that Serve waits for the calls of the replica, which is Serve's own `Replica`."""
     return float(getattr(replica, FIELD).graceful_shutdown_timeout_s)
-
-
-DRAINING_SHARE = 0.5
-"""Of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls are
-still open, and then the engine's processes have to end. Serve does not tell a running replica when the setting changes:
-it keeps the value with which it started."""
 
 
 def is_replica() -> bool:
@@ -39,12 +45,35 @@ def is_replica() -> bool:
     return _get_internal_replica_context() is not None  # type: ignore[no-untyped-call]
 
 
+def own_name() -> str:
+    """The name of this process to the replicas that it calls, by which these can tell whether it lives."""
+    context = _get_internal_replica_context()  # type: ignore[no-untyped-call]
+    return uuid4().hex if context is None else str(context.replica_id.to_full_id_str())
+
+
+def is_name_of_replica(caller: str) -> bool:
+    return bool(ReplicaID.is_full_id_str(caller))
+
+
+def has_died(caller: str) -> bool:
+    """Whether the actor of the caller, a replica of Serve, is gone. Ray tells each process of that within milliseconds.
+
+    Blocks while Ray's control service does not answer.
+    """
+    try:
+        ray.get_actor(caller, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return True
+    except RayError:
+        return False
+    return False
+
+
 def call_at_shutdown(callback: Callable[[float], None]) -> None:
     """Calls `callback` in the running event loop when Serve begins to shut this process's replica down.
 
-    Its argument is how many seconds the calls of the replica may go on. Serve 2.60 has no hook for this: it runs
-    nothing of a replica's own before the last call has ended. So this wraps the method in which the shutdown begins.
-    A controller that restarts calls it again.
+    Its argument is how many seconds the calls of the replica may go on. A controller that restarts calls Serve's method
+    again.
     """
     loop = asyncio.get_running_loop()
     perform = Replica.perform_graceful_shutdown

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.rpc import liveness as caller_watch
-from deployments.rpc.liveness import POLL_S, CallerWatch, own_name
+from deployments.rpc.liveness import POLL_S, CallerWatch
+from deployments.upstream.ray_serve.own_replica import own_name
 from tests import virtual_time
 
 FIRST, SECOND = "SERVE_REPLICA::rollout#Ingress#first", "SERVE_REPLICA::rollout#Ingress#second"

@@ -1,0 +1,33 @@
+"""Private parts of Ray itself: its configuration, the clusters of this machine, and the resources that it finds here.
+
+Needed with Ray 2.60; no upstream issue is known. Ray has no public way to any of them.
+"""
+
+from typing import Any
+
+from ray import _raylet
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._private.services import find_gcs_addresses
+
+RAYLET: Any = _raylet
+
+
+def read_environment_again() -> None:
+    """Lets Ray take in environment variables that were set after it was imported."""
+    RAYLET.Config.initialize("")
+
+
+def metrics_report_interval_s() -> float:
+    """Seconds between two reports of Ray's exporters, which forget a gauge that was not set for two of them."""
+    return float(RAYLET.Config.metrics_report_interval_ms()) / 1000
+
+
+def clusters_of_this_machine() -> list[str]:
+    """The addresses of the Ray clusters that run here, sorted."""
+    return sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+
+
+def resources_of_this_machine() -> dict[str, float]:
+    """The resources that Ray will find when it starts here."""
+    found: dict[str, float] = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()  # type: ignore[no-untyped-call]
+    return found

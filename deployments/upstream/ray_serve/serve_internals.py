@@ -1,0 +1,55 @@
+"""Private parts of Ray Serve: a call that is cancelled at once, a handle without an event loop, and Serve's own client.
+
+Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying, to its own
+options, or to let go of its client; and `cancel` leaves a call alone that was handed to a replica just before.
+"""
+
+from typing import Any
+
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve.config import HTTPOptions
+from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.schema import ServeDeploySchema
+
+
+def cancel_call(call: Any) -> None:
+    """Cancels a handle call, also one that was handed to a replica in this iteration of the event loop.
+
+    Serve's own `cancel` leaves that one alone, because it knows the replica's end of a call only once the caller's task
+    has run again: the replica would work on for nobody, and the connection would keep the call for ever.
+    """
+    call.cancel()
+    if isinstance(call, DeploymentResponse | DeploymentResponseGenerator):
+        assigned: Any = call._replica_result_future
+        if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+            assigned.result().cancel()
+
+
+def route_in_own_loop(handle: Any) -> None:
+    """Makes a handle usable in a process without an event loop, also where `serve.env` says that callers have one."""
+    handle._init(_run_router_in_separate_loop=True)
+
+
+def deploy_apps(config: ServeDeploySchema) -> None:
+    """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
+    client = serve_start(
+        http_options=HTTPOptions(**config.http_options.model_dump()), proxy_location=config.proxy_location
+    )
+    client.deploy_apps(config)
+
+
+def serve_client() -> Any:
+    """The client of the Serve that runs. Raises `RayServeException` where none does."""
+    return serve.context._get_global_client()
+
+
+def forget_serve_client() -> None:
+    """Lets this process connect to another cluster: Serve would go on with its client of this one."""
+    serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
+
+
+def running_http_options() -> Any:
+    """The options of the Serve that runs; `None` where none does. Blocks."""
+    client = serve.context._get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config
