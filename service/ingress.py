@@ -21,6 +21,8 @@ from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
+from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
+from deployments.upstream.ray_serve.serve_internals import running_http_options
 from service.access.access_control import AccessControl
 from service.access.exposure import HttpOptions, refuse_exposed
 from service.admission.admission import Admission
@@ -28,7 +30,6 @@ from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
-from service.http.proxy_handles import keep_proxy_handles
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.jobs.runner import JobRunner
 from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
@@ -60,9 +61,8 @@ def http_options() -> HttpOptions | None:
     """Of the Serve that runs; `None` where none does. Blocks."""
     if not ray.is_initialized():
         return None
-    # Serve has no public way to its own options.
-    client = serve.context._get_global_client(raise_if_no_controller_running=False)
-    return None if client is None else client.http_config
+    options: HttpOptions | None = running_http_options()
+    return options
 
 
 def own_address(options: HttpOptions) -> str:
@@ -179,7 +179,7 @@ class Ingress:
             snapshot = partial(gauge_snapshot, admission, remote, policy)
             self._exporting = export(rollout_metrics, self._http_metrics, snapshot)
         self._request_pacer = request_pacer()
-        keep_proxy_handles(self._request_pacer)
+        keep_proxy_handles(self._request_pacer.wait_for_turn)
         freeze_and_tune_collector()
 
     async def drain(self, bound_s: float) -> int:

@@ -10,10 +10,8 @@ import secrets
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from ray import _raylet
-
+from deployments.upstream.ray_serve.ray_internals import read_environment_again
 from service.startup.commands import ServiceNotStarted
 
 MODE = "RAY_AUTH_MODE"
@@ -32,8 +30,7 @@ def require_cluster_token() -> None:
     """
     mode = os.environ.setdefault(MODE, "token")
     # Ray has read its environment when it was imported, which may have been before `serve.env` was.
-    raylet: Any = _raylet
-    raylet.Config.initialize("")
+    read_environment_again()
     if mode.lower() != "token":
         logger.warning("%s is %s: whoever reaches a port of Ray can run code here. Unset it.", MODE, mode)
         return

@@ -25,6 +25,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.databases import cluster_folder, session_folder
+from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
@@ -59,9 +60,7 @@ def finish_rollouts_of(application: ServeApplicationSchema, console: Console) ->
     bound_s = shutdown_bound_s(application)
     try:
         handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
-        # This process has no event loop for the handle, and may have the environment of `serve.env`, which says that
-        # handles use their caller's.
-        handle._init(_run_router_in_separate_loop=True)
+        route_in_own_loop(handle)
         with stages_shown(console) as show:
             show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
             left = drain_replicas(handle, bound_s)

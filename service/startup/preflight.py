@@ -20,6 +20,7 @@ from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
+from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
@@ -28,7 +29,7 @@ from service.access.exposure import ServiceExposed, tls_problem
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
-from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
+from service.startup.resources import Demand, demand_of, missing_resources
 
 NO_OPTIONS: Mapping[str, float] = {}
 

@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 
 from ray import serve
-from ray.serve._private.api import serve_start
-from ray.serve._private.common import DeploymentStatus
-from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
+from deployments.upstream.ray_serve.serve_internals import deploy_apps
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 
 POLL_S = 0.5
@@ -30,10 +28,7 @@ RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re
 def deploy(config: ServeDeploySchema) -> None:
     """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    client = serve_start(
-        http_options=HTTPOptions(**config.http_options.model_dump()), proxy_location=config.proxy_location
-    )
-    client.deploy_apps(config)
+    deploy_apps(config)
 
 
 def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
@@ -75,7 +70,7 @@ class Startup:
             name: deployment
             for app in started
             for name, deployment in app.deployments.items()
-            if deployment.status != DeploymentStatus.HEALTHY
+            if deployment.status != "HEALTHY"
         }
         without_room = {
             name: needs for name, deployment in starting.items() if (needs := missing_room(name, deployment))
@@ -95,8 +90,8 @@ def failures_of(app: ApplicationStatusOverview) -> list[str]:
     failed = [
         f"{name} failed to start. {reason_in(deployment.message)}"
         for name, deployment in app.deployments.items()
-        if deployment.status == DeploymentStatus.DEPLOY_FAILED
-        or (deployment.status == DeploymentStatus.UPDATING and deployment.message.startswith(REPLICA_FAILED))
+        if deployment.status == "DEPLOY_FAILED"
+        or (deployment.status == "UPDATING" and deployment.message.startswith(REPLICA_FAILED))
     ]
     if app.status == ApplicationStatus.DEPLOY_FAILED and not failed:
         return [f"The application could not be built. {reason_in(app.message)}"]

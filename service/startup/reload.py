@@ -15,9 +15,10 @@ from typing import Annotated, Any, Protocol
 import ray
 import typer
 from ray import serve
-from ray._private.services import find_gcs_addresses
 from rich.console import Console
 
+from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
+from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.cluster_token import require_cluster_token
@@ -46,7 +47,7 @@ class ServeCluster(ReloadableCluster):
     def __init__(self) -> None:
         """Raises `ServiceNotStarted` if there is none."""
         try:
-            self._client: Any = serve.context._get_global_client()
+            self._client: Any = serve_client()
         except serve.exceptions.RayServeException as error:
             raise ServiceNotStarted(NO_SERVICE) from error
 
@@ -72,8 +73,7 @@ def connected(address: str) -> Iterator[ServeCluster]:
     try:
         yield ServeCluster()
     finally:
-        # Serve would go on with its client of this cluster in the next one.
-        serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
+        forget_serve_client()
         ray.shutdown()
 
 
@@ -104,7 +104,7 @@ def address_of_service(task_name: str) -> str:
         ServiceNotStarted: there is none, or several are.
     """
     named = os.environ.get("RAY_ADDRESS")
-    addresses = [named] if named else sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+    addresses = [named] if named else clusters_of_this_machine()
     if len(addresses) == 1:
         return addresses[0]
     return only_service(task_name, list(services_at(addresses))).address

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve.schema import DeploymentSchema
 
 TOLERANCE = 1e-6
@@ -48,12 +47,6 @@ def replicas_at_start(entry: Mapping[str, Any]) -> int:
         return minimum if initial is None else initial
     replicas = entry.get("num_replicas")
     return replicas if isinstance(replicas, int) else 1
-
-
-def resources_of_this_machine() -> dict[str, float]:
-    """What Ray will find when it starts here."""
-    found: dict[str, float] = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()  # type: ignore[no-untyped-call]
-    return found
 
 
 def missing_resources(demands: Iterable[Demand], machine: Mapping[str, float]) -> str | None:

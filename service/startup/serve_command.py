@@ -42,11 +42,11 @@ def serve(
     import yaml
     from rich.console import Console
 
+    from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
     from service.startup.commands import ServiceNotStarted
     from service.startup.config import read_config
     from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
-    from service.startup.resources import resources_of_this_machine
 
     console = Console(stderr=True)
     http_options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}

@@ -1,4 +1,10 @@
-"""Keeps the handles of Serve's proxies, which an ingress replica asks for the messages of each request."""
+"""Handles of Serve's proxies, which an ingress replica asks for the messages of each request, looked up once.
+
+Serve looks its proxy up for every request: the event loop waits for an answer of Ray's GCS, for about 0.3 ms, and for a
+minute while there is no GCS.
+
+Needed with Ray 2.60; no upstream issue is known.
+"""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -9,19 +15,24 @@ from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 from ray.serve._private.constants import SERVE_NAMESPACE
 
-from service.rollouts.pacing import LoopPacer
+WaitForTurn = Callable[[str], Awaitable[None]]
+"""Lets the requests of an event loop go on in turn, by their ids."""
 
 
 class ProxyHandles:
     """By name, each looked up once in the life of its proxy.
 
-    A proxy that is started again has the name of the one that died: who gets that one's death asks the new one.
+    A proxy that is started again has the name of the one that died: a request that gets that one's death asks the new
+    one.
     """
 
-    def __init__(self, look_up: Callable[[str], Any], pacer: LoopPacer) -> None:
-        """`look_up` raises `ValueError` if there is no such actor; `pacer` has requests ask and receive in turn."""
+    def __init__(self, look_up: Callable[[str], Any], wait_for_turn: WaitForTurn) -> None:
+        """Args:
+        look_up: raises `ValueError` if there is no such actor.
+        wait_for_turn: awaited before a request asks, and before it takes what it receives.
+        """
         self._look_up = look_up
-        self._pacer = pacer
+        self._wait_for_turn = wait_for_turn
         self._by_name: dict[str, Any] = {}
 
     async def receive_asgi_messages(self, name: str, request: RequestMetadata) -> bytes:
@@ -43,9 +54,9 @@ class ProxyHandles:
         return await self._received(self._by_name[name], request)
 
     async def _received(self, handle: Any, request: RequestMetadata) -> bytes:
-        await self._pacer.wait_for_turn(request.request_id)
+        await self._wait_for_turn(request.request_id)
         messages: bytes = await handle.receive_asgi_messages.remote(request)
-        await self._pacer.wait_for_turn(request.request_id)
+        await self._wait_for_turn(request.request_id)
         return messages
 
     def _looked_up(self, name: str) -> Any:
@@ -55,13 +66,13 @@ class ProxyHandles:
             raise ActorDiedError from gone
 
 
-def keep_proxy_handles(pacer: LoopPacer) -> None:
-    """For this process; its requests ask their proxies, and receive their messages, in the turns of `pacer`.
+def keep_proxy_handles(wait_for_turn: WaitForTurn) -> None:
+    """Keeps the handles of all proxies of this process.
 
-    Serve 2.60 looks its proxy up for every request: the event loop waits for an answer of Ray's GCS, for about 0.3 ms,
-    and for a minute while there is no GCS.
+    Args:
+        wait_for_turn: as in `ProxyHandles`.
     """
-    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), pacer)
+    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), wait_for_turn)
 
     def kept(self: StreamingHTTPRequest) -> Callable[[RequestMetadata], Awaitable[bytes]]:
         if self._receive_asgi_messages is None:
