@@ -1,4 +1,4 @@
-"""What the policy store needs of the Ray cluster; tests use another implementation.
+"""The part of the Ray cluster that the policy store needs; tests use another implementation.
 
 When the store of a cluster of several nodes starts, it logs what would be lost with its node.
 """
@@ -19,7 +19,7 @@ LOOK_TIMEOUT_S = 60.0
 
 class Cluster(Protocol):
     def node_id(self) -> str:
-        """Of the node on which this process runs."""
+        """The node on which this process runs."""
         ...
 
     async def nodes_that_lack(self, path: Path) -> list[str]:

@@ -62,12 +62,12 @@ class Policy:
         self.versions = VersionHistory(self.version_store, initial, self.current, settings.max_version_step, run)
         self.pushes = ActivePushes(tasks)
         self.uploads = Uploads(
-            self.upload_store, self.versions, initial, self.pushes, tasks, housekeeping, settings.upload_quota_bytes
+            self.upload_store, self.versions, initial, self.pushes, housekeeping, settings.upload_quota_bytes
         )
         self.numbering = asyncio.Lock()
         """Held while a number is chosen for a push, until its end."""
         self.last_update: PolicyUpdate | None = None
-        self.served = self.versions.stored(self.current.number)
+        self.served = self.version_store.find(self.current.number)
         """The version that new generations use; `None` of a policy that was dropped, and of version 0."""
         self._keep_versions = settings.keep_versions
 
@@ -89,7 +89,7 @@ class Policy:
     async def publish(self) -> int:
         """Serves the version that is current on disk from now on, and returns its number."""
         number = await self.versions.publish()
-        self.served = self.versions.stored(number)
+        self.served = self.version_store.find(number)
         self.uploads.drop_up_to(number)
         return number
 

@@ -188,17 +188,17 @@ class PolicyStore(CommandSource):
     ) -> str:
         await self._recovery.settled()
         with self.policies.used(name) as policy:
-            return await policy.uploads.begin_chunk(version, first_byte, owner)
+            return await self._tasks.finish(policy.uploads.begin_chunk(version, first_byte, owner))
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
         with self.policies.used(name) as policy:
-            await policy.uploads.write_chunk(version, sender, offset, data)
+            await self._tasks.finish(policy.uploads.write_chunk(version, sender, offset, data))
 
     async def end_chunk(
         self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
         with self.policies.used(name) as policy:
-            return await policy.uploads.end_chunk(version, sender, end, total_bytes)
+            return await self._tasks.finish(policy.uploads.end_chunk(version, sender, end, total_bytes))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         with self.policies.used(name) as policy:

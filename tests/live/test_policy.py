@@ -195,7 +195,7 @@ def test_bad_weights_are_refused_by_name_and_the_current_ones_go_on(
         ({"json": {"checkpoint": "file:///etc/passwd"}}, 422, "outside the roots"),
         ({"json": {"checkpoint": "s3://elsewhere/model"}}, 422, "outside the roots"),
         ({"content": save(tiny_state()), "headers": {"content-digest": "sha-256=:AAAA:"}}, 400, "send it again"),
-        ({"content": save(tiny_state()), "headers": {"content-encoding": "zstd"}}, 422, "no zstd stream"),
+        ({"content": save(tiny_state()), "headers": {"content-encoding": "zstd"}}, 422, "not a zstd stream"),
         ({"content": save(tiny_state()), "params": {"kind": "delta"}}, 422, "must say which version it changes"),
         ({"content": save(tiny_state()), "params": {"kind": "delta", "base": 0}}, 422, "a delta holds only names"),
         ({"content": save(tiny_state()), "params": {"kind": "adapter"}}, 422, "adapter_config"),

@@ -27,7 +27,7 @@ class StoredFile:
 
     path: str
     node_id: str
-    """Of the policy store."""
+    """The policy store's node."""
     inode: int
     modified_ns: int
     is_copied: bool = False
@@ -36,7 +36,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class DeltaPayload:
-    """What changed from an older version to the one of the payload, for nodes that have the older one."""
+    """The changes from an older version to the one of the payload, for nodes that have the older one."""
 
     base: int
     base_checksum: str
@@ -44,26 +44,26 @@ class DeltaPayload:
     """Where the store has the base's full weights, or would have them: it may hold the base as a delta too."""
     file: StoredFile
     size_bytes: int
-    """Of the delta's file."""
+    """Size of the delta's file."""
     checksum: str
     """The `Checksum` of the delta's own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPayload:
-    """What the weights of one version are, and where their bytes are. Never the bytes, nor references to Ray objects:
-    Serve pickles its messages itself, and an object that a message refers to is kept for ever.
+    """The weights of one version: what they are and where their bytes are. Never the bytes, nor references to Ray
+    objects: Serve pickles its messages itself, and an object that a message refers to is kept for ever.
     """
 
     version: int
     kind: StoredKind
     size_bytes: int
-    """Of the safetensors file."""
+    """Size of the safetensors file."""
     checksum: str
     """The `Checksum` of its tensors. It was computed when the version was validated; of a delta its sender says it, and
     what a node makes of the delta has to have it."""
     file: StoredFile
-    """Of a version that is stored as a delta it may not exist: it is made when it is read."""
+    """It may not exist where the version is stored as a delta: it is made when it is read."""
     holders: tuple[str, ...] = ()
     """Ids of replicas that have the file and accept requests; the policy store has it too."""
     keep: frozenset[int] = frozenset()
@@ -73,11 +73,11 @@ class VersionPayload:
     delta: DeltaPayload | None = None
     """For a replica that holds the base."""
     record: str | None = field(default=None, compare=False)
-    """What the store knows of the version, in the store's own form: the replica returns it when it registers."""
+    """The store's own record of the version, which the replica returns when it registers."""
     name: str | None = None
     """The named policy that the adapter is a version of; `None` for versions of the one without a name."""
     base: int | None = None
-    """Of a named policy: the full weights that it is an adapter for."""
+    """The full weights that the version of a named policy is an adapter for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Swap:
 
     options: SwapOptions
     is_trial: bool = False
-    """Whether generations wait, after the swap too, until `AcceptRequests` or the next swap that is no trial."""
+    """Whether generations wait, after the swap too, until `AcceptRequests` or the next swap that is not a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class SaveTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """What a replica has saved of a transfer."""
+    """The weights of a transfer, as a replica has saved them."""
 
     checksum: str
     size_bytes: int
@@ -228,7 +228,7 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class CommandCosts:
-    """What commands took, in seconds, tokens and bytes; 0 for commands that have no such cost. Costs can be added."""
+    """Costs of commands in seconds, tokens and bytes, which can be added; 0 for commands that have no such cost."""
 
     load_s: float = 0.0
     """`Stage`: fetching the weights. `SetAdapters`: all of it."""
@@ -255,7 +255,7 @@ class CommandReport:
 
     command_number: int
     loaded: LoadedWeights
-    """What the engine holds after the command."""
+    """The versions that the engine holds after the command."""
     error: str | None = None
     """Why the command failed."""
     broken: bool = False
@@ -278,7 +278,7 @@ class NumberedCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRegistration:
-    """What a replica tells about itself when it registers."""
+    """A replica's description of itself when it registers."""
 
     replica_id: str
     actor: Any
@@ -287,7 +287,7 @@ class ReplicaRegistration:
     """Processes that share one copy of the model."""
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     records: Mapping[int, str] = field(default_factory=dict)
-    """Of the loaded versions, the `record` that came with each: what a store that has lost its folder knows of them."""
+    """The `record` that came with each of the loaded versions, for a store that has lost its folder."""
     is_on_trial: bool = False
     """Whether `loaded` is on trial: the replica never accepted requests with it, and it may be unusable. No store takes
     such a version over."""

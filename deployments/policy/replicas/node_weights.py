@@ -55,7 +55,7 @@ class NodeFile:
 
 
 class NodeWeights:
-    """What one replica sees of its node's weights.
+    """A replica's view of its node's weights.
 
     Args:
         folder: of this node, shared by all its replicas.

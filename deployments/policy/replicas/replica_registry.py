@@ -54,7 +54,7 @@ class RegisteredReplica:
     loading: tuple[int, ...] = ()
     """Versions that it is being given outside of updates."""
     checksum: str | None = None
-    """Of the weights in its engine; `None` until somebody has asked for it and the replica has computed it."""
+    """Checksum of the weights in its engine; `None` until somebody has asked for it and the replica has computed it."""
     is_checksum_asked: bool = False
     """Whether the replica was told to compute the checksum of what it holds."""
     commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)

@@ -100,7 +100,7 @@ class TransferSaving:
         self._last: asyncio.Task[None] | None = None
 
     async def layouts(self, replicas: int) -> list[Layout | None]:
-        """What each of the replicas is told to save: the first all tensors of the checkpoint, the others nothing."""
+        """The layout that each replica is told to save: the first all tensors of the checkpoint, the others nothing."""
         nothing: list[Layout | None] = [None] * replicas
         if not self._is_on:
             return nothing
@@ -111,12 +111,12 @@ class TransferSaving:
             return nothing
         return [{name: (tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()}, *nothing[1:]]
 
-    def begin(self, version: int, replica: RegisteredReplica) -> None:
-        """Args: `replica` is the first of those that took part in the transfer."""
+    def start_saving(self, version: int, replica: RegisteredReplica) -> None:
+        """Starts to save the version on `replica`, the first of those that took part in the transfer."""
         if self._is_on:
             self._last = self._tasks.start(self._save(version, replica))
 
-    async def ended(self) -> None:
+    async def saved(self) -> None:
         """Returns when the last one has been saved, or could not be."""
         if self._last is not None:
             await asyncio.wait([self._last])

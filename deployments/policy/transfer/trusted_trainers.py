@@ -49,10 +49,10 @@ class TrustedTrainer:
         """Raises `ValueError` with advice."""
         matched = ENTRY.fullmatch(text)
         if matched is None:
-            raise ValueError(f"{text!r} is no address with a port: {FORM}")
+            raise ValueError(f"{text!r} is not an address with a port: {FORM}")
         host, first, last = matched[1] or matched[2], int(matched[3]), int(matched[4] or matched[3])
         if not 1 <= first <= last <= LARGEST_PORT:
-            raise ValueError(f"the ports of {text!r} are no range within 1-{LARGEST_PORT}: {FORM}")
+            raise ValueError(f"the ports of {text!r} are not a range within 1-{LARGEST_PORT}: {FORM}")
         if matched[1] or "/" in host or NUMERIC.fullmatch(host):
             return cls(ip_network(host), first, last)
         if not HOST_NAME.fullmatch(host):
@@ -68,7 +68,8 @@ class TrustedTrainer:
 
 
 class TrustedTrainers:
-    """
+    """The trainers that the config lists.
+
     Args:
         trainers: as `TransferSettings.trainers`; without any, transfers are off.
     """

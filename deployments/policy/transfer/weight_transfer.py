@@ -52,7 +52,7 @@ def rank_offsets(workers: Sequence[int]) -> list[int]:
 
 
 def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
-    """What each replica is told: all the same, or, of a list with one entry for each worker, the entries of its own.
+    """The update info for each replica: all the same, or, of a list with one entry for each worker, those of its own.
 
     Raises:
         TransferRefused: the list does not have one entry for each worker.
@@ -80,7 +80,8 @@ REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; c
 
 
 class WeightTransfer:
-    """
+    """Connects the replicas to a trainer, and takes them through the steps of a transfer.
+
     Args:
         rendezvous_timeout_s: a trainer that a replica cannot connect to within so many seconds is refused.
         idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
@@ -117,7 +118,7 @@ class WeightTransfer:
         """Held while a transfer is under way."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._keeps_prefix_cache = False
-        """Of the transfer that is under way."""
+        """Whether the transfer that is under way keeps the prefix cache."""
 
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
@@ -163,7 +164,7 @@ class WeightTransfer:
             await self._registry.forget_the_dead()
             if not self._participants or self._participants != self._registry.started:
                 raise TransferRefused.of("transfer", REPLICAS_CHANGED)
-            await self._saving.ended()
+            await self._saving.saved()
             layouts = await self._saving.layouts(len(self._participants))
             self._lease = lease.hand_over()
             self._keeps_prefix_cache = not options.reset_prefix_cache
@@ -203,7 +204,7 @@ class WeightTransfer:
             try:
                 replicas = await self._resume(number, applied)
                 await self._activation.activate(self._policy)
-                self._saving.begin(number, self._participants[0])
+                self._saving.start_saving(number, self._participants[0])
             finally:
                 self._taken_lease().release()
         return PolicyUpdate(

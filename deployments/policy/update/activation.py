@@ -23,7 +23,7 @@ from deployments.policy.versions.version_history import VersionHistory
 from deployments.rpc.background_tasks import BackgroundTasks
 
 LARGEST_SHARE = 0.5
-"""Of the size of the full weights: more bytes of deltas behind them would save little disk."""
+"""Largest share of the size of the full weights: more bytes of deltas behind them would save little disk."""
 logger = logging.getLogger("rollout_service.policy")
 
 

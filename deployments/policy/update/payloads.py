@@ -45,7 +45,7 @@ class Payloads:
         return needed if self._versions.updating_to is None else needed | {self._versions.updating_to}
 
     async def missing(self, loaded: LoadedWeights) -> Sequence[VersionPayload]:
-        """What a replica that holds `loaded` has to load, in this order, to hold what is desired.
+        """The versions that a replica which holds `loaded` has to load, in this order, to hold what is desired.
 
         Empty if it holds it, or if the service does not have it.
         """
@@ -54,7 +54,7 @@ class Payloads:
         return [await self.payload(number, loaded.full) for number in lacking(loaded, self._versions.desired)]
 
     async def complete(self) -> Sequence[VersionPayload]:
-        """What a replica has to load, in this order, that has no version as a whole; empty if the service lacks it.
+        """The versions that a replica without a whole one has to load, in this order; empty if the service lacks one.
 
         Raises:
             VersionUnknown, WeightsRefused: as `DeltaChains.file` does.
@@ -145,7 +145,7 @@ class Payloads:
             return adapter
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
-        info = self._versions.stored(version)
+        info = self._versions.store.find(version)
         delta = None if info is None or info.delta_checksum != checksum else self._versions.delta_file(info)
         if delta is None:
             raise VersionUnknown.not_stored(version)
@@ -192,7 +192,7 @@ class Payloads:
 def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:
     """The versions to load, in this order, to get from `loaded` to `desired`.
 
-    An adapter cannot be taken off, so that full weights alone are loaded anew.
+    An adapter cannot be taken off, so that full weights alone are loaded again.
     """
     if loaded == desired:
         return []

@@ -21,7 +21,8 @@ logger = logging.getLogger("rollout_service.policy")
 
 
 class Pushes:
-    """
+    """Runs pushes: prepares the version, and has the replicas load it.
+
     Args:
         checkpoint_roots: as in `PolicySettings`.
     """

@@ -1,4 +1,4 @@
-"""What becomes of a replica that registers: it loads what it lacks, or the store takes over what the replica has.
+"""Admission of replicas that register: one loads what it lacks, or the store takes over what the replica has.
 
 A store whose folder was lost, or is older than what replicas serve, does not take them back, and reads the weights that
 it lacks from the replicas that have their file.
@@ -53,7 +53,8 @@ NOWHERE = StoredFile(path="", node_id="", inode=0, modified_ns=0)
 
 
 class Reseeding:
-    """
+    """Reads weights that the store lacks back from the replicas that have them.
+
     Args:
         source_of: where a replica's files are read, by the replica's id.
         node_id: of the policy store's node.
@@ -79,7 +80,7 @@ class Reseeding:
             for version in sorted({desired.full, desired.version}):
                 if self._versions.has_weights(version):
                     continue
-                info = self._versions.stored(version)
+                info = self._versions.store.find(version)
                 if info is None or not await self._reseeded(info, self._holders(version)):
                     return False
             return True
@@ -91,7 +92,7 @@ class Reseeding:
             holder: id of the replica.
         """
         async with self._one_at_a_time:
-            info = self._versions.stored(version)
+            info = self._versions.store.find(version)
             if info is None:
                 return False
             described = info.model_copy(update={"checksum": saved.checksum, "size_bytes": saved.size_bytes})
@@ -163,7 +164,7 @@ class Standing(Enum):
 class RegistrationVerdict:
     standing: Standing
     reason: str = ""
-    """Of `DIFFERENT`."""
+    """Why it is `DIFFERENT`."""
 
 
 def held_versions(registration: ReplicaRegistration) -> list[StoredVersion]:
@@ -226,7 +227,8 @@ service that starts for the first time loses no time."""
 
 
 class Recovery:
-    """
+    """Admits the replicas that register.
+
     Args:
         settle_s: how long a store with an empty folder waits for replicas that are ahead of it.
     """
@@ -290,7 +292,7 @@ class Recovery:
             self._registry.replace_if_registered(replica, verdict.reason)
             return False
         if verdict.standing is Standing.TRIED:
-            self._versions.keep_tried(replica.loaded.version)
+            self._versions.store.keep_tried(replica.loaded.version)
         if self._lacks_weights_of(replica):
             self._tasks.start(self._reseed())
         return True

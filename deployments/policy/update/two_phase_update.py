@@ -51,13 +51,13 @@ NO_EFFECT_OF_ADAPTER = (
     "rollouts are as without it."
 )
 EFFECT_SHARE = 0.001
-"""Of the values that every text is computed with. Where more have changed, some log-probability changes even if each
-changed by its last bit alone."""
+"""Share of the values that every text is computed with. Where more have changed, some log-probability changes even if
+each changed by its last bit alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateCommands:
-    """What replicas are told in an update to one version."""
+    """The commands to replicas in an update to one version."""
 
     version: int
     size_bytes: int

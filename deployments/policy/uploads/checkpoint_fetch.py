@@ -13,7 +13,7 @@ import fsspec  # type: ignore[import-untyped]
 from deployments.policy.failures import SourceRefused
 
 SUFFIXES = (".safetensors", ".json")
-"""Of the files in a checkpoint's folder, those that are read."""
+"""Endings of the files in a checkpoint's folder that are read."""
 NO_ROOTS = "none is configured; policy.checkpoint_roots of the service's config names them"
 
 
@@ -85,7 +85,7 @@ def normalized(location: str) -> str:
     """Resolves `.`, `..`, symbolic links and `file://`, so that comparing the text with a root is safe.
 
     Raises:
-        ValueError, RuntimeError: it is no path, or its symbolic links form a circle.
+        ValueError, RuntimeError: it is not a path, or its symbolic links form a circle.
     """
     if not is_url(location):
         return str(Path(location.removeprefix("file://")).resolve())

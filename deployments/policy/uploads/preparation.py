@@ -45,22 +45,22 @@ class PreparedVersion(NamedTuple):
 
 
 class PreparedFile(NamedTuple):
-    """What `StoredVersion` says of the file of a version."""
+    """The part of `StoredVersion` that follows from the file of a version."""
 
     file: Path
     checksum: str
-    """Of the full weights, or of the adapter."""
+    """Checksum of the full weights, or of the adapter."""
     pushed_checksum: str
-    """Of the tensors that were pushed: of a delta the changes, of partial weights those among them."""
+    """Checksum of the tensors that were pushed: the changes of a delta, or those among partial weights."""
     size_bytes: int
-    """Of them as one file."""
+    """Size of the full weights or the adapter as one file."""
     adapter_config: str | None = None
     delta_checksum: str | None = None
     """If `file` is a delta."""
 
 
 class VersionPreparation:
-    """The work is done in a thread. Files that are assembled exist until the end of the block."""
+    """Prepares versions of one policy, in a thread. Files that are assembled exist until the end of the block."""
 
     def __init__(self, versions: VersionHistory, checkpoint_roots: Sequence[str]) -> None:
         self._versions = versions
@@ -70,7 +70,8 @@ class VersionPreparation:
     async def from_upload(
         self, version: int, options: PushOptions, upload: Path, is_zstd: bool, digest: str | None
     ) -> AsyncIterator[PreparedVersion]:
-        """
+        """Prepares a version from the bytes that arrived.
+
         Args:
             upload: the complete bytes; the file itself becomes the version's weights if nothing has to be assembled.
             digest: the `weights_digest` of what was sent, as its sender says.
@@ -101,7 +102,8 @@ class VersionPreparation:
     async def from_checkpoint(
         self, version: int, options: PushOptions, checkpoint: str
     ) -> AsyncIterator[PreparedVersion]:
-        """
+        """Prepares a version from a checkpoint that the service reads itself.
+
         Args:
             checkpoint: path or fsspec URL.
 
@@ -261,4 +263,4 @@ def digest_if_readable(path: Path) -> str | None:
 
 def damaged(digest: str, found: str | None) -> ChunkDamaged:
     has = "is no longer readable" if found is None else f"has {found}"
-    return ChunkDamaged.of(WEIGHTS_DIGEST, f"what arrived {has}; send it anew", digest)
+    return ChunkDamaged.of(WEIGHTS_DIGEST, f"what arrived {has}; send it again", digest)

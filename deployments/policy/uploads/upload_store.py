@@ -61,7 +61,7 @@ class UploadStore:
         return self._state_of(version, note)
 
     def states(self) -> list[UploadState]:
-        """Of all versions of which something has arrived, in order."""
+        """The states of all versions of which something has arrived, in order."""
         return [self._state_of(version, note) for version, note in self._notes().items()]
 
     def _state_of(self, version: int, note: UploadNote) -> UploadState:
@@ -81,7 +81,7 @@ class UploadStore:
         return sum(path.stat().st_size for path in uploads if path != own)
 
     def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> None:
-        """Discards what had arrived from `first_byte` on; at 0 the upload begins anew, and is that of `owner`.
+        """Discards what had arrived from `first_byte` on; at 0 the upload begins again, and is that of `owner`.
 
         Raises:
             ChunkMisplaced: the chunk begins beyond what has arrived.
@@ -103,7 +103,7 @@ class UploadStore:
         """Writes bytes of a chunk, which count once `end_chunk` was called.
 
         Raises:
-            ChunkMisplaced: another sender has begun the upload anew, or it was dropped.
+            ChunkMisplaced: another sender has begun the upload again, or it was dropped.
         """
         self._refuse_hole(version, offset)
         with self.path(version).open("r+b") as file:
@@ -135,7 +135,7 @@ class UploadStore:
         return math.inf if upload.expires_at is None else (upload.expires_at - utc_now()).total_seconds()
 
     def oldest_refused(self, but: Collection[int] = ()) -> int | None:
-        """Of the refused uploads except those in `but`, the one that changed first."""
+        """The refused upload that changed first, except those in `but`."""
         refused = {
             version: note.changed_at
             for version, note in self._notes().items()

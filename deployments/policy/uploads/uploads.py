@@ -1,4 +1,4 @@
-"""What arrives of a version over HTTP, in chunks, who may write it, and which complete versions are being pushed.
+"""Uploads over HTTP in chunks: who may write them, their quota, and which complete versions are being pushed.
 
 Guarantees: of several senders of one version only the one that began the last chunk may write, so the bytes of two
 senders never mix; nothing is written once all has arrived and the version is being validated; an upload never grows
@@ -68,7 +68,7 @@ LARGEST_UPLOADS_IN_QUOTA = 4
 
 
 class Uploads:
-    """The uploads of one policy.
+    """The uploads of one policy. Calls that write have to be finished even if their caller goes away.
 
     Args:
         quota_bytes: of all unfinished uploads, those of other policies included; `None` for
@@ -81,7 +81,6 @@ class Uploads:
         versions: VersionHistory,
         initial: InitialVersion,
         active_pushes: ActivePushes,
-        tasks: BackgroundTasks,
         housekeeping: Housekeeping,
         quota_bytes: int | None,
     ) -> None:
@@ -89,7 +88,6 @@ class Uploads:
         self._versions = versions
         self._initial = initial
         self._active_pushes = active_pushes
-        self._tasks = tasks
         self._housekeeping = housekeeping
         self._quota_bytes = quota_bytes
         self._senders: dict[int, str] = {}
@@ -106,9 +104,6 @@ class Uploads:
             VersionRefused: the number is taken or too far ahead, or a push of the version is under way.
             ChunkMisplaced: the chunk begins beyond what has arrived.
         """
-        return await self._tasks.finish(self._begin_chunk(version, first_byte, owner))
-
-    async def _begin_chunk(self, version: int, first_byte: int, owner: str | None) -> str:
         async with self._writing:
             self._versions.refuse_taken(version)
             self._active_pushes.refuse_active(version)
@@ -118,16 +113,13 @@ class Uploads:
             return sender
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        """Writes bytes, which count once the chunk has ended; the write ends even if the caller goes away.
+        """Writes bytes, which count once the chunk has ended.
 
         Raises:
             ChunkMisplaced: another sender has begun a chunk since, or the upload was dropped.
             WeightsRefused: the upload exceeds what weights of the model can have; it is dropped.
             UploadsFull: the quota is used up by other uploads that were not refused.
         """
-        await self._tasks.finish(self._write_chunk(version, sender, offset, data))
-
-    async def _write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
         most_bytes = largest_upload_bytes(await self._initial.layout())
         async with self._writing:
             self.refuse_overtaken(version, sender)
@@ -151,9 +143,6 @@ class Uploads:
 
     async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         """Counts the bytes before `end`. Raises `ChunkMisplaced` as `write_chunk` does."""
-        return await self._tasks.finish(self._end_chunk(version, sender, end, total_bytes))
-
-    async def _end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         async with self._writing:
             self.refuse_overtaken(version, sender)
             return await asyncio.to_thread(self._store.end_chunk, version, end, total_bytes)

@@ -104,7 +104,7 @@ def parameter_of(module: str) -> str:
 
 
 def adapter_problems(header: Header, adapter_config: str, layout: PolicyLayout) -> Iterator[FieldProblem]:
-    """One problem for each tensor that is no matrix of a module of the model, or does not fit its module.
+    """One problem for each tensor that is not a matrix of a module of the model, or does not fit its module.
 
     A layer with a weight of [rows, columns] takes an A of [rank, columns] and a B of [rows, rank]; embeddings take them
     the other way round. Left to the engine is what `layout` cannot tell: the shapes where weights are transposed or
@@ -135,7 +135,7 @@ def adapter_problems(header: Header, adapter_config: str, layout: PolicyLayout) 
         rows, columns = weight.shape if half.endswith(".weight") else reversed(weight.shape)
         rank = other[0] if other and half.startswith(("lora_B", "lora_embedding_B")) else None
         takes = (rank, columns) if half.startswith(("lora_A", "lora_embedding_A")) else (rows, rank)
-        if not fits(shape, takes):
+        if not has_shape(shape, takes):
             said = ", ".join("rank" if size is None else str(size) for size in takes)
             yield FieldProblem(field=name, message=f"its shape is {list(shape)}; {module} takes [{said}]")
 
@@ -145,12 +145,12 @@ def module_of(name: str) -> str:
 
 
 def without_text_prefix(module: str) -> str:
-    """What distinguishes modules whose models are nested differently: engines know more of such names than `layout`."""
+    """The name without what differs where models are nested differently: engines know more such names than `layout`."""
     while prefix := next((each for each in NESTED_IN if module.startswith(each)), None):
         module = module.removeprefix(prefix)
     return module
 
 
-def fits(shape: Sequence[int], takes: Sequence[int | None]) -> bool:
-    """Args: `takes` has `None` for a size that is free."""
+def has_shape(shape: Sequence[int], takes: Sequence[int | None]) -> bool:
+    """Whether the shape is `takes`, in which `None` stands for any size."""
     return len(shape) == len(takes) and all(size in (None, actual) for actual, size in zip(shape, takes, strict=True))

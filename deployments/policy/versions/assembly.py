@@ -89,14 +89,14 @@ def write_adapter(folder: Path, packed: Path) -> None:
 
 
 class NotZstd(WeightsRefused):
-    """The bytes are no zstd stream: they never were, or were damaged."""
+    """The bytes are not a zstd stream: they never were, or were damaged."""
 
 
 def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
     """Decompresses a file.
 
     Raises:
-        NotZstd: it is no zstd stream.
+        NotZstd: it is not a zstd stream.
         WeightsRefused: it decompresses to more than `most_bytes`; no more is written then.
     """
     try:
@@ -104,7 +104,7 @@ def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
             decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
             decompressor.copy_stream(source, BoundedWriter(target, most_bytes))  # type: ignore[arg-type]  # only write is called
     except zstandard.ZstdError as error:
-        message = f"the bytes are no zstd stream, as Content-Encoding says: {error}"
+        message = f"the bytes are not a zstd stream, as Content-Encoding says: {error}"
         raise NotZstd.of("weights", message) from error
 
 

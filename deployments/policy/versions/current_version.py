@@ -13,7 +13,7 @@ from deployments.policy.failures import PolicyNotCurrent
 
 @dataclass(frozen=True, slots=True)
 class NamedVersions:
-    """What one store said at one moment: answers can overtake one another, and a later one has a higher `revision`."""
+    """A store's answer at one moment: answers can overtake one another, and a later one has a higher `revision`."""
 
     store: str
     """Differs between any two stores, one that restarted included."""
@@ -29,7 +29,8 @@ LONG_POLL_S = 5.0
 
 
 class CurrentVersion:
-    """
+    """The number of the current version of one policy, which can be waited for.
+
     Args:
         number: the version that is current on disk.
         longest_wait_s: bounds `wait_for`, in seconds.

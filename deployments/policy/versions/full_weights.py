@@ -27,7 +27,8 @@ INITIAL = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimesta
 
 
 class InitialVersion:
-    """
+    """Version 0: the checkpoint of the configured model.
+
     Args:
         model: folder or hub name of the checkpoint.
         file: where its weights are to lie as one file; it is made when it is first needed.
@@ -55,7 +56,7 @@ class InitialVersion:
 
     @cached_property
     def checksum(self) -> str:
-        """Of the initial weights. The first call reads all of `file`; call it from a thread."""
+        """Checksum of the initial weights. The first call reads all of `file`; call it from a thread."""
         return file_checksum(self.file())
 
     def file(self) -> Path:
@@ -91,7 +92,7 @@ class DeltaChains:
         """
         links = [version]
         while links[0] and not self._store.weights(links[0]).exists():
-            info = self._info(links[0])
+            info = self._store.find(links[0])
             if info is None or info.base is None or not self._store.delta(links[0]).exists():
                 return []
             links.insert(0, info.base)
@@ -135,7 +136,7 @@ class DeltaChains:
             raise WeightsRefused.of("base", BASE_REMOVED) from error
 
     def _make(self, version: int) -> None:
-        info = self._info(version)
+        info = self._store.find(version)
         if info is None or info.base is None or not self.links(version):
             raise VersionUnknown.not_stored(version)
         making = self._store.making_weights(version)
@@ -157,12 +158,6 @@ class DeltaChains:
         root, *links = self.links(base) or [base]
         file = self._store.weights(root) if root else self._initial.file()
         return write_applied(file, [*map(self._store.delta, links), delta], full)
-
-    def _info(self, version: int) -> StoredVersion | None:
-        try:
-            return self._store.info(version)
-        except VersionUnknown:
-            return None
 
 
 def other_weights(info: StoredVersion, checksum: str) -> WeightsRefused:

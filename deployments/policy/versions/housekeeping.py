@@ -16,7 +16,7 @@ from uuid import uuid4
 
 @dataclass(frozen=True, slots=True)
 class Trash:
-    """Args: `folder` is the version store's, in which everything lies that is discarded."""
+    """Discarded files, on their way out of `folder`, that of the version store."""
 
     folder: Path
 

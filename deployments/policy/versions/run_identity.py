@@ -18,7 +18,7 @@ from deployments.policy.versions.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import NotSafetensors
 
 DIGITS = 12
-"""Of a digest, in the default name of a run."""
+"""Digits of a digest in the default name of a run."""
 
 
 class FolderRefused(Exception):
@@ -37,7 +37,7 @@ class RunRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What the config says.
+    """The model and the run that the config names.
 
     Args:
         run: name of the training run, if it has one.
@@ -101,13 +101,13 @@ class RunIdentity:
         if (self.model, self.revision) == (recorded.model, recorded.revision):
             return None
         return (
-            f"holds versions of the model {named(recorded.model, recorded.revision)}, and the service's model is "
-            f"{named(self.model, self.revision)}: name another folder, or set policy.run to {recorded.run} to go on "
-            "with its weights if it is the same model in another place."
+            f"holds versions of the model {model_label(recorded.model, recorded.revision)}, and the service's model is "
+            f"{model_label(self.model, self.revision)}: name another folder, or set policy.run to {recorded.run} to go "
+            "on with its weights if it is the same model in another place."
         )
 
     def _default_run(self, folder: Path) -> str:
-        text = "\n".join([str(folder.absolute()), named(self.model, self.revision)])
+        text = "\n".join([str(folder.absolute()), model_label(self.model, self.revision)])
         return f"run-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
 
@@ -129,5 +129,5 @@ def layout_digest(model: str) -> str | None:
     return hashlib.sha256(json.dumps(layout.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-def named(model: str, revision: str | None) -> str:
+def model_label(model: str, revision: str | None) -> str:
     return model if revision is None else f"{model} at {revision}"

@@ -29,14 +29,15 @@ OTHER_BASE = (
 
 
 class FullWeights(NamedTuple):
-    """What tells full weights from others once their version is no longer stored."""
+    """The identity of full weights, also once their version is no longer stored."""
 
     version: int
     checksum: str | None = None
 
 
 class VersionHistory:
-    """
+    """The versions of one policy.
+
     Args:
         max_step: how far the number of a new version may be above the newest one.
         run: the training run that makes new versions.
@@ -65,16 +66,12 @@ class VersionHistory:
 
     @property
     def desired(self) -> LoadedWeights:
-        """What every replica should hold: the current full weights and the current adapter, if any."""
+        """The versions that every replica should hold: the current full weights and the current adapter, if any."""
         current = self.store.current()
         if current == 0:
             return LoadedWeights()
         info = self.store.info(current)
         return LoadedWeights(info.base or 0, current) if info.kind == "adapter" else LoadedWeights(current)
-
-    @property
-    def current_on_disk(self) -> int:
-        return self.store.current()
 
     def list(self) -> list[VersionInfo]:
         """In order of their numbers, version 0 first."""
@@ -86,7 +83,7 @@ class VersionHistory:
 
     def uploaded(self, version: int, digest: str) -> StoredVersion | None:
         """The version, if it is or was current and was uploaded as bytes with this digest."""
-        found = next((stored for stored in self.store.versions() if stored.version == version), None)
+        found = self.store.find(version)
         if found is None or version > self._current.number or found.upload_digest != digest:
             return None
         return found
@@ -101,16 +98,13 @@ class VersionHistory:
         return bool(self.store.current() or self.store.versions() or self.store.tried().versions)
 
     def known(self) -> KnownVersions:
-        """What is compared with the versions of a replica that registers."""
+        """The knowledge with which the versions of a replica that registers are compared."""
         return KnownVersions(
             run=self._run,
             current=self.store.current(),
             stored={info.version: info for info in self.store.versions()},
             tried={info.version: info for info in self.store.tried().versions},
         )
-
-    def stored(self, version: int) -> StoredVersion | None:
-        return next((info for info in self.store.versions() if info.version == version), None)
 
     def has_weights(self, version: int) -> bool:
         """False after a transfer until a replica has saved its weights, and of a version that was taken over from a
@@ -133,10 +127,6 @@ class VersionHistory:
             if info.version not in stored:
                 self.store.add(info.model_copy(update={"run": self._run}), None)
         self.store.make_current(held[-1].version)
-
-    def keep_tried(self, version: int) -> None:
-        """The number is not given again but to the same weights: a replica has loaded them under it."""
-        self.store.keep_tried(version)
 
     def is_taken(self, version: int) -> bool:
         """Whether the number is not above those of the current version and of a running update."""
@@ -198,10 +188,6 @@ class VersionHistory:
         finally:
             self._remove_unless_current(info.version)
 
-    def make_current(self, version: int) -> None:
-        """On disk; `publish` tells everyone who waits."""
-        self.store.make_current(version)
-
     async def publish(self) -> int:
         """Publishes and returns the version that is current on disk."""
         current = self.store.current()
@@ -228,7 +214,7 @@ class VersionHistory:
         return self.store.info(version) if version else INITIAL
 
     def record(self, version: int) -> str | None:
-        """What is known of the version, for replicas to keep with its weights; `None` of the initial version.
+        """The record of the version, for replicas to keep with its weights; `None` for the initial version.
 
         Raises:
             VersionUnknown: it is not stored.
@@ -281,12 +267,12 @@ class VersionHistory:
         one, other = self._origin(one), self._origin(other)
         if one == other:
             return True
-        checksums = [info.checksum for info in map(self.stored, (one, other)) if info is not None]
+        checksums = [info.checksum for info in map(self.store.find, (one, other)) if info is not None]
         return len(checksums) == 2 and checksums[0] == checksums[1] is not None
 
     def _origin(self, version: int) -> int:
         """The version whose weights it has again, if it is a rollback."""
-        while (info := self.stored(version)) is not None and info.rollback_of is not None:
+        while (info := self.store.find(version)) is not None and info.rollback_of is not None:
             version = info.rollback_of
         return version
 
@@ -294,7 +280,7 @@ class VersionHistory:
     def full_weights(self) -> FullWeights:
         """Those that are current."""
         full = self.desired.full
-        info = self.stored(full)
+        info = self.store.find(full)
         return FullWeights(full, None if info is None else info.checksum)
 
     def refuse_other_base(self, options: PushOptions) -> None:
@@ -312,7 +298,7 @@ class VersionHistory:
             raise PolicyNotCurrent(problem)
 
     def warnings_of_base(self, before: FullWeights | None, options: PushOptions) -> Sequence[str]:
-        """What the sender of an adapter is told if the one before was served on other full weights than the current.
+        """Warns the sender of an adapter if the one before was served on other full weights than the current.
 
         Args:
             before: on which that was; `None` without an adapter before.

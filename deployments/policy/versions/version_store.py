@@ -120,13 +120,20 @@ class VersionStore:
         ]
         return sorted(infos, key=lambda info: info.version)
 
-    def info(self, version: int) -> StoredVersion:
-        """Raises `VersionUnknown`."""
+    def find(self, version: int) -> StoredVersion | None:
+        """The version, if it is stored here."""
         try:
             text = (self._version_folder(version) / "info.json").read_text()
         except FileNotFoundError:
-            raise VersionUnknown.not_stored(version) from None
+            return None
         return StoredVersion.model_validate_json(text)
+
+    def info(self, version: int) -> StoredVersion:
+        """Raises `VersionUnknown`."""
+        found = self.find(version)
+        if found is None:
+            raise VersionUnknown.not_stored(version)
+        return found
 
     def weights(self, version: int) -> Path:
         """Where the weights of the version are, if they are stored here as a whole."""
@@ -216,7 +223,7 @@ class VersionStore:
         for name in ("making", "checking"):
             self._discard(self.folder / name)
         current, stored = self.current(), self.versions()
-        # One without a file was being taken over from a replica, which serves it: it is no attempt that broke off.
+        # One without a file was being taken over from a replica, which serves it: no attempt has broken off.
         if unfinished := [info for info in stored if info.version > current and self._has_file(info.version)]:
             self._write_as_tried(unfinished)
         self.keep_only(info.version for info in stored if info.version <= current)
@@ -253,7 +260,8 @@ class VersionStore:
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """
+    """The versions that a store knows.
+
     Args:
         current: the version that is current on disk.
         stored: by their numbers.

@@ -162,11 +162,11 @@ def test_an_entry_is_a_host_and_its_ports(text: str, parsed: TrustedTrainer) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("10.0.0.4", f"'10.0.0.4' is no address with a port: {FORM}"),
-        ("fd00::4:29500", f"'fd00::4:29500' is no address with a port: {FORM}"),
-        ("10.0.0.4:0", f"the ports of '10.0.0.4:0' are no range within 1-65535: {FORM}"),
-        ("10.0.0.4:9-8", f"the ports of '10.0.0.4:9-8' are no range within 1-65535: {FORM}"),
-        ("10.0.0.4:65536", f"the ports of '10.0.0.4:65536' are no range within 1-65535: {FORM}"),
+        ("10.0.0.4", f"'10.0.0.4' is not an address with a port: {FORM}"),
+        ("fd00::4:29500", f"'fd00::4:29500' is not an address with a port: {FORM}"),
+        ("10.0.0.4:0", f"the ports of '10.0.0.4:0' are not a range within 1-65535: {FORM}"),
+        ("10.0.0.4:9-8", f"the ports of '10.0.0.4:9-8' are not a range within 1-65535: {FORM}"),
+        ("10.0.0.4:65536", f"the ports of '10.0.0.4:65536' are not a range within 1-65535: {FORM}"),
         ("10.0.0.4/8:1", "10.0.0.4/8 has host bits set"),
         ("10.0.0.400:1", "'10.0.0.400' does not appear to be an IPv4 or IPv6 network"),
         ("*:1", f"'*' is neither a host name nor an address: {FORM}"),

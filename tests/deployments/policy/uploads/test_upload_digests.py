@@ -74,7 +74,7 @@ def test_an_upload_of_which_a_byte_was_damaged_is_dropped_and_can_be_sent_again(
             await world.complete(1, PushOptions(**damage.options), is_zstd, digest)
         [problem] = raised.value.problems
         assert (problem.field, problem.value) == ("weights-digest", digest)
-        assert problem.message.endswith("; send it anew")
+        assert problem.message.endswith("; send it again")
         with pytest.raises(VersionUnknown):
             await world.store.upload_state(1)
         assert versions(world) == []
@@ -98,7 +98,7 @@ def test_bad_weights_that_arrived_as_they_were_sent_are_refused_and_not_called_d
 def test_a_stream_whose_sender_named_no_digest_is_refused_if_it_is_none(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.upload(1, weights(2.0))
-        with pytest.raises(WeightsRefused, match="the bytes are no zstd stream, as Content-Encoding says"):
+        with pytest.raises(WeightsRefused, match="the bytes are not a zstd stream, as Content-Encoding says"):
             await world.complete(1, PushOptions(), is_zstd=True)
 
     play(story, tmp_path)

@@ -79,7 +79,7 @@ def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path, windo
 def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(save(GOOD))
     [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
-    assert (field, "the bytes are no zstd stream, as Content-Encoding says" in message) == ("weights", True)
+    assert (field, "the bytes are not a zstd stream, as Content-Encoding says" in message) == ("weights", True)
 
 
 @pytest.mark.parametrize("kept", [0, 10, -1])
