@@ -6,6 +6,8 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -15,10 +17,7 @@ import torch
 import zstandard
 from safetensors.torch import load, load_file, save
 
-from deployments.policy.failures import (
-    PolicyFailure,
-    VersionRefused,
-)
+from deployments.policy.failures import PolicyFailure, VersionRefused
 from deployments.policy.policy import Policy
 from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.replicas.file_fetch import WeightsSource
@@ -188,6 +187,36 @@ def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **se
             await world.end()
 
     run(whole())
+
+
+Story = Callable[..., Coroutine[Any, Any, None]]
+
+
+def in_virtual_time(test: Story) -> Callable[..., None]:
+    @wraps(test)
+    def run_test(*arguments: Any, **named: Any) -> None:
+        run(test(*arguments, **named))
+
+    return run_test
+
+
+def in_world(**settings: Any) -> Callable[[Story], Callable[..., None]]:
+    """Plays a test, whose first parameter is `world`, in virtual time over a store with these settings."""
+
+    def decorate(test: Story) -> Callable[..., None]:
+        fixtures = list(signature(test).parameters.values())[1:]
+        wants_path = any(fixture.name == "tmp_path" for fixture in fixtures)
+
+        @wraps(test)
+        def run_test(tmp_path: Path, **named: Any) -> None:
+            given = {**named, "tmp_path": tmp_path} if wants_path else named
+            play(lambda world: test(world, **given), tmp_path, **settings)
+
+        folder = [] if wants_path else [Parameter("tmp_path", Parameter.KEYWORD_ONLY)]
+        run_test.__signature__ = Signature([*fixtures, *folder])  # type: ignore[attr-defined]
+        return run_test
+
+    return decorate
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from deployments.policy.failures import (
 from deployments.policy.uploads import upload_store
 from deployments.policy.versions.run_identity import FolderRefused
 from rollout_client.contract.policy import PushOptions, SwitchOptions
-from tests.deployments.policy.policy_world import World, adapter, play, refused, taken, weights
+from tests.deployments.policy.policy_world import World, adapter, in_world, refused, taken, weights
 from tests.virtual_time import settled, until
 
 
@@ -32,355 +31,305 @@ async def named(world: World) -> dict[str, int]:
     return dict((await world.store.watch_named(None)).versions)
 
 
-def test_several_policies_are_served_at_once_each_with_versions_of_its_own(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replicas = [await world.replica(name) for name in ("r0", "r1")]
-        await world.push(4, weights(2.0))
-        update = await world.push(1, adapter(1.0), kind="adapter", name="a")
-        assert (update.version, update.name, update.label) == (1, "a", "a/1")
-        assert [(each.replica_id, each.status, each.load_s, each.fetched_bytes) for each in update.replicas] == [
-            ("r0", "swapped", 2.0, 140),
-            ("r1", "swapped", 1.0, 70),
-        ]
-        assert [each.pause_s for each in update.replicas] == [0.0, 0.0]
-        await world.push(7, adapter(2.0), kind="adapter", name="b")
-        await world.push(2, adapter(3.0), kind="adapter", name="a")
-        for replica in replicas:
-            assert replica.named == {"a": 2, "b": 7}
-            assert replica.adapters == {"a": adapter(3.0), "b": adapter(2.0)}
-            assert replica.loaded.full == 4
-        assert await named(world) == {"a": 2, "b": 7}
-        a, b = (await world.store.state(0)).named
-        assert (a.name, a.current, a.base, a.next_version, a.size_bytes) == ("a", 2, 4, 3, len(adapter(3.0)))
-        assert (b.name, b.current, b.base, b.next_version, b.uploads) == ("b", 7, 4, 8, [])
-        assert a.checksum not in (None, b.checksum)
-        assert {file for file in world.files() if file.startswith("names/")} == {
-            "names/a/current.json",
-            "names/a/versions/2/info.json",
-            "names/a/versions/2/weights.safetensors",
-            "names/b/current.json",
-            "names/b/versions/7/info.json",
-            "names/b/versions/7/weights.safetensors",
-        }
-
-    play(story, tmp_path)
+@in_world()
+async def test_several_policies_are_served_at_once_each_with_versions_of_its_own(world: World) -> None:
+    replicas = [await world.replica(name) for name in ("r0", "r1")]
+    await world.push(4, weights(2.0))
+    update = await world.push(1, adapter(1.0), kind="adapter", name="a")
+    assert (update.version, update.name, update.label) == (1, "a", "a/1")
+    assert [(each.replica_id, each.status, each.load_s, each.fetched_bytes) for each in update.replicas] == [
+        ("r0", "swapped", 2.0, 140),
+        ("r1", "swapped", 1.0, 70),
+    ]
+    assert [each.pause_s for each in update.replicas] == [0.0, 0.0]
+    await world.push(7, adapter(2.0), kind="adapter", name="b")
+    await world.push(2, adapter(3.0), kind="adapter", name="a")
+    for replica in replicas:
+        assert replica.named == {"a": 2, "b": 7}
+        assert replica.adapters == {"a": adapter(3.0), "b": adapter(2.0)}
+        assert replica.loaded.full == 4
+    assert await named(world) == {"a": 2, "b": 7}
+    a, b = (await world.store.state(0)).named
+    assert (a.name, a.current, a.base, a.next_version, a.size_bytes) == ("a", 2, 4, 3, len(adapter(3.0)))
+    assert (b.name, b.current, b.base, b.next_version, b.uploads) == ("b", 7, 4, 8, [])
+    assert a.checksum not in (None, b.checksum)
+    assert {file for file in world.files() if file.startswith("names/")} == {
+        "names/a/current.json",
+        "names/a/versions/2/info.json",
+        "names/a/versions/2/weights.safetensors",
+        "names/b/current.json",
+        "names/b/versions/7/info.json",
+        "names/b/versions/7/weights.safetensors",
+    }
 
 
-def test_one_replica_tries_an_adapter_before_any_serves_it(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        for name in ("r0", "r1"):
-            replica = await world.replica(name)
-            await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
+@in_world()
+async def test_one_replica_tries_an_adapter_before_any_serves_it(world: World) -> None:
+    for name in ("r0", "r1"):
+        replica = await world.replica(name)
+        await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
+    await world.push(1, adapter(), kind="adapter", name="a")
+    events = [(who, what) for who, what, _ in world.cluster.events if what.endswith(" a")]
+    assert events == [("r0", "try a"), ("r0", "serve a"), ("r1", "serve a")]
+
+
+@in_world()
+async def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_number_is_free(world: World) -> None:
+    replica = await world.replica("r0", "ok", "ok", "ok", "error")
+    await until(lambda: replica.accepts_requests)
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    message = "a replica could not load them or generate with them: OSError: r0 has no room"
+    async with refused(WeightsRefused, "weights", message):
+        await world.push(2, adapter(2.0), kind="adapter", name="a")
+    assert (replica.named, await named(world), world.cluster.killed) == ({"a": 1}, {"a": 1}, [])
+    [state] = (await world.store.state(0)).named
+    [upload] = state.uploads
+    assert (state.current, state.next_version, upload.version) == (1, 2, 2)
+    assert upload.refused == f"weights: {message}."
+    assert (await world.push(2, adapter(3.0), kind="adapter", name="a")).label == "a/2"
+
+
+@in_world()
+async def test_an_adapter_that_another_replica_cannot_use_is_served_and_that_replica_replaced(world: World) -> None:
+    await world.replica("r0")
+    other = await world.replica("r1", "ok", "error")
+    await until(lambda: other.accepts_requests)
+    update = await world.push(1, adapter(), kind="adapter", name="a")
+    assert [replica.status for replica in update.replicas] == ["swapped", "replaced"]
+    assert (world.cluster.killed, await named(world)) == (["r1"], {"a": 1})
+
+
+@in_world()
+async def test_a_replica_that_dies_in_the_trial_proves_nothing_and_the_next_one_tries(world: World) -> None:
+    for name, *script in (("r0", "ok", "die"), ("r1",)):
+        replica = await world.replica(name, *script)  # type: ignore[arg-type]
+        await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
+    update = await world.push(1, adapter(), kind="adapter", name="a")
+    assert [replica.status for replica in update.replicas] == ["replaced", "swapped"]
+    assert world.cluster.done("try a") == [("r1", 1)]
+
+
+@in_world()
+async def test_where_every_replica_dies_in_the_trial_nothing_is_served(world: World) -> None:
+    replica = await world.replica("r0", "ok", "die")
+    await until(lambda: replica.accepts_requests)
+    async with refused(VersionUntried, "weights", "all replicas were lost before that: it died"):
         await world.push(1, adapter(), kind="adapter", name="a")
-        events = [(who, what) for who, what, _ in world.cluster.events if what.endswith(" a")]
-        assert events == [("r0", "try a"), ("r0", "serve a"), ("r1", "serve a")]
-
-    play(story, tmp_path)
+    assert await named(world) == {}
 
 
-def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_number_is_free(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0", "ok", "ok", "ok", "error")
-        await until(lambda: replica.accepts_requests)
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        message = "a replica could not load them or generate with them: OSError: r0 has no room"
-        async with refused(WeightsRefused, "weights", message):
-            await world.push(2, adapter(2.0), kind="adapter", name="a")
-        assert (replica.named, await named(world), world.cluster.killed) == ({"a": 1}, {"a": 1}, [])
-        [state] = (await world.store.state(0)).named
-        [upload] = state.uploads
-        assert (state.current, state.next_version, upload.version) == (1, 2, 2)
-        assert upload.refused == f"weights: {message}."
-        assert (await world.push(2, adapter(3.0), kind="adapter", name="a")).label == "a/2"
-
-    play(story, tmp_path)
+@in_world()
+async def test_numbers_of_a_name_only_go_up(world: World) -> None:
+    await world.push(3, adapter(1.0), kind="adapter", name="a")
+    async with taken(3, newest=3):
+        await world.push(3, adapter(2.0), kind="adapter", name="a")
+    await world.push(1, adapter(2.0), kind="adapter", name="b")
+    assert await named(world) == {"a": 3, "b": 1}
 
 
-def test_an_adapter_that_another_replica_cannot_use_is_served_and_that_replica_replaced(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0")
-        other = await world.replica("r1", "ok", "error")
-        await until(lambda: other.accepts_requests)
-        update = await world.push(1, adapter(), kind="adapter", name="a")
-        assert [replica.status for replica in update.replicas] == ["swapped", "replaced"]
-        assert (world.cluster.killed, await named(world)) == (["r1"], {"a": 1})
-
-    play(story, tmp_path)
-
-
-def test_a_replica_that_dies_in_the_trial_proves_nothing_and_the_next_one_tries(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        for name, *script in (("r0", "ok", "die"), ("r1",)):
-            replica = await world.replica(name, *script)  # type: ignore[arg-type]
-            await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
-        update = await world.push(1, adapter(), kind="adapter", name="a")
-        assert [replica.status for replica in update.replicas] == ["replaced", "swapped"]
-        assert world.cluster.done("try a") == [("r1", 1)]
-
-    play(story, tmp_path)
+@in_world()
+async def test_the_same_push_sent_again_has_the_same_result(world: World) -> None:
+    first = await world.push(1, adapter(1.0), kind="adapter", name="a")
+    await world.push(1, adapter(2.0), kind="adapter", name="b")
+    stored = world.store.policies.named["a"].served
+    assert stored is not None
+    assert await world.store.repeated_update(1, stored.upload_digest, "a") == first
+    assert await world.store.repeated_update(1, stored.upload_digest, "b") is None
+    assert await world.store.repeated_update(1, stored.upload_digest) is None
+    await world.restart()
+    again = await world.store.repeated_update(1, stored.upload_digest, "a")
+    assert again is not None
+    assert (again.label, again.checksum) == ("a/1", first.checksum)
 
 
-def test_where_every_replica_dies_in_the_trial_nothing_is_served(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0", "ok", "die")
-        await until(lambda: replica.accepts_requests)
-        async with refused(VersionUntried, "weights", "all replicas were lost before that: it died"):
-            await world.push(1, adapter(), kind="adapter", name="a")
-        assert await named(world) == {}
-
-    play(story, tmp_path)
-
-
-def test_numbers_of_a_name_only_go_up(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(3, adapter(1.0), kind="adapter", name="a")
-        async with taken(3, newest=3):
-            await world.push(3, adapter(2.0), kind="adapter", name="a")
-        await world.push(1, adapter(2.0), kind="adapter", name="b")
-        assert await named(world) == {"a": 3, "b": 1}
-
-    play(story, tmp_path)
-
-
-def test_the_same_push_sent_again_has_the_same_result(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        first = await world.push(1, adapter(1.0), kind="adapter", name="a")
-        await world.push(1, adapter(2.0), kind="adapter", name="b")
-        stored = world.store.policies.named["a"].served
-        assert stored is not None
-        assert await world.store.repeated_update(1, stored.upload_digest, "a") == first
-        assert await world.store.repeated_update(1, stored.upload_digest, "b") is None
-        assert await world.store.repeated_update(1, stored.upload_digest) is None
-        await world.restart()
-        again = await world.store.repeated_update(1, stored.upload_digest, "a")
-        assert again is not None
-        assert (again.label, again.checksum) == ("a/1", first.checksum)
-
-    play(story, tmp_path)
-
-
-def test_bad_adapters_are_refused_before_a_replica_hears_of_them(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0")
-        with pytest.raises(WeightsRefused):
-            await world.push(1, adapter(float("nan")), kind="adapter", name="a")
-        assert world.cluster.done("try a") == []
-
-    play(story, tmp_path)
+@in_world()
+async def test_bad_adapters_are_refused_before_a_replica_hears_of_them(world: World) -> None:
+    await world.replica("r0")
+    with pytest.raises(WeightsRefused):
+        await world.push(1, adapter(float("nan")), kind="adapter", name="a")
+    assert world.cluster.done("try a") == []
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_other_full_weights_drop_the_policies_that_were_adapters_for_the_old_ones(
-    tmp_path: Path, is_restarted: bool
+@in_world()
+async def test_other_full_weights_drop_the_policies_that_were_adapters_for_the_old_ones(
+    world: World, is_restarted: bool
 ) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, adapter(), kind="adapter", name="b")
+    replica = await world.replica("r0")
+    await world.push(1, adapter(), kind="adapter", name="b")
+    await world.push(1, weights(2.0))
+    if is_restarted:
+        await world.restart()
+        await until(lambda: bool(world.store.registry.replicas))
+    assert (replica.named, await named(world)) == ({}, {})
+    message = "the policy was dropped after b/1, or the full weights under it were replaced; there are none"
+    async with unknown(message):  # type: ignore[attr-defined]
+        await world.store.wait_for_named("b", 0, None, 0.0)
+    await world.push(2, adapter(2.0), kind="adapter", name="b")
+    [state] = (await world.store.state(0)).named
+    assert (state.current, state.base, replica.named) == (2, 1, {"b": 2})
+
+
+@in_world()
+async def test_a_store_that_dies_when_other_full_weights_are_current_on_disk_drops_them_when_it_restarts(
+    world: World,
+) -> None:
+    await world.push(1, adapter(), kind="adapter", name="b")
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter", name="b")
+    world.version_store.make_current(0)
+    await world.restart()
+    assert await named(world) == {}
+
+
+@in_world()
+async def test_an_adapter_without_a_name_leaves_the_named_policies(world: World) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, adapter(), kind="adapter", name="b")
+    await world.push(1, adapter(2.0), kind="adapter")
+    assert (replica.loaded.adapter, replica.named, await named(world)) == (1, {"b": 1}, {"b": 1})
+
+
+@in_world()
+async def test_full_weights_that_are_refused_leave_the_named_policies_also_on_the_replica_that_tried_them(
+    world: World,
+) -> None:
+    # Started, tried and served the adapter, staged, swapped: the canary fails.
+    replica = await world.replica("r0", *["ok"] * 5, "error")  # type: ignore[arg-type]
+    await until(lambda: replica.accepts_requests)
+    await world.push(1, adapter(), kind="adapter", name="b")
+    with pytest.raises(WeightsRefused):
         await world.push(1, weights(2.0))
-        if is_restarted:
-            await world.restart()
-            await until(lambda: bool(world.store.registry.replicas))
-        assert (replica.named, await named(world)) == ({}, {})
-        message = "the policy was dropped after b/1, or the full weights under it were replaced; there are none"
+    assert (replica.loaded.full, replica.named, await named(world)) == (0, {"b": 1}, {"b": 1})
+
+
+@in_world(transfer_idle_s=5.0)
+async def test_a_transfer_that_breaks_off_leaves_the_named_policies_on_the_replicas_that_go_back(world: World) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, adapter(), kind="adapter", name="b")
+    await world.store.init_transfer({"master_address": "10.0.0.4", "master_port": 29500, "world_size": 2})
+    await world.store.start_transfer(SwitchOptions())
+    replica.named = {}
+    await until(lambda: replica.named == {"b": 1})
+    assert (replica.loaded.full, await named(world)) == (0, {"b": 1})
+
+
+@in_world()
+async def test_a_replica_that_starts_later_has_the_adapters_before_it_accepts_requests(world: World) -> None:
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    await world.push(1, adapter(2.0), kind="adapter", name="b")
+    replica = await world.replica("late")
+    await until(lambda: replica.accepts_requests)
+    assert [what for _, what, _ in world.cluster.events] == ["serve a", "serve b", "accept requests"]
+    assert replica.adapters == {"a": adapter(1.0), "b": adapter(2.0)}
+
+
+@in_world()
+async def test_a_replica_that_cannot_have_the_adapters_when_it_starts_is_replaced(world: World) -> None:
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    replica = await world.replica("late", "error")
+    await until(lambda: world.cluster.killed == ["late"])
+    assert not replica.accepts_requests
+
+
+@in_world()
+async def test_a_restarted_store_serves_them_and_forgets_a_push_that_was_cut_off(world: World) -> None:
+    replica = await world.replica("r0", command_s=1.0)
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    pushing = world.pushing(2, adapter(2.0), kind="adapter", name="a")
+    await until(lambda: world.store.policies.named["a"].versions.updating_to == 2)
+    pushing.cancel()
+    await world.restart()
+    assert await named(world) == {"a": 1}
+    assert (await world.push(2, adapter(3.0), kind="adapter", name="a")).label == "a/2"
+    assert (replica.named, replica.adapters) == ({"a": 2}, {"a": adapter(3.0)})
+
+
+@in_world()
+async def test_a_store_that_lost_its_folder_gives_no_number_again_that_a_replica_serves(world: World) -> None:
+    replica = await world.replica("r0")
+    await world.push(5, adapter(1.0), kind="adapter", name="a")
+    await world.restart_without_folder()
+    await until(lambda: replica.named == {})
+    assert await named(world) == {}
+    async with taken(5, newest=5):
+        await world.push(5, adapter(2.0), kind="adapter", name="a")
+    assert (await world.push(6, adapter(2.0), kind="adapter", name="a")).label == "a/6"
+
+
+@in_world()
+async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world: World) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    await world.push(1, adapter(2.0), kind="adapter", name="b")
+    await world.store.drop_policy("b")
+    assert (replica.named, await named(world)) == ({"a": 1}, {"a": 1})
+    message = "the policy was dropped after b/1, or the full weights under it were replaced; there are a/1"
+    for call in (world.store.drop_policy("b"), world.store.wait_for_named("b", 0, None, 0.0)):
         async with unknown(message):  # type: ignore[attr-defined]
-            await world.store.wait_for_named("b", 0, None, 0.0)
-        await world.push(2, adapter(2.0), kind="adapter", name="b")
-        [state] = (await world.store.state(0)).named
-        assert (state.current, state.base, replica.named) == (2, 1, {"b": 2})
-
-    play(story, tmp_path)
-
-
-def test_a_store_that_dies_when_other_full_weights_are_current_on_disk_drops_them_when_it_restarts(
-    tmp_path: Path,
-) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, adapter(), kind="adapter", name="b")
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter", name="b")
-        world.version_store.make_current(0)
-        await world.restart()
-        assert await named(world) == {}
-
-    play(story, tmp_path)
+            await call
+    _, state = (await world.store.state(0)).named
+    assert (state.name, state.current, state.base, state.next_version) == ("b", None, None, 2)
+    assert not [file for file in world.files() if file.startswith("names/b/versions")]
+    await world.restart()
+    async with taken(1, newest=1):
+        await world.push(1, adapter(3.0), kind="adapter", name="b")
 
 
-def test_an_adapter_without_a_name_leaves_the_named_policies(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, adapter(), kind="adapter", name="b")
-        await world.push(1, adapter(2.0), kind="adapter")
-        assert (replica.loaded.adapter, replica.named, await named(world)) == (1, {"b": 1}, {"b": 1})
-
-    play(story, tmp_path)
-
-
-def test_full_weights_that_are_refused_leave_the_named_policies_also_on_the_replica_that_tried_them(
-    tmp_path: Path,
-) -> None:
-    async def story(world: World) -> None:
-        # Started, tried and served the adapter, staged, swapped: the canary fails.
-        replica = await world.replica("r0", *["ok"] * 5, "error")  # type: ignore[arg-type]
-        await until(lambda: replica.accepts_requests)
-        await world.push(1, adapter(), kind="adapter", name="b")
-        with pytest.raises(WeightsRefused):
-            await world.push(1, weights(2.0))
-        assert (replica.loaded.full, replica.named, await named(world)) == (0, {"b": 1}, {"b": 1})
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_name_that_was_never_pushed_is_refused_with_those_that_there_are(world: World) -> None:
+    async with unknown("there is no policy of this name; there are none"):  # type: ignore[attr-defined]
+        await world.store.wait_for_named("b", 0, None, 60.0)
+    await world.push(4, adapter(), kind="adapter", name="a")
+    async with unknown("there is no policy of this name; there are a/4"):  # type: ignore[attr-defined]
+        await world.store.wait_for_named("b", 0, None, 60.0)
+    assert [state.name for state in (await world.store.state(0)).named] == ["a"]
 
 
-def test_a_transfer_that_breaks_off_leaves_the_named_policies_on_the_replicas_that_go_back(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, adapter(), kind="adapter", name="b")
-        await world.store.init_transfer({"master_address": "10.0.0.4", "master_port": 29500, "world_size": 2})
-        await world.store.start_transfer(SwitchOptions())
-        replica.named = {}
-        await until(lambda: replica.named == {"b": 1})
-        assert (replica.loaded.full, await named(world)) == (0, {"b": 1})
-
-    play(story, tmp_path, transfer_idle_s=5.0)
+@in_world()
+async def test_a_version_of_a_name_is_waited_for(world: World) -> None:
+    await world.push(1, adapter(1.0), kind="adapter", name="a")
+    waiting = asyncio.create_task(world.store.wait_for_named("a", 2, None, 30.0))
+    await world.push(2, adapter(2.0), kind="adapter", name="a")
+    assert (await waiting).versions == {"a": 2}
+    message = "a newer one has taken its place; version 2 is current"
+    async with refused(PolicyNotCurrent, "policy.version", message, 1):
+        await world.store.wait_for_named("a", 0, 1, 0.0)
 
 
-def test_a_replica_that_starts_later_has_the_adapters_before_it_accepts_requests(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        await world.push(1, adapter(2.0), kind="adapter", name="b")
-        replica = await world.replica("late")
-        await until(lambda: replica.accepts_requests)
-        assert [what for _, what, _ in world.cluster.events] == ["serve a", "serve b", "accept requests"]
-        assert replica.adapters == {"a": adapter(1.0), "b": adapter(2.0)}
-
-    play(story, tmp_path)
+@in_world()
+async def test_who_watches_learns_of_each_change_at_once(world: World) -> None:
+    seen = await world.store.watch_named(None)
+    watching = asyncio.create_task(world.store.watch_named(seen))
+    await world.push(1, adapter(), kind="adapter", name="a")
+    now = await watching
+    assert (dict(seen.versions), dict(now.versions)) == ({}, {"a": 1})
+    assert (seen.is_older_than(now), now.is_older_than(seen)) == (True, False)
 
 
-def test_a_replica_that_cannot_have_the_adapters_when_it_starts_is_replaced(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        replica = await world.replica("late", "error")
-        await until(lambda: world.cluster.killed == ["late"])
-        assert not replica.accepts_requests
-
-    play(story, tmp_path)
+@in_world()
+async def test_replicas_of_other_nodes_can_read_the_file(world: World) -> None:
+    await world.push(1, weights(2.0))
+    content = adapter(3.0)
+    update = await world.push(1, content, kind="adapter", name="a")
+    assert await world.store.read_weights(1, str(update.checksum), 0, 10) == content[:10]
 
 
-def test_a_restarted_store_serves_them_and_forgets_a_push_that_was_cut_off(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0", command_s=1.0)
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        pushing = world.pushing(2, adapter(2.0), kind="adapter", name="a")
-        await until(lambda: world.store.policies.named["a"].versions.updating_to == 2)
-        pushing.cancel()
-        await world.restart()
-        assert await named(world) == {"a": 1}
-        assert (await world.push(2, adapter(3.0), kind="adapter", name="a")).label == "a/2"
-        assert (replica.named, replica.adapters) == ({"a": 2}, {"a": adapter(3.0)})
-
-    play(story, tmp_path)
+@in_world(upload_quota_bytes=1000)
+async def test_the_unfinished_uploads_of_all_policies_share_one_quota(world: World) -> None:
+    await world.chunk(1, 0, b"x" * 600, 900, name="a")
+    with pytest.raises(UploadsFull):
+        await world.chunk(1, 0, b"x" * 600, 900, name="b")
+    with pytest.raises(UploadsFull):
+        await world.chunk(1, 0, b"x" * 600, 900)
 
 
-def test_a_store_that_lost_its_folder_gives_no_number_again_that_a_replica_serves(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(5, adapter(1.0), kind="adapter", name="a")
-        await world.restart_without_folder()
-        await until(lambda: replica.named == {})
-        assert await named(world) == {}
-        async with taken(5, newest=5):
-            await world.push(5, adapter(2.0), kind="adapter", name="a")
-        assert (await world.push(6, adapter(2.0), kind="adapter", name="a")).label == "a/6"
-
-    play(story, tmp_path)
-
-
-def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        await world.push(1, adapter(2.0), kind="adapter", name="b")
-        await world.store.drop_policy("b")
-        assert (replica.named, await named(world)) == ({"a": 1}, {"a": 1})
-        message = "the policy was dropped after b/1, or the full weights under it were replaced; there are a/1"
-        for call in (world.store.drop_policy("b"), world.store.wait_for_named("b", 0, None, 0.0)):
-            async with unknown(message):  # type: ignore[attr-defined]
-                await call
-        _, state = (await world.store.state(0)).named
-        assert (state.name, state.current, state.base, state.next_version) == ("b", None, None, 2)
-        assert not [file for file in world.files() if file.startswith("names/b/versions")]
-        await world.restart()
-        async with taken(1, newest=1):
-            await world.push(1, adapter(3.0), kind="adapter", name="b")
-
-    play(story, tmp_path)
-
-
-def test_a_name_that_was_never_pushed_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        async with unknown("there is no policy of this name; there are none"):  # type: ignore[attr-defined]
-            await world.store.wait_for_named("b", 0, None, 60.0)
-        await world.push(4, adapter(), kind="adapter", name="a")
-        async with unknown("there is no policy of this name; there are a/4"):  # type: ignore[attr-defined]
-            await world.store.wait_for_named("b", 0, None, 60.0)
-        assert [state.name for state in (await world.store.state(0)).named] == ["a"]
-
-    play(story, tmp_path)
-
-
-def test_a_version_of_a_name_is_waited_for(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, adapter(1.0), kind="adapter", name="a")
-        waiting = asyncio.create_task(world.store.wait_for_named("a", 2, None, 30.0))
-        await world.push(2, adapter(2.0), kind="adapter", name="a")
-        assert (await waiting).versions == {"a": 2}
-        message = "a newer one has taken its place; version 2 is current"
-        async with refused(PolicyNotCurrent, "policy.version", message, 1):
-            await world.store.wait_for_named("a", 0, 1, 0.0)
-
-    play(story, tmp_path)
-
-
-def test_who_watches_learns_of_each_change_at_once(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        seen = await world.store.watch_named(None)
-        watching = asyncio.create_task(world.store.watch_named(seen))
-        await world.push(1, adapter(), kind="adapter", name="a")
-        now = await watching
-        assert (dict(seen.versions), dict(now.versions)) == ({}, {"a": 1})
-        assert (seen.is_older_than(now), now.is_older_than(seen)) == (True, False)
-
-    play(story, tmp_path)
-
-
-def test_replicas_of_other_nodes_can_read_the_file(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        content = adapter(3.0)
-        update = await world.push(1, content, kind="adapter", name="a")
-        assert await world.store.read_weights(1, str(update.checksum), 0, 10) == content[:10]
-
-    play(story, tmp_path)
-
-
-def test_the_unfinished_uploads_of_all_policies_share_one_quota(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.chunk(1, 0, b"x" * 600, 900, name="a")
-        with pytest.raises(UploadsFull):
-            await world.chunk(1, 0, b"x" * 600, 900, name="b")
-        with pytest.raises(UploadsFull):
-            await world.chunk(1, 0, b"x" * 600, 900)
-
-    play(story, tmp_path, upload_quota_bytes=1000)
-
-
-def test_a_folder_with_named_policies_of_another_run_is_refused(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, adapter(), kind="adapter", name="a")
-        world.settings["run"] = "another"
-        with pytest.raises(FolderRefused, match="holds the versions of the run"):
-            world.another_store()
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_folder_with_named_policies_of_another_run_is_refused(world: World) -> None:
+    await world.push(1, adapter(), kind="adapter", name="a")
+    world.settings["run"] = "another"
+    with pytest.raises(FolderRefused, match="holds the versions of the run"):
+        world.another_store()
 
 
 def policies_known(world: World) -> list[str]:
@@ -388,82 +337,72 @@ def policies_known(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["refused by the store", "refused by a replica", "a bad number", "a bad checkpoint"])
-def test_a_first_push_that_is_refused_leaves_no_policy_and_no_upload(tmp_path: Path, how: str) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", "ok", "error" if how == "refused by a replica" else "ok")
-        content = adapter(float("nan")) if how == "refused by the store" else adapter()
-        if how == "a bad checkpoint":
-            pushing = world.store.load_checkpoint(1, "/nowhere", PushOptions(kind="adapter", name="a"))
-        else:
-            pushing = world.push(10**9 if how == "a bad number" else 1, content, kind="adapter", name="a")
-        with pytest.raises(PolicyFailure):
-            await pushing
-        assert ((await world.store.state(0)).named, policies_known(world)) == ([], [])
-        assert not (world.folder / "names" / "a").exists()
-        # It can be pushed afterwards as if nothing had been.
-        assert (await world.push(1, adapter(2.0), kind="adapter", name="a")).label == "a/1"
-        assert (await world.store.state(0)).named[0].uploads == []
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_first_push_that_is_refused_leaves_no_policy_and_no_upload(world: World, how: str) -> None:
+    await world.replica("r0", "ok", "error" if how == "refused by a replica" else "ok")
+    content = adapter(float("nan")) if how == "refused by the store" else adapter()
+    if how == "a bad checkpoint":
+        pushing = world.store.load_checkpoint(1, "/nowhere", PushOptions(kind="adapter", name="a"))
+    else:
+        pushing = world.push(10**9 if how == "a bad number" else 1, content, kind="adapter", name="a")
+    with pytest.raises(PolicyFailure):
+        await pushing
+    assert ((await world.store.state(0)).named, policies_known(world)) == ([], [])
+    assert not (world.folder / "names" / "a").exists()
+    # It can be pushed afterwards as if nothing had been.
+    assert (await world.push(1, adapter(2.0), kind="adapter", name="a")).label == "a/1"
+    assert (await world.store.state(0)).named[0].uploads == []
 
 
-def test_calls_with_unknown_names_leave_nothing_in_memory(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        for number in range(50):
-            with pytest.raises(VersionUnknown):
-                await world.store.upload_state(1, f"unknown-{number}")
-            assert await world.store.repeated_update(1, "0" * 64, f"unknown-{number}") is None
-            with pytest.raises(ChunkMisplaced):
-                await world.store.write_chunk(1, "nobody", 0, b"", f"unknown-{number}")
-        assert policies_known(world) == []
-        await world.chunk(1, 0, b"a part", 100, "begun")
-        assert (await world.store.upload_state(1, "begun")).received_bytes == 6
-        assert policies_known(world) == ["begun"]
-
-    play(story, tmp_path)
+@in_world()
+async def test_calls_with_unknown_names_leave_nothing_in_memory(world: World) -> None:
+    for number in range(50):
+        with pytest.raises(VersionUnknown):
+            await world.store.upload_state(1, f"unknown-{number}")
+        assert await world.store.repeated_update(1, "0" * 64, f"unknown-{number}") is None
+        with pytest.raises(ChunkMisplaced):
+            await world.store.write_chunk(1, "nobody", 0, b"", f"unknown-{number}")
+    assert policies_known(world) == []
+    await world.chunk(1, 0, b"a part", 100, "begun")
+    assert (await world.store.upload_state(1, "begun")).received_bytes == 6
+    assert policies_known(world) == ["begun"]
 
 
-def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@in_world(upload_expiry_s=60)
+async def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_policy(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(world: World) -> None:
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(upload_store, "utc_now", lambda: datetime.fromtimestamp(loop.time(), UTC))
-        await world.chunk(1, 0, b"a part", 100, "begun")
-        assert policies_known(world) == ["begun"]
-        await asyncio.sleep(61)
-        await until(lambda: policies_known(world) == [])
-        assert not (world.folder / "names" / "begun").exists()
-
-    play(story, tmp_path, upload_expiry_s=60)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(upload_store, "utc_now", lambda: datetime.fromtimestamp(loop.time(), UTC))
+    await world.chunk(1, 0, b"a part", 100, "begun")
+    assert policies_known(world) == ["begun"]
+    await asyncio.sleep(61)
+    await until(lambda: policies_known(world) == [])
+    assert not (world.folder / "names" / "begun").exists()
 
 
-def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_policy(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0", "ok", "error", command_s=10.0)
-        await until(lambda: replica.accepts_requests)
-        pushing = world.pushing(1, adapter(), kind="adapter", name="a")
-        await until(lambda: len(replica.taken) > 1)
-        pushing.cancel()
-        await asyncio.gather(pushing, return_exceptions=True)
-        assert policies_known(world) == ["a"]
-        await asyncio.sleep(60)
-        await until(lambda: policies_known(world) == [])
-        assert not (world.folder / "names" / "a").exists()
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_policy(world: World) -> None:
+    replica = await world.replica("r0", "ok", "error", command_s=10.0)
+    await until(lambda: replica.accepts_requests)
+    pushing = world.pushing(1, adapter(), kind="adapter", name="a")
+    await until(lambda: len(replica.taken) > 1)
+    pushing.cancel()
+    await asyncio.gather(pushing, return_exceptions=True)
+    assert policies_known(world) == ["a"]
+    await asyncio.sleep(60)
+    await until(lambda: policies_known(world) == [])
+    assert not (world.folder / "names" / "a").exists()
 
 
-def test_a_push_goes_on_when_its_caller_goes_away_and_the_policy_is_served(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0", command_s=10.0)
-        await until(lambda: replica.accepts_requests)
-        pushing = world.pushing(1, adapter(), kind="adapter", name="a")
-        await until(lambda: len(replica.taken) > 1)
-        pushing.cancel()
-        await asyncio.gather(pushing, return_exceptions=True)
-        await until(lambda: replica.named == {"a": 1})
-        await settled()
-        assert await named(world) == {"a": 1}
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_push_goes_on_when_its_caller_goes_away_and_the_policy_is_served(world: World) -> None:
+    replica = await world.replica("r0", command_s=10.0)
+    await until(lambda: replica.accepts_requests)
+    pushing = world.pushing(1, adapter(), kind="adapter", name="a")
+    await until(lambda: len(replica.taken) > 1)
+    pushing.cancel()
+    await asyncio.gather(pushing, return_exceptions=True)
+    await until(lambda: replica.named == {"a": 1})
+    await settled()
+    assert await named(world) == {"a": 1}

@@ -1,118 +1,108 @@
 """Rollbacks: an older version's weights become a new version."""
 
 import asyncio
-from pathlib import Path
 
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.weights.checksum import file_checksum
-from tests.deployments.policy.policy_world import World, adapter, content_of, delta, play, refused, taken, weights
+from tests.deployments.policy.policy_world import (
+    World,
+    adapter,
+    content_of,
+    delta,
+    in_world,
+    refused,
+    taken,
+    weights,
+)
 from tests.paths import TINY_MODEL
 
 
-def test_a_rollback_is_a_new_version_with_the_old_bytes_and_no_copy_of_them(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        for version in (5, 6):
-            await world.push(version, weights(version))
-        update = await world.store.roll_back(5, None, SwitchOptions())
-        assert (update.version, replica.loaded, content_of(replica.staged)) == (7, LoadedWeights(7), weights(5))
-        stored = world.version_store.info(7)
-        assert (stored.kind, stored.rollback_of, stored.base) == ("full", 5, None)
-        assert update.checksum == stored.checksum == file_checksum(world.version_store.weights(7))
-        state = await world.store.state(0)
-        assert [(info.version, info.rollback_of) for info in state.versions][-1] == (7, 5)
-        assert world.version_store.weights(7).samefile(world.version_store.weights(5))
-
-    play(story, tmp_path, keep_versions=3)
+@in_world(keep_versions=3)
+async def test_a_rollback_is_a_new_version_with_the_old_bytes_and_no_copy_of_them(world: World) -> None:
+    replica = await world.replica("r0")
+    for version in (5, 6):
+        await world.push(version, weights(version))
+    update = await world.store.roll_back(5, None, SwitchOptions())
+    assert (update.version, replica.loaded, content_of(replica.staged)) == (7, LoadedWeights(7), weights(5))
+    stored = world.version_store.info(7)
+    assert (stored.kind, stored.rollback_of, stored.base) == ("full", 5, None)
+    assert update.checksum == stored.checksum == file_checksum(world.version_store.weights(7))
+    state = await world.store.state(0)
+    assert [(info.version, info.rollback_of) for info in state.versions][-1] == (7, 5)
+    assert world.version_store.weights(7).samefile(world.version_store.weights(5))
 
 
-def test_the_weights_stay_when_the_version_that_they_came_from_is_removed(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        for version in (5, 6):
-            await world.push(version, weights(version))
-        await world.store.roll_back(5, 20, SwitchOptions())
-        assert [info.version for info in world.version_store.versions()] == [6, 20]
-        await world.restart()
-        assert world.version_store.weights(20).read_bytes() == weights(5)
-
-    play(story, tmp_path, keep_versions=2)
+@in_world(keep_versions=2)
+async def test_the_weights_stay_when_the_version_that_they_came_from_is_removed(world: World) -> None:
+    for version in (5, 6):
+        await world.push(version, weights(version))
+    await world.store.roll_back(5, 20, SwitchOptions())
+    assert [info.version for info in world.version_store.versions()] == [6, 20]
+    await world.restart()
+    assert world.version_store.weights(20).read_bytes() == weights(5)
 
 
-def test_a_rollback_to_version_0_is_one_to_the_initial_weights(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        update = await world.store.roll_back(0, None, SwitchOptions())
-        assert (update.version, update.checksum) == (2, file_checksum(TINY_MODEL / "model.safetensors"))
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_rollback_to_version_0_is_one_to_the_initial_weights(world: World) -> None:
+    await world.push(1, weights(2.0))
+    update = await world.store.roll_back(0, None, SwitchOptions())
+    assert (update.version, update.checksum) == (2, file_checksum(TINY_MODEL / "model.safetensors"))
 
 
-def test_a_rolled_back_version_can_be_the_base_of_a_delta(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, delta(), kind="delta", base=1)
+@in_world(keep_versions=4)
+async def test_a_rolled_back_version_can_be_the_base_of_a_delta(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, delta(), kind="delta", base=1)
+    await world.store.roll_back(1, None, SwitchOptions())
+    await world.push(4, delta(), kind="delta", base=3)
+    [two, four] = [world.version_store.info(version).checksum for version in (2, 4)]
+    assert two == four
+
+
+@in_world(keep_versions=2)
+async def test_weights_that_are_not_stored_any_more_are_refused_with_what_is_stored(world: World) -> None:
+    for version in (1, 2, 3):
+        await world.push(version, weights(version))
+    message = "its weights are not stored here, or no longer; stored are 0, 2, 3"
+    async with refused(VersionUnknown, "to", message, 1):
         await world.store.roll_back(1, None, SwitchOptions())
-        await world.push(4, delta(), kind="delta", base=3)
-        [two, four] = [world.version_store.info(version).checksum for version in (2, 4)]
-        assert two == four
-
-    play(story, tmp_path, keep_versions=4)
+    assert (await world.store.state(0)).current == 3
 
 
-def test_weights_that_are_not_stored_any_more_are_refused_with_what_is_stored(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        for version in (1, 2, 3):
-            await world.push(version, weights(version))
-        message = "its weights are not stored here, or no longer; stored are 0, 2, 3"
-        async with refused(VersionUnknown, "to", message, 1):
-            await world.store.roll_back(1, None, SwitchOptions())
-        assert (await world.store.state(0)).current == 3
-
-    play(story, tmp_path, keep_versions=2)
-
-
-def test_the_number_of_a_rollback_is_bound_as_that_of_a_push(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(5, weights(2.0))
-        async with taken(5, newest=5):
-            await world.store.roll_back(5, 5, SwitchOptions())
-        async with refused(
-            VersionRefused,
-            "version",
-            "it is too far above the newest version, 5: take 6 or at most 15, or raise policy.max_version_step",
-            16,
-        ):
-            await world.store.roll_back(5, 16, SwitchOptions())
-
-    play(story, tmp_path, max_version_step=10)
+@in_world(max_version_step=10)
+async def test_the_number_of_a_rollback_is_bound_as_that_of_a_push(world: World) -> None:
+    await world.push(5, weights(2.0))
+    async with taken(5, newest=5):
+        await world.store.roll_back(5, 5, SwitchOptions())
+    async with refused(
+        VersionRefused,
+        "version",
+        "it is too far above the newest version, 5: take 6 or at most 15, or raise policy.max_version_step",
+        16,
+    ):
+        await world.store.roll_back(5, 16, SwitchOptions())
 
 
-def test_rollbacks_without_a_number_that_run_together_get_one_each(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", command_s=5.0)
-        await world.push(1, weights(2.0))
-        updates = await asyncio.gather(*(world.store.roll_back(to, None, SwitchOptions()) for to in (0, 1)))
-        assert [update.version for update in updates] == [2, 3]
-
-    play(story, tmp_path, keep_versions=4)
+@in_world(keep_versions=4)
+async def test_rollbacks_without_a_number_that_run_together_get_one_each(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    await world.push(1, weights(2.0))
+    updates = await asyncio.gather(*(world.store.roll_back(to, None, SwitchOptions()) for to in (0, 1)))
+    assert [update.version for update in updates] == [2, 3]
 
 
-def test_the_current_adapter_can_be_rolled_back_to_only_on_top_of_its_own_full_weights(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        assert (await world.store.roll_back(2, None, SwitchOptions())).version == 3
-        stored = world.version_store.info(3)
-        assert (stored.kind, stored.base, stored.rollback_of, stored.adapter_config) == ("adapter", 1, 2, '{"r": 2}')
-        world.policy.version_store.make_current(1)
-        info = world.version_store.info(3).model_copy(update={"version": 9, "base": 0})
-        world.version_store.add(info, world.version_store.weights(3))
-        message = (
-            "it is an adapter for the weights of version 0, and those of version 1 are current; roll back to 0 first"
-        )
-        async with refused(WeightsRefused, "to", message, 9):
-            await world.store.roll_back(9, 20, SwitchOptions())
-
-    play(story, tmp_path)
+@in_world()
+async def test_the_current_adapter_can_be_rolled_back_to_only_on_top_of_its_own_full_weights(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    assert (await world.store.roll_back(2, None, SwitchOptions())).version == 3
+    stored = world.version_store.info(3)
+    assert (stored.kind, stored.base, stored.rollback_of, stored.adapter_config) == ("adapter", 1, 2, '{"r": 2}')
+    world.policy.version_store.make_current(1)
+    info = world.version_store.info(3).model_copy(update={"version": 9, "base": 0})
+    world.version_store.add(info, world.version_store.weights(3))
+    message = "it is an adapter for the weights of version 0, and those of version 1 are current; roll back to 0 first"
+    async with refused(WeightsRefused, "to", message, 9):
+        await world.store.roll_back(9, 20, SwitchOptions())

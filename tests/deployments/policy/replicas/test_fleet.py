@@ -7,9 +7,9 @@ import pytest
 from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry, error_of
 from rollout_client.contract.policy import ReplicaUpdate
-from tests.deployments.policy.policy_world import a_payload
+from tests.deployments.policy.policy_world import a_payload, in_virtual_time
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
-from tests.virtual_time import run, until
+from tests.virtual_time import until
 
 
 def registry_of(*names: str) -> tuple[ReplicaRegistry, ScriptedCluster]:
@@ -41,19 +41,17 @@ def test_a_replica_that_has_left_is_neither_ended_nor_logged(caplog: pytest.LogC
     assert (cluster.killed, caplog.records) == ([], [])
 
 
-def test_nothing_is_generated_with_full_weights_before_their_adapter_is_loaded() -> None:
-    async def play() -> None:
-        registry, cluster = registry_of("r0")
-        actor = await ScriptedReplica("r0", RegistryCommandSource(registry), cluster, command_s=1.0).start()
-        [replica] = registry.replicas
-        loading = asyncio.create_task(registry.load(replica, [a_payload(1), a_payload(2, "adapter")]))
-        await until(lambda: actor.loaded == LoadedWeights(1))
-        assert actor.is_on_trial
-        assert await loading
-        assert (actor.loaded, actor.is_on_trial) == (LoadedWeights(1, adapter=2), False)
-        actor.end()
-
-    run(play())
+@in_virtual_time
+async def test_nothing_is_generated_with_full_weights_before_their_adapter_is_loaded() -> None:
+    registry, cluster = registry_of("r0")
+    actor = await ScriptedReplica("r0", RegistryCommandSource(registry), cluster, command_s=1.0).start()
+    [replica] = registry.replicas
+    loading = asyncio.create_task(registry.load(replica, [a_payload(1), a_payload(2, "adapter")]))
+    await until(lambda: actor.loaded == LoadedWeights(1))
+    assert actor.is_on_trial
+    assert await loading
+    assert (actor.loaded, actor.is_on_trial) == (LoadedWeights(1, adapter=2), False)
+    actor.end()
 
 
 def test_the_outcome_of_a_success_has_the_times_of_its_commands() -> None:

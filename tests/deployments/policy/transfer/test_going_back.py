@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.policy.failures import (
-    TransferRefused,
-)
+from deployments.policy.failures import TransferRefused
 from deployments.policy.replicas.commands import (
     AbandonTransfer,
     ApplyTransfer,
@@ -23,6 +21,7 @@ from deployments.policy.replicas.commands import (
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.transfer.completion import ENDS_WITHIN_S
 from rollout_client.contract.policy import SwitchOptions
+from tests.deployments.policy.policy_world import in_virtual_time
 from tests.deployments.policy.transfer.transfers import (
     BACK,
     BROKE,
@@ -30,7 +29,6 @@ from tests.deployments.policy.transfer.transfers import (
     MakeStore,
     assert_refused,
     gone_back,
-    in_virtual_time,
     kinds,
     meet,
     serving,

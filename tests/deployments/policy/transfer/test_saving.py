@@ -7,9 +7,20 @@ import pytest
 
 from deployments.policy.replicas.commands import LoadedWeights, StartTransfer
 from rollout_client.contract.policy import SwitchOptions
-from tests.deployments.policy.policy_world import INITIAL, NORM, World, checksum_of, delta, play, versions, weights
+from tests.deployments.policy.policy_world import (
+    INITIAL,
+    NORM,
+    World,
+    checksum_of,
+    delta,
+    in_virtual_time,
+    in_world,
+    play,
+    versions,
+    weights,
+)
 from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedReplica
-from tests.deployments.policy.transfer.transfers import TRANSFER, MakeStore, in_virtual_time, meet, serving, transfer
+from tests.deployments.policy.transfer.transfers import TRANSFER, MakeStore, meet, serving, transfer
 from tests.virtual_time import now, settled, until
 
 SENT = weights(2.0)
@@ -54,60 +65,54 @@ async def test_one_replica_is_told_to_save_all_tensors_of_the_checkpoint(make_st
     assert other.layout is None
 
 
-def test_the_store_gets_what_one_replica_has_saved(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await transferring(world, "r0", "r1")
-        assert (await world.store.finish_transfer(None)).checksum is None
-        await stored(world, 1)
-        assert world.cluster.done("save") == [("r0", 1)]
-        info = world.version_store.info(1)
-        assert (info.kind, info.checksum, info.size_bytes) == ("transfer", checksum_of(SENT), len(SENT))
-        assert world.version_store.weights(1).read_bytes() == SENT
-
-    play(story, tmp_path)
+@in_world()
+async def test_the_store_gets_what_one_replica_has_saved(world: World) -> None:
+    await transferring(world, "r0", "r1")
+    assert (await world.store.finish_transfer(None)).checksum is None
+    await stored(world, 1)
+    assert world.cluster.done("save") == [("r0", 1)]
+    info = world.version_store.info(1)
+    assert (info.kind, info.checksum, info.size_bytes) == ("transfer", checksum_of(SENT), len(SENT))
+    assert world.version_store.weights(1).read_bytes() == SENT
 
 
-def test_on_the_node_of_the_store_the_file_is_linked_and_not_read_from_the_replica(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        [replica] = await transferring(world, "r0")
-        replica.saved_file = tmp_path / "saved.safetensors"
-        await world.store.finish_transfer(None)
-        await stored(world, 1)
-        assert world.version_store.weights(1).samefile(replica.saved_file)
-        assert world.version_store.info(1).checksum == checksum_of(SENT)
-
-    play(story, tmp_path)
-
-
-def test_a_replica_that_starts_later_loads_what_the_trainer_sent(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await transferring(world, "r0")
-        await world.store.finish_transfer(None)
-        await stored(world, 1)
-        late = await world.replica("late")
-        await until(lambda: late.accepts_requests)
-        assert (late.loaded, late.files) == (LoadedWeights(1), {1: SENT})
-
-    play(story, tmp_path)
+@in_world()
+async def test_on_the_node_of_the_store_the_file_is_linked_and_not_read_from_the_replica(
+    world: World, tmp_path: Path
+) -> None:
+    [replica] = await transferring(world, "r0")
+    replica.saved_file = tmp_path / "saved.safetensors"
+    await world.store.finish_transfer(None)
+    await stored(world, 1)
+    assert world.version_store.weights(1).samefile(replica.saved_file)
+    assert world.version_store.info(1).checksum == checksum_of(SENT)
 
 
-def test_a_replica_that_starts_before_the_weights_are_saved_waits_for_them(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        [saver] = await transferring(world, "r0")
-        late = await world.replica("late")
-        saver.command_s = 5.0
-        await world.store.finish_transfer(None)
-        began = now()
-        await settled()
-        state = await world.store.state(0)
-        assert [(each.replica_id, each.version, each.accepts_requests) for each in state.replicas] == [
-            ("r0", 1, True),
-            ("late", 0, False),
-        ]
-        await until(lambda: late.accepts_requests)
-        assert (late.loaded, now() - began) == (LoadedWeights(1), 5.0)
+@in_world()
+async def test_a_replica_that_starts_later_loads_what_the_trainer_sent(world: World) -> None:
+    await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    await stored(world, 1)
+    late = await world.replica("late")
+    await until(lambda: late.accepts_requests)
+    assert (late.loaded, late.files) == (LoadedWeights(1), {1: SENT})
 
-    play(story, tmp_path)
+
+@in_world()
+async def test_a_replica_that_starts_before_the_weights_are_saved_waits_for_them(world: World) -> None:
+    [saver] = await transferring(world, "r0")
+    late = await world.replica("late")
+    saver.command_s = 5.0
+    await world.store.finish_transfer(None)
+    began = now()
+    await settled()
+    state = await world.store.state(0)
+    assert [(each.replica_id, each.version, each.accepts_requests) for each in state.replicas] == [
+        ("r0", 1, True),
+        ("late", 0, False),
+    ]
+    await until(lambda: late.accepts_requests)
+    assert (late.loaded, now() - began) == (LoadedWeights(1), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +143,16 @@ def test_where_nothing_was_saved_a_replica_that_starts_later_waits_for_the_next_
     assert "A replica waits: only engines have the weights of version 1." in caplog.messages
 
 
-def test_a_transfer_that_breaks_off_costs_no_replica_even_if_a_trainer_sent_the_current_weights(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        [replica] = await transferring(world, "r0")
-        await world.store.finish_transfer(None)
-        await world.store.start_transfer(SwitchOptions())
-        await until(lambda: ("r0", 1) in world.cluster.done("swap"))
-        await until(lambda: not world.store.update_lock.is_held)
-        assert (replica.loaded, replica.files[1], world.cluster.killed) == (LoadedWeights(1), SENT, [])
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_transfer_that_breaks_off_costs_no_replica_even_if_a_trainer_sent_the_current_weights(
+    world: World,
+) -> None:
+    [replica] = await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    await world.store.start_transfer(SwitchOptions())
+    await until(lambda: ("r0", 1) in world.cluster.done("swap"))
+    await until(lambda: not world.store.update_lock.is_held)
+    assert (replica.loaded, replica.files[1], world.cluster.killed) == (LoadedWeights(1), SENT, [])
 
 
 def test_the_next_transfer_begins_when_the_last_one_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,56 +173,48 @@ def test_the_next_transfer_begins_when_the_last_one_was_saved(tmp_path: Path, mo
     play(story, tmp_path)
 
 
-def test_without_saving_no_replica_is_asked(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await transferring(world, "r0")
+@in_world(transfer={**TRANSFER, "save_weights": False})
+async def test_without_saving_no_replica_is_asked(world: World) -> None:
+    await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    await settled()
+    assert world.cluster.done("save") == []
+    assert not world.policy.versions.has_weights(1)
+
+
+@in_world()
+async def test_saved_weights_are_a_version_like_any_other(world: World) -> None:
+    await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    await stored(world, 1)
+    assert (await world.push(2, delta(), kind="delta", base=1)).version == 2
+    assert (await world.store.roll_back(1, None, SwitchOptions())).checksum == checksum_of(SENT)
+
+
+@in_world(keep_versions=2)
+async def test_the_newest_saved_versions_stay(world: World) -> None:
+    [replica] = await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    for scale in (3.0, 4.0):
+        await stored(world, world.policy.versions.desired.version)
+        save(replica, weights(scale))
+        await world.store.start_transfer(SwitchOptions())
         await world.store.finish_transfer(None)
-        await settled()
-        assert world.cluster.done("save") == []
-        assert not world.policy.versions.has_weights(1)
-
-    play(story, tmp_path, transfer={**TRANSFER, "save_weights": False})
+    await stored(world, 3)
+    await until(lambda: versions(world) == [2, 3])
 
 
-def test_saved_weights_are_a_version_like_any_other(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await transferring(world, "r0")
-        await world.store.finish_transfer(None)
-        await stored(world, 1)
-        assert (await world.push(2, delta(), kind="delta", base=1)).version == 2
-        assert (await world.store.roll_back(1, None, SwitchOptions())).checksum == checksum_of(SENT)
-
-    play(story, tmp_path)
-
-
-def test_the_newest_saved_versions_stay(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        [replica] = await transferring(world, "r0")
-        await world.store.finish_transfer(None)
-        for scale in (3.0, 4.0):
-            await stored(world, world.policy.versions.desired.version)
-            save(replica, weights(scale))
-            await world.store.start_transfer(SwitchOptions())
-            await world.store.finish_transfer(None)
-        await stored(world, 3)
-        await until(lambda: versions(world) == [2, 3])
-
-    play(story, tmp_path, keep_versions=2)
-
-
-def test_a_replica_that_knows_no_checksum_of_what_was_sent_to_it_goes_on_when_the_store_restarts(
-    tmp_path: Path,
+@in_world()
+async def test_a_replica_that_knows_no_checksum_of_what_was_sent_to_it_goes_on_when_the_store_restarts(
+    world: World,
 ) -> None:
-    async def story(world: World) -> None:
-        [replica] = await transferring(world, "r0")
-        await world.store.finish_transfer(None)
-        await stored(world, 1)
-        await world.restart()
-        replica.accepts_requests = False
-        await until(lambda: replica.accepts_requests)
-        assert (replica.loaded, world.cluster.killed) == (LoadedWeights(1), [])
-        late = await world.replica("late")
-        await until(lambda: late.accepts_requests)
-        assert late.loaded == LoadedWeights(1)
-
-    play(story, tmp_path)
+    [replica] = await transferring(world, "r0")
+    await world.store.finish_transfer(None)
+    await stored(world, 1)
+    await world.restart()
+    replica.accepts_requests = False
+    await until(lambda: replica.accepts_requests)
+    assert (replica.loaded, world.cluster.killed) == (LoadedWeights(1), [])
+    late = await world.replica("late")
+    await until(lambda: late.accepts_requests)
+    assert late.loaded == LoadedWeights(1)

@@ -23,6 +23,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
 )
 from rollout_client.contract.policy import SwitchOptions
+from tests.deployments.policy.policy_world import in_virtual_time
 from tests.deployments.policy.transfer.transfers import (
     CHANGED,
     TRAINER,
@@ -30,7 +31,6 @@ from tests.deployments.policy.transfer.transfers import (
     WEIGHTS,
     MakeStore,
     assert_refused,
-    in_virtual_time,
     kinds,
     meet,
     serving,

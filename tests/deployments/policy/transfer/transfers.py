@@ -1,7 +1,6 @@
 """The steps of a weight transfer over scripted replicas, in virtual time."""
 
-from collections.abc import Callable, Coroutine
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from deployments.policy.replicas.commands import AbandonTransfer, Command, Loade
 from deployments.policy.store import PolicyStore
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.transferring_replicas import TransferringReplica
-from tests.virtual_time import run, until
+from tests.virtual_time import until
 
 MakeStore = Callable[..., PolicyStore]
 TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"], "save_weights": False}
@@ -20,14 +19,6 @@ WEIGHTS = {"names": ["a"]}
 CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
 BACK: list[type[Command]] = [AbandonTransfer, Stage, Swap]
 BROKE = "it broke, and the replicas go back to the weights before it: "
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run_test(*arguments: Any, **named: Any) -> None:
-        run(test(*arguments, **named))
-
-    return run_test
 
 
 async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:

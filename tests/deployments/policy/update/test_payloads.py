@@ -10,7 +10,7 @@ from deployments.policy.replicas.commands import LoadedWeights, VersionPayload
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, push_deltas, version_files
-from tests.deployments.policy.policy_world import World, adapter, play, weights
+from tests.deployments.policy.policy_world import World, adapter, in_world, play, weights
 from tests.paths import TINY_MODEL
 from tests.virtual_time import until
 
@@ -24,17 +24,15 @@ async def payload(world: World, version: int) -> VersionPayload:
     return await world.store.payloads.payload(version)
 
 
-def test_a_payload_names_the_stored_file_and_never_holds_its_bytes(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        found = await payload(world, 1)
-        path = world.version_store.weights(1)
-        assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, file_checksum(path))
-        assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
-        assert found.file.modified_ns == path.stat().st_mtime_ns
-        assert found.keep == {1}
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_payload_names_the_stored_file_and_never_holds_its_bytes(world: World) -> None:
+    await world.push(1, weights(2.0))
+    found = await payload(world, 1)
+    path = world.version_store.weights(1)
+    assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, file_checksum(path))
+    assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
+    assert found.file.modified_ns == path.stat().st_mtime_ns
+    assert found.keep == {1}
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -46,96 +44,82 @@ def test_a_payload_says_whether_nodes_copy_what_they_could_read(tmp_path: Path, 
     play(story, tmp_path, copy_to_nodes=is_copied)
 
 
-def test_the_holders_of_a_version_are_the_replicas_that_serve_it(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        first = await world.replica("r0")
-        await until(lambda: first.accepts_requests)
-        assert (await payload(world, 0)).holders == ()
-        await world.push(1, weights(2.0))
-        late = await world.replica("late", command_s=5.0)
-        assert (await payload(world, 1)).holders == ("r0",)
-        await until(lambda: late.accepts_requests)
-        assert (await payload(world, 1)).holders == ("r0", "late")
-
-    play(story, tmp_path)
+@in_world()
+async def test_the_holders_of_a_version_are_the_replicas_that_serve_it(world: World) -> None:
+    first = await world.replica("r0")
+    await until(lambda: first.accepts_requests)
+    assert (await payload(world, 0)).holders == ()
+    await world.push(1, weights(2.0))
+    late = await world.replica("late", command_s=5.0)
+    assert (await payload(world, 1)).holders == ("r0",)
+    await until(lambda: late.accepts_requests)
+    assert (await payload(world, 1)).holders == ("r0", "late")
 
 
-def test_of_an_adapter_its_base_stays_on_the_nodes(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        found = await payload(world, 2)
-        assert (found.kind, found.adapter_config, set(found.keep)) == ("adapter", '{"r": 2}', {1, 2})
-
-    play(story, tmp_path)
+@in_world()
+async def test_of_an_adapter_its_base_stays_on_the_nodes(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    found = await payload(world, 2)
+    assert (found.kind, found.adapter_config, set(found.keep)) == ("adapter", '{"r": 2}', {1, 2})
 
 
-def test_a_replica_lacks_the_base_the_adapter_or_both(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        assert await missing(world, 0) == [1, 2]
-        assert await missing(world, 1) == [2]
-        assert await missing(world, 1, 2) == []
-        await world.push(3, weights(3.0))
-        assert await missing(world, 1, 2) == [3]
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    assert await missing(world, 0) == [1, 2]
+    assert await missing(world, 1) == [2]
+    assert await missing(world, 1, 2) == []
+    await world.push(3, weights(3.0))
+    assert await missing(world, 1, 2) == [3]
 
 
-def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_of_them_can(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        made_at = datetime(2026, 1, 1, tzinfo=UTC)
-        world.policy.versions.add_without_weights(StoredVersion(version=1, kind="transfer", created_at=made_at))
-        await world.policy.versions.publish()
-        assert await missing(world, 0) == []
-        await world.push(2, adapter(), kind="adapter")
-        assert await missing(world, 0) == []
-        assert await missing(world, 1) == [2]
-
-    play(story, tmp_path)
+@in_world()
+async def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_of_them_can(world: World) -> None:
+    made_at = datetime(2026, 1, 1, tzinfo=UTC)
+    world.policy.versions.add_without_weights(StoredVersion(version=1, kind="transfer", created_at=made_at))
+    await world.policy.versions.publish()
+    assert await missing(world, 0) == []
+    await world.push(2, adapter(), kind="adapter")
+    assert await missing(world, 0) == []
+    assert await missing(world, 1) == [2]
 
 
-def test_other_nodes_read_ranges_of_a_stored_version(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        content = weights(2.0)
-        await world.push(1, content)
-        checksum = (await payload(world, 1)).checksum
-        assert await world.store.read_weights(1, checksum, 10, 20) == content[10:30]
-        with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
-            await world.store.read_weights(1, "another checksum", 10, 20)
-        with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
-            await world.store.read_weights(2, checksum, 10, 20)
-
-    play(story, tmp_path)
+@in_world()
+async def test_other_nodes_read_ranges_of_a_stored_version(world: World) -> None:
+    content = weights(2.0)
+    await world.push(1, content)
+    checksum = (await payload(world, 1)).checksum
+    assert await world.store.read_weights(1, checksum, 10, 20) == content[10:30]
+    with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
+        await world.store.read_weights(1, "another checksum", 10, 20)
+    with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
+        await world.store.read_weights(2, checksum, 10, 20)
 
 
-def test_other_nodes_read_the_initial_weights_too(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        found = await payload(world, 0)
-        assert found.checksum == file_checksum(TINY_MODEL / "model.safetensors")
-        data = await world.store.read_weights(0, found.checksum, 0, found.size_bytes)
-        assert data == world.version_store.weights(0).read_bytes()
-
-    play(story, tmp_path)
+@in_world()
+async def test_other_nodes_read_the_initial_weights_too(world: World) -> None:
+    found = await payload(world, 0)
+    assert found.checksum == file_checksum(TINY_MODEL / "model.safetensors")
+    data = await world.store.read_weights(0, found.checksum, 0, found.size_bytes)
+    assert data == world.version_store.weights(0).read_bytes()
 
 
-def test_a_replica_that_holds_the_base_gets_a_delta_and_others_may_read_it(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await fleet(world, "r0")
-        await push_deltas(world, 2)
-        found = await world.store.payloads.payload(3, held=2)
-        delta = world.version_store.delta(3)
-        assert found.delta is not None
-        assert (found.delta.base, found.delta.base_checksum) == (2, world.version_store.info(2).checksum)
-        assert (found.delta.file.path, found.delta.file.inode) == (str(delta), delta.stat().st_ino)
-        assert (found.delta.size_bytes, found.delta.checksum) == (delta.stat().st_size, file_checksum(delta))
-        assert (found.size_bytes, found.file.path) == (len(full_weights(3)[2]), str(world.version_store.weights(3)))
-        assert found.keep == {2, 3}
-        for held in (1, None):
-            assert (await world.store.payloads.payload(3, held)).delta is None
-        assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
-        assert version_files(world)[3] == DELTA
-        assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_that_holds_the_base_gets_a_delta_and_others_may_read_it(world: World) -> None:
+    await fleet(world, "r0")
+    await push_deltas(world, 2)
+    found = await world.store.payloads.payload(3, held=2)
+    delta = world.version_store.delta(3)
+    assert found.delta is not None
+    assert (found.delta.base, found.delta.base_checksum) == (2, world.version_store.info(2).checksum)
+    assert (found.delta.file.path, found.delta.file.inode) == (str(delta), delta.stat().st_ino)
+    assert (found.delta.size_bytes, found.delta.checksum) == (delta.stat().st_size, file_checksum(delta))
+    assert (found.size_bytes, found.file.path) == (len(full_weights(3)[2]), str(world.version_store.weights(3)))
+    assert found.keep == {2, 3}
+    for held in (1, None):
+        assert (await world.store.payloads.payload(3, held)).delta is None
+    assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
+    assert version_files(world)[3] == DELTA
+    assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]

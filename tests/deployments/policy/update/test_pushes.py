@@ -12,13 +12,7 @@ import torch
 import zstandard
 from safetensors.torch import load, load_file, save, save_file
 
-from deployments.policy.failures import (
-    PolicyFailure,
-    SourceRefused,
-    VersionRefused,
-    VersionUnknown,
-    WeightsRefused,
-)
+from deployments.policy.failures import PolicyFailure, SourceRefused, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, WeightsKind
 from rollout_client.weights.checksum import file_checksum
@@ -34,6 +28,7 @@ from tests.deployments.policy.policy_world import (
     content_of,
     delta,
     digest_of,
+    in_world,
     play,
     refused,
     weights,
@@ -42,16 +37,14 @@ from tests.paths import TINY_MODEL
 from tests.virtual_time import settled, until
 
 
-def test_an_upload_may_be_compressed(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        packed = zstandard.compress(weights(2.0))
-        await world.push(1, packed, is_zstd=True)
-        assert content_of(replica.staged) == weights(2.0)
-        assert world.version_store.info(1).upload_digest == digest_of(weights(2.0))
-        assert not list(world.folder.glob("uploads/*"))
-
-    play(story, tmp_path)
+@in_world()
+async def test_an_upload_may_be_compressed(world: World) -> None:
+    replica = await world.replica("r0")
+    packed = zstandard.compress(weights(2.0))
+    await world.push(1, packed, is_zstd=True)
+    assert content_of(replica.staged) == weights(2.0)
+    assert world.version_store.info(1).upload_digest == digest_of(weights(2.0))
+    assert not list(world.folder.glob("uploads/*"))
 
 
 def bad(how: str) -> bytes:
@@ -63,184 +56,166 @@ def bad(how: str) -> bytes:
 
 
 @pytest.mark.parametrize(("how", "field"), [("nan", NORM), ("missing", NORM), ("cut", "weights")])
-def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(tmp_path: Path, how: str, field: str) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, weights(2.0))
-        commands, files = list(replica.taken), world.files()
-        with pytest.raises(WeightsRefused) as raised:
-            await world.push(2, bad(how))
-        assert [problem.field for problem in raised.value.problems] == [field]
-        state = await world.store.state(0)
-        assert (state.current, state.updating_to, replica.taken) == (1, None, commands)
-        assert world.files() == files | {"uploads/2.part", "uploads/2.json"}
-        # The number is free again.
-        assert (await world.push(2, weights(3.0))).version == 2
-
-    play(story, tmp_path)
-
-
-def test_an_update_goes_on_when_its_caller_goes_away(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", command_s=5.0)
-        pushing = world.pushing(1, weights(2.0))
-        await world.until_updating(1)
-        pushing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await pushing
-        assert await world.store.wait_for(1, None, 60.0) == 1
-        assert world.cluster.done("swap") == [("r0", 1)]
-
-    play(story, tmp_path)
+@in_world()
+async def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(
+    world: World, how: str, field: str
+) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, weights(2.0))
+    commands, files = list(replica.taken), world.files()
+    with pytest.raises(WeightsRefused) as raised:
+        await world.push(2, bad(how))
+    assert [problem.field for problem in raised.value.problems] == [field]
+    state = await world.store.state(0)
+    assert (state.current, state.updating_to, replica.taken) == (1, None, commands)
+    assert world.files() == files | {"uploads/2.part", "uploads/2.json"}
+    # The number is free again.
+    assert (await world.push(2, weights(3.0))).version == 2
 
 
-def test_the_same_upload_again_is_answered_again_and_others_are_refused(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0")
-        content = weights(2.0)
-        update = await world.push(3, content)
-        assert await world.store.repeated_update(3, digest_of(content)) == update
-        digest, other = digest_of(content), digest_of(weights(3.0))
-        for version, named in ((3, other), (3, None), (4, digest), (2, digest)):
-            assert await world.store.repeated_update(version, named) is None
-        await world.restart()
-        without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
-        assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
-        await world.push(4, weights(3.0))
-        assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
+@in_world()
+async def test_an_update_goes_on_when_its_caller_goes_away(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    pushing = world.pushing(1, weights(2.0))
+    await world.until_updating(1)
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    assert await world.store.wait_for(1, None, 60.0) == 1
+    assert world.cluster.done("swap") == [("r0", 1)]
 
-    play(story, tmp_path)
+
+@in_world()
+async def test_the_same_upload_again_is_answered_again_and_others_are_refused(world: World) -> None:
+    await world.replica("r0")
+    content = weights(2.0)
+    update = await world.push(3, content)
+    assert await world.store.repeated_update(3, digest_of(content)) == update
+    digest, other = digest_of(content), digest_of(weights(3.0))
+    for version, named in ((3, other), (3, None), (4, digest), (2, digest)):
+        assert await world.store.repeated_update(version, named) is None
+    await world.restart()
+    without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
+    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
+    await world.push(4, weights(3.0))
+    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
 
 
 IS_ACTIVE = "all of it has arrived, and it is being validated and loaded by the replicas"
 
 
-def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", command_s=5.0)
-        await world.replica("r1", command_s=5.0)
-        await until(lambda: len(world.cluster.done("accept requests")) == 2)
-        content = weights(2.0)
-        await world.upload(3, content)
-        completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))
-        await asyncio.sleep(0)
-        for is_later in (False, True):
-            if is_later:
-                await until(lambda: bool(world.cluster.done("stage")))
-            else:
-                # It is still being checked: nothing may touch what arrived.
-                async with refused(VersionRefused, "version", IS_ACTIVE, 3):
-                    await world.store.begin_chunk(3, 0)
+@in_world()
+async def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    await world.replica("r1", command_s=5.0)
+    await until(lambda: len(world.cluster.done("accept requests")) == 2)
+    content = weights(2.0)
+    await world.upload(3, content)
+    completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))
+    await asyncio.sleep(0)
+    for is_later in (False, True):
+        if is_later:
+            await until(lambda: bool(world.cluster.done("stage")))
+        else:
+            # It is still being checked: nothing may touch what arrived.
             async with refused(VersionRefused, "version", IS_ACTIVE, 3):
-                await world.complete(3, PushOptions(), False, digest_of(content))
-            assert await world.store.repeated_update(3, "0" * 64) is None
-            assert await world.store.repeated_update(3, None) is None
-        again = asyncio.create_task(world.store.repeated_update(3, digest_of(content)))
-        update = await completing
-        assert await again == update
-        assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
-        assert len(world.cluster.done("swap")) == 2
-
-    play(story, tmp_path)
-
-
-def test_a_push_whose_sender_named_no_digest_is_not_answered_again_before_it_is_current(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", command_s=5.0)
-        content = weights(2.0)
-        await world.upload(3, content)
-        completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
-        await until(lambda: bool(world.cluster.done("stage")))
-        assert await world.store.repeated_update(3, digest_of(content)) is None
-        update = await completing
-        assert await world.store.repeated_update(3, digest_of(content)) == update
-
-    play(story, tmp_path)
+                await world.store.begin_chunk(3, 0)
+        async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+            await world.complete(3, PushOptions(), False, digest_of(content))
+        assert await world.store.repeated_update(3, "0" * 64) is None
+        assert await world.store.repeated_update(3, None) is None
+    again = asyncio.create_task(world.store.repeated_update(3, digest_of(content)))
+    update = await completing
+    assert await again == update
+    assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
+    assert len(world.cluster.done("swap")) == 2
 
 
-def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        content = bad("nan")
-        completing = world.pushing(1, content)
-        await until(lambda: 1 in world.policy.pushes)
-        with pytest.raises(WeightsRefused):
-            await world.store.repeated_update(1, digest_of(content))
-        with pytest.raises(WeightsRefused):
-            await completing
-        assert not world.policy.pushes
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_push_whose_sender_named_no_digest_is_not_answered_again_before_it_is_current(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    content = weights(2.0)
+    await world.upload(3, content)
+    completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
+    await until(lambda: bool(world.cluster.done("stage")))
+    assert await world.store.repeated_update(3, digest_of(content)) is None
+    update = await completing
+    assert await world.store.repeated_update(3, digest_of(content)) == update
 
 
-def test_the_next_number_is_above_that_of_a_push_that_is_being_checked_and_free_again_when_it_is_refused(
-    tmp_path: Path,
+@in_world()
+async def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(world: World) -> None:
+    content = bad("nan")
+    completing = world.pushing(1, content)
+    await until(lambda: 1 in world.policy.pushes)
+    with pytest.raises(WeightsRefused):
+        await world.store.repeated_update(1, digest_of(content))
+    with pytest.raises(WeightsRefused):
+        await completing
+    assert not world.policy.pushes
+
+
+@in_world()
+async def test_the_next_number_is_above_that_of_a_push_that_is_being_checked_and_free_again_when_it_is_refused(
+    world: World,
 ) -> None:
-    async def story(world: World) -> None:
-        pushing = world.pushing(4, bad("nan"))
-        await until(lambda: 4 in world.policy.pushes)
-        assert (await world.store.state()).next_version == 5
-        with pytest.raises(WeightsRefused):
-            await pushing
-        assert (await world.store.state()).next_version == 1
-
-    play(story, tmp_path)
+    pushing = world.pushing(4, bad("nan"))
+    await until(lambda: 4 in world.policy.pushes)
+    assert (await world.store.state()).next_version == 5
+    with pytest.raises(WeightsRefused):
+        await pushing
+    assert (await world.store.state()).next_version == 1
 
 
-def test_a_delta_is_kept_and_served_as_full_weights(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, weights(2.0))
-        await world.push(2, delta(), kind="delta", base=1)
-        (tmp_path / "staged").write_bytes(content_of(replica.staged))
-        served = load_file(tmp_path / "staged")
-        expected = INITIAL[NORM] * 2.0
-        expected[3] = 9.0
-        assert torch.equal(served[NORM], expected)
-        stored = world.version_store.info(2)
-        assert (stored.kind, stored.base, stored.checksum) == ("delta", 1, file_checksum(tmp_path / "staged"))
-        assert stored.size_bytes == world.version_store.weights(2).stat().st_size
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_delta_is_kept_and_served_as_full_weights(world: World, tmp_path: Path) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, weights(2.0))
+    await world.push(2, delta(), kind="delta", base=1)
+    (tmp_path / "staged").write_bytes(content_of(replica.staged))
+    served = load_file(tmp_path / "staged")
+    expected = INITIAL[NORM] * 2.0
+    expected[3] = 9.0
+    assert torch.equal(served[NORM], expected)
+    stored = world.version_store.info(2)
+    assert (stored.kind, stored.base, stored.checksum) == ("delta", 1, file_checksum(tmp_path / "staged"))
+    assert stored.size_bytes == world.version_store.weights(2).stat().st_size
 
 
-def test_a_delta_may_change_the_initial_weights(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        pushes = [world.pushing(version, delta(), kind="delta", base=0) for version in (1, 2, 3)]
-        done = await asyncio.gather(*pushes, return_exceptions=True)
-        assert isinstance(done[-1], PolicyUpdate)
-        assert {type(answer) for answer in done} <= {PolicyUpdate, VersionRefused}
-        assert world.version_store.current() == 3
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_delta_may_change_the_initial_weights(world: World) -> None:
+    pushes = [world.pushing(version, delta(), kind="delta", base=0) for version in (1, 2, 3)]
+    done = await asyncio.gather(*pushes, return_exceptions=True)
+    assert isinstance(done[-1], PolicyUpdate)
+    assert {type(answer) for answer in done} <= {PolicyUpdate, VersionRefused}
+    assert world.version_store.current() == 3
 
 
-def test_partial_weights_are_completed_from_the_full_weights_that_are_current(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        head = "model.embed_tokens.weight"
-        await world.push(3, save({head: INITIAL[head] * 3.0}), kind="partial")
-        (tmp_path / "staged").write_bytes(content_of(replica.staged))
-        served = load_file(tmp_path / "staged")
-        expected = {**INITIAL, NORM: INITIAL[NORM] * 2.0, head: INITIAL[head] * 3.0}
-        assert served.keys() == expected.keys()
-        assert all(torch.equal(served[name], tensor) for name, tensor in expected.items())
-        stored = world.version_store.info(3)
-        assert (stored.kind, stored.base, stored.checksum) == ("partial", 1, file_checksum(tmp_path / "staged"))
+@in_world()
+async def test_partial_weights_are_completed_from_the_full_weights_that_are_current(
+    world: World, tmp_path: Path
+) -> None:
+    replica = await world.replica("r0")
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    head = "model.embed_tokens.weight"
+    await world.push(3, save({head: INITIAL[head] * 3.0}), kind="partial")
+    (tmp_path / "staged").write_bytes(content_of(replica.staged))
+    served = load_file(tmp_path / "staged")
+    expected = {**INITIAL, NORM: INITIAL[NORM] * 2.0, head: INITIAL[head] * 3.0}
+    assert served.keys() == expected.keys()
+    assert all(torch.equal(served[name], tensor) for name, tensor in expected.items())
+    stored = world.version_store.info(3)
+    assert (stored.kind, stored.base, stored.checksum) == ("partial", 1, file_checksum(tmp_path / "staged"))
 
-    play(story, tmp_path)
 
-
-def test_partial_weights_may_name_the_version_that_completes_them(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, save({NORM: INITIAL[NORM]}), kind="partial", base=0)
-        assert world.version_store.info(2).checksum == file_checksum(TINY_MODEL / "model.safetensors")
-        await world.push(3, delta(), kind="delta", base=2)
-        assert world.version_store.current() == 3
-
-    play(story, tmp_path)
+@in_world()
+async def test_partial_weights_may_name_the_version_that_completes_them(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, save({NORM: INITIAL[NORM]}), kind="partial", base=0)
+    assert world.version_store.info(2).checksum == file_checksum(TINY_MODEL / "model.safetensors")
+    await world.push(3, delta(), kind="delta", base=2)
+    assert world.version_store.current() == 3
 
 
 @pytest.mark.parametrize(
@@ -252,17 +227,15 @@ def test_partial_weights_may_name_the_version_that_completes_them(tmp_path: Path
         ({NORM: INITIAL[NORM] * torch.nan}, NORM, "it holds NaN or infinity; the training has diverged"),
     ],
 )
-def test_partial_weights_that_do_not_fit_are_refused_before_a_replica_hears_of_them(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], field: str, message: str
+@in_world()
+async def test_partial_weights_that_do_not_fit_are_refused_before_a_replica_hears_of_them(
+    world: World, tensors: dict[str, torch.Tensor], field: str, message: str
 ) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0")
-        async with refused(WeightsRefused, field, message):
-            await world.push(1, save(tensors), kind="partial")
-        assert not world.cluster.done("stage")
-        assert world.version_store.current() == 0
-
-    play(story, tmp_path)
+    await world.replica("r0")
+    async with refused(WeightsRefused, field, message):
+        await world.push(1, save(tensors), kind="partial")
+    assert not world.cluster.done("stage")
+    assert world.version_store.current() == 0
 
 
 @pytest.mark.parametrize(
@@ -282,17 +255,15 @@ def test_partial_weights_that_do_not_fit_are_refused_before_a_replica_hears_of_t
         ),
     ],
 )
-def test_a_base_that_cannot_be_is_refused(
-    tmp_path: Path, options: dict[str, Any], failure: type[PolicyFailure], field: str, message: str, value: Any
+@in_world()
+async def test_a_base_that_cannot_be_is_refused(
+    world: World, options: dict[str, Any], failure: type[PolicyFailure], field: str, message: str, value: Any
 ) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        async with refused(failure, field, message, value):
-            await world.push(3, delta(), **options)
-        assert world.version_store.current() == 2
-
-    play(story, tmp_path)
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    async with refused(failure, field, message, value):
+        await world.push(3, delta(), **options)
+    assert world.version_store.current() == 2
 
 
 def test_a_checkpoint_under_a_root_becomes_a_version(tmp_path: Path) -> None:
@@ -314,26 +285,22 @@ def test_a_checkpoint_under_a_root_becomes_a_version(tmp_path: Path) -> None:
     play(story, tmp_path, checkpoint_roots=[str(tmp_path / "roots")])
 
 
-def test_while_a_checkpoint_is_read_its_number_is_taken(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        loading = asyncio.create_task(world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions()))
-        await settled(1)
-        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
-            await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
-        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
-            await world.store.begin_chunk(1, 0)
-        await loading
-
-    play(story, tmp_path, checkpoint_roots=[str(TINY_MODEL)])
+@in_world(checkpoint_roots=[str(TINY_MODEL)])
+async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_path: Path) -> None:
+    loading = asyncio.create_task(world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions()))
+    await settled(1)
+    async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+        await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
+    async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+        await world.store.begin_chunk(1, 0)
+    await loading
 
 
-def test_a_checkpoint_outside_the_roots_is_refused(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        with pytest.raises(SourceRefused, match="none is configured"):
-            await world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions())
-        assert world.files() == set()
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_checkpoint_outside_the_roots_is_refused(world: World) -> None:
+    with pytest.raises(SourceRefused, match="none is configured"):
+        await world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions())
+    assert world.files() == set()
 
 
 def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
@@ -362,18 +329,16 @@ async def pushed_names(world: World, content: bytes, kind: WeightsKind, base: in
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.module.", "base_model.model."])
-def test_what_wrappers_add_to_names_is_taken_off_all_kinds_of_weights(tmp_path: Path, wrapper: str) -> None:
-    async def story(world: World) -> None:
-        full = save({f"{wrapper}{name}": tensor for name, tensor in INITIAL.items()})
-        assert await pushed_names(world, full, "full") == set(INITIAL)
-        some = save({f"{wrapper}{NORM}": INITIAL[NORM] * 2})
-        assert await pushed_names(world, some, "partial") == set(INITIAL)
-        changes = save({f"{wrapper}{name}": tensor for name, tensor in load(delta()).items()})
-        checksum = checksum_of(changed(weights(2)))
-        await world.push(3, changes, kind="delta", base=2, checksum=checksum)
-        assert world.version_store.info(3).checksum == checksum
-
-    play(story, tmp_path)
+@in_world()
+async def test_what_wrappers_add_to_names_is_taken_off_all_kinds_of_weights(world: World, wrapper: str) -> None:
+    full = save({f"{wrapper}{name}": tensor for name, tensor in INITIAL.items()})
+    assert await pushed_names(world, full, "full") == set(INITIAL)
+    some = save({f"{wrapper}{NORM}": INITIAL[NORM] * 2})
+    assert await pushed_names(world, some, "partial") == set(INITIAL)
+    changes = save({f"{wrapper}{name}": tensor for name, tensor in load(delta()).items()})
+    checksum = checksum_of(changed(weights(2)))
+    await world.push(3, changes, kind="delta", base=2, checksum=checksum)
+    assert world.version_store.info(3).checksum == checksum
 
 
 CASES: list[tuple[str, str | None]] = [
@@ -391,54 +356,46 @@ CASES: list[tuple[str, str | None]] = [
 
 @pytest.mark.parametrize("name", [None, "run-b"])
 @pytest.mark.parametrize(("module", "stored"), CASES)
-def test_an_adapters_matrices_are_those_of_modules_of_the_model_or_it_is_refused_unseen(
-    tmp_path: Path, module: str, stored: str | None, name: str | None
+@in_world()
+async def test_an_adapters_matrices_are_those_of_modules_of_the_model_or_it_is_refused_unseen(
+    world: World, module: str, stored: str | None, name: str | None
 ) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0")
-        if stored is None:
-            with pytest.raises(WeightsRefused) as refused:
-                await world.push(1, adapter(module=module), kind="adapter", name=name)
-            named = module.removeprefix("base_model.model.")
-            message = f"the model has no module {named}; it has, for example, {ADAPTED}"
-            assert [(each.field, each.message) for each in refused.value.problems] == [
-                (f"{module}.{half}.weight", message) for half in ("lora_A", "lora_B")
-            ]
-            assert {what for _, what, _ in world.cluster.events} <= {"accept requests"}
-            return
-        update = await world.push(1, adapter(module=module), kind="adapter", name=name)
-        file = Path(world.folder if name is None else world.folder / "names" / name) / "versions/1/weights.safetensors"
-        assert {entry.name for entry in read_header(file).entries} == {
-            f"{stored}.{half}.weight" for half in ("lora_A", "lora_B")
-        }
-        assert update.checksum == file_checksum(file)
-        # The answer may have been lost: the same bytes are known again, under the digest of what was sent.
-        assert await world.store.repeated_update(1, digest_of(adapter(module=module)), name) == update
-
-    play(story, tmp_path)
+    await world.replica("r0")
+    if stored is None:
+        with pytest.raises(WeightsRefused) as refused:
+            await world.push(1, adapter(module=module), kind="adapter", name=name)
+        named = module.removeprefix("base_model.model.")
+        message = f"the model has no module {named}; it has, for example, {ADAPTED}"
+        assert [(each.field, each.message) for each in refused.value.problems] == [
+            (f"{module}.{half}.weight", message) for half in ("lora_A", "lora_B")
+        ]
+        assert {what for _, what, _ in world.cluster.events} <= {"accept requests"}
+        return
+    update = await world.push(1, adapter(module=module), kind="adapter", name=name)
+    file = Path(world.folder if name is None else world.folder / "names" / name) / "versions/1/weights.safetensors"
+    assert {entry.name for entry in read_header(file).entries} == {
+        f"{stored}.{half}.weight" for half in ("lora_A", "lora_B")
+    }
+    assert update.checksum == file_checksum(file)
+    # The answer may have been lost: the same bytes are known again, under the digest of what was sent.
+    assert await world.store.repeated_update(1, digest_of(adapter(module=module)), name) == update
 
 
-def test_ranks_of_single_modules_follow_their_names(tmp_path: Path) -> None:
+@in_world()
+async def test_ranks_of_single_modules_follow_their_names(world: World) -> None:
     wrapped = f"_orig_mod.{ADAPTED}"
     config = {"r": 2, "rank_pattern": {wrapped: 2, "q_proj": 4}, "alpha_pattern": {}}
     matrices = load(adapter(module=f"base_model.model.{wrapped}"))
-
-    async def story(world: World) -> None:
-        await world.push(1, save(matrices, {"adapter_config": json.dumps(config)}), kind="adapter")
-        stored = json.loads(str(world.version_store.info(1).adapter_config))
-        assert stored == {**config, "rank_pattern": {f"^{re.escape(ADAPTED)}": 2}}
-
-    play(story, tmp_path)
+    await world.push(1, save(matrices, {"adapter_config": json.dumps(config)}), kind="adapter")
+    stored = json.loads(str(world.version_store.info(1).adapter_config))
+    assert stored == {**config, "rank_pattern": {f"^{re.escape(ADAPTED)}": 2}}
 
 
-def test_two_tensors_that_are_one_in_the_model_are_refused(tmp_path: Path) -> None:
+@in_world()
+async def test_two_tensors_that_are_one_in_the_model_are_refused(world: World) -> None:
     twice = load(adapter()) | load(adapter(module=f"module.{ADAPTED}"))
-
-    async def story(world: World) -> None:
-        with pytest.raises(WeightsRefused, match=f"is the same tensor of the model, base_model.model.{ADAPTED}"):
-            await world.push(1, save(twice, {"adapter_config": "{}"}), kind="adapter")
-
-    play(story, tmp_path)
+    with pytest.raises(WeightsRefused, match=f"is the same tensor of the model, base_model.model.{ADAPTED}"):
+        await world.push(1, save(twice, {"adapter_config": "{}"}), kind="adapter")
 
 
 # Logs

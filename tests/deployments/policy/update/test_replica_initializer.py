@@ -13,64 +13,56 @@ from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.update.activation import LOADS_BESIDE_UPDATES
 from deployments.policy.versions.version_history import VersionHistory
 from rollout_client.contract.policy import PolicyUpdate
-from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
+from tests.deployments.policy.policy_world import World, adapter, content_of, in_world, play, weights
 from tests.deployments.policy.scripted_replicas import Step
 from tests.deployments.policy.weight_files import GOOD, written
 from tests.virtual_time import now, settled, until
 
 
-def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        replica = await world.replica("r0")
-        await until(lambda: replica.accepts_requests)
-        assert world.cluster.events == [("r0", "accept requests", 0)]
-        assert replica.staged is None
-        assert not (world.folder / "versions").exists()
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(world: World) -> None:
+    replica = await world.replica("r0")
+    await until(lambda: replica.accepts_requests)
+    assert world.cluster.events == [("r0", "accept requests", 0)]
+    assert replica.staged is None
+    assert not (world.folder / "versions").exists()
 
 
-def test_a_replica_that_starts_loads_the_current_weights_before_it_accepts_requests(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        replica = await world.replica("r0")
-        await until(lambda: replica.accepts_requests)
-        assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "accept requests", 1)]
-        assert content_of(replica.staged) == weights(2.0)
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_that_starts_loads_the_current_weights_before_it_accepts_requests(world: World) -> None:
+    await world.push(1, weights(2.0))
+    replica = await world.replica("r0")
+    await until(lambda: replica.accepts_requests)
+    assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "accept requests", 1)]
+    assert content_of(replica.staged) == weights(2.0)
 
 
 @pytest.mark.parametrize("moment", ["before", "stage", "swap"])
-def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(tmp_path: Path, moment: str) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", command_s=5.0)
-        await until(lambda: world.cluster.done("accept requests") == [("r0", 0)])
-        pushing = world.pushing(1, weights(2.0))
-        if moment == "before":
-            await until(lambda: 1 in world.policy.pushes)
-        else:
-            await world.until_updating(1)
-            await until(lambda: len(world.replicas[0].taken) == (2 if moment == "stage" else 3))
-        late = await world.replica("late")
-        await pushing
-        await until(lambda: late.accepts_requests)
-        assert late.loaded == LoadedWeights(1)
-        calls = [version for who, what, version in world.cluster.events if (who, what) == ("late", "accept requests")]
-        assert calls == [0 if moment == "before" else 1]
-        assert world.cluster.killed == []
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(world: World, moment: str) -> None:
+    await world.replica("r0", command_s=5.0)
+    await until(lambda: world.cluster.done("accept requests") == [("r0", 0)])
+    pushing = world.pushing(1, weights(2.0))
+    if moment == "before":
+        await until(lambda: 1 in world.policy.pushes)
+    else:
+        await world.until_updating(1)
+        await until(lambda: len(world.replicas[0].taken) == (2 if moment == "stage" else 3))
+    late = await world.replica("late")
+    await pushing
+    await until(lambda: late.accepts_requests)
+    assert late.loaded == LoadedWeights(1)
+    calls = [version for who, what, version in world.cluster.events if (who, what) == ("late", "accept requests")]
+    assert calls == [0 if moment == "before" else 1]
+    assert world.cluster.killed == []
 
 
-def test_a_replica_with_older_weights_than_the_current_ones_gets_those(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(9, weights(2.0))
-        replica = await world.replica("r0", loaded=LoadedWeights(7))
-        await until(lambda: replica.accepts_requests)
-        assert (replica.loaded, content_of(replica.staged)) == (LoadedWeights(9), weights(2.0))
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_with_older_weights_than_the_current_ones_gets_those(world: World) -> None:
+    await world.push(9, weights(2.0))
+    replica = await world.replica("r0", loaded=LoadedWeights(7))
+    await until(lambda: replica.accepts_requests)
+    assert (replica.loaded, content_of(replica.staged)) == (LoadedWeights(9), weights(2.0))
 
 
 def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
@@ -95,38 +87,36 @@ def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
 
 
 @pytest.mark.parametrize("step", ["error", "hang"])
-def test_a_replica_that_does_not_accept_requests_is_replaced_and_blocks_no_update(tmp_path: Path, step: Step) -> None:
-    async def story(world: World) -> None:
-        await world.replica("r0", step)
-        await until(lambda: world.cluster.killed == ["r0"])
-        assert now() == {"error": 0.0, "hang": 30.0}[step]
-        assert (await world.push(1, weights(2.0))).replicas == []
+@in_world(command_timeout_s=30)
+async def test_a_replica_that_does_not_accept_requests_is_replaced_and_blocks_no_update(
+    world: World, step: Step
+) -> None:
+    await world.replica("r0", step)
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert now() == {"error": 0.0, "hang": 30.0}[step]
+    assert (await world.push(1, weights(2.0))).replicas == []
 
-    play(story, tmp_path, command_timeout_s=30)
 
-
-def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        await world.push(2, adapter(), kind="adapter")
-        await world.restart()
-        replica = await world.replica("r0")
-        await until(lambda: replica.accepts_requests)
-        assert [(what, version) for _, what, version in world.cluster.events] == [
-            ("stage", 1),
-            ("swap", 1),
-            ("stage", 2),
-            ("swap", 2),
-            ("accept requests", 2),
-        ]
-        has_base = await world.replica("r1", loaded=LoadedWeights(1))
-        await until(lambda: has_base.accepts_requests)
-        assert world.cluster.done("stage")[2:] == [("r1", 2)]
-        has_an_old_one = await world.replica("r2", loaded=LoadedWeights(0, adapter=2))
-        await until(lambda: has_an_old_one.accepts_requests)
-        assert world.cluster.done("stage")[3:] == [("r2", 1), ("r2", 2)]
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    await world.restart()
+    replica = await world.replica("r0")
+    await until(lambda: replica.accepts_requests)
+    assert [(what, version) for _, what, version in world.cluster.events] == [
+        ("stage", 1),
+        ("swap", 1),
+        ("stage", 2),
+        ("swap", 2),
+        ("accept requests", 2),
+    ]
+    has_base = await world.replica("r1", loaded=LoadedWeights(1))
+    await until(lambda: has_base.accepts_requests)
+    assert world.cluster.done("stage")[2:] == [("r1", 2)]
+    has_an_old_one = await world.replica("r2", loaded=LoadedWeights(0, adapter=2))
+    await until(lambda: has_an_old_one.accepts_requests)
+    assert world.cluster.done("stage")[3:] == [("r2", 1), ("r2", 2)]
 
 
 LOAD_S = 100.0
@@ -134,64 +124,56 @@ COMMANDS = 2
 """To load a version: stage and swap."""
 
 
-def test_replicas_that_start_at_the_same_time_load_at_the_same_time(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        replicas = [await world.replica(f"r{number}", command_s=LOAD_S) for number in range(4)]
-        await until(lambda: all(replica.loaded == LoadedWeights(1) for replica in replicas))
-        assert now() == COMMANDS * LOAD_S
-
-    play(story, tmp_path)
+@in_world()
+async def test_replicas_that_start_at_the_same_time_load_at_the_same_time(world: World) -> None:
+    await world.push(1, weights(2.0))
+    replicas = [await world.replica(f"r{number}", command_s=LOAD_S) for number in range(4)]
+    await until(lambda: all(replica.loaded == LoadedWeights(1) for replica in replicas))
+    assert now() == COMMANDS * LOAD_S
 
 
-def test_an_update_does_not_wait_for_a_replica_that_loads_which_then_loads_the_new_version(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        slow = await world.replica("slow", command_s=LOAD_S)
-        await until(lambda: len(slow.taken) == 1)
-        assert (await world.push(2, weights(3.0))).replicas == []
-        assert now() == 0.0
-        await until(lambda: slow.accepts_requests)
-        assert world.cluster.events == [
-            ("slow", "stage", 1),
-            ("slow", "swap", 1),
-            ("slow", "stage", 2),
-            ("slow", "swap", 2),
-            ("slow", "accept requests", 2),
-        ]
-
-    play(story, tmp_path)
+@in_world()
+async def test_an_update_does_not_wait_for_a_replica_that_loads_which_then_loads_the_new_version(world: World) -> None:
+    await world.push(1, weights(2.0))
+    slow = await world.replica("slow", command_s=LOAD_S)
+    await until(lambda: len(slow.taken) == 1)
+    assert (await world.push(2, weights(3.0))).replicas == []
+    assert now() == 0.0
+    await until(lambda: slow.accepts_requests)
+    assert world.cluster.events == [
+        ("slow", "stage", 1),
+        ("slow", "swap", 1),
+        ("slow", "stage", 2),
+        ("slow", "swap", 2),
+        ("slow", "accept requests", 2),
+    ]
 
 
-def test_the_file_of_a_version_stays_while_a_replica_that_starts_loads_it(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        slow = await world.replica("slow", command_s=LOAD_S)
-        await until(lambda: len(slow.taken) == 1)
-        await world.push(2, weights(3.0))
-        await until(lambda: slow.staged is not None)
-        assert content_of(slow.staged) == weights(2.0)
-        await until(lambda: slow.accepts_requests)
-        await world.push(3, weights(4.0))
-        assert not world.version_store.weights(1).exists()
-
-    play(story, tmp_path, keep_versions=1)
+@in_world(keep_versions=1)
+async def test_the_file_of_a_version_stays_while_a_replica_that_starts_loads_it(world: World) -> None:
+    await world.push(1, weights(2.0))
+    slow = await world.replica("slow", command_s=LOAD_S)
+    await until(lambda: len(slow.taken) == 1)
+    await world.push(2, weights(3.0))
+    await until(lambda: slow.staged is not None)
+    assert content_of(slow.staged) == weights(2.0)
+    await until(lambda: slow.accepts_requests)
+    await world.push(3, weights(4.0))
+    assert not world.version_store.weights(1).exists()
 
 
-def test_a_replica_that_updates_have_overtaken_too_often_makes_them_wait_for_one_load(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        slow = await world.replica("slow", command_s=LOAD_S)
-        updates: list[PolicyUpdate] = []
-        for overtaken in range(1, LOADS_BESIDE_UPDATES + 1):
-            await until(lambda: len(slow.taken) == COMMANDS * overtaken)  # noqa: B023 - it is awaited here
-            updates.append(await world.push(1 + overtaken, adapter(overtaken), kind="adapter"))
-        assert [update.replicas for update in updates] == [[], [], []]
-        await until(lambda: len(slow.taken) == COMMANDS * (LOADS_BESIDE_UPDATES + 1) - 1)
-        last = await world.push(2 + LOADS_BESIDE_UPDATES, adapter(9.0), kind="adapter")
-        assert [replica.replica_id for replica in last.replicas] == ["slow"]
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_replica_that_updates_have_overtaken_too_often_makes_them_wait_for_one_load(world: World) -> None:
+    await world.push(1, weights(2.0))
+    slow = await world.replica("slow", command_s=LOAD_S)
+    updates: list[PolicyUpdate] = []
+    for overtaken in range(1, LOADS_BESIDE_UPDATES + 1):
+        await until(lambda: len(slow.taken) == COMMANDS * overtaken)  # noqa: B023 - it is awaited here
+        updates.append(await world.push(1 + overtaken, adapter(overtaken), kind="adapter"))
+    assert [update.replicas for update in updates] == [[], [], []]
+    await until(lambda: len(slow.taken) == COMMANDS * (LOADS_BESIDE_UPDATES + 1) - 1)
+    last = await world.push(2 + LOADS_BESIDE_UPDATES, adapter(9.0), kind="adapter")
+    assert [replica.replica_id for replica in last.replicas] == ["slow"]
 
 
 class CheckedEvents(list[tuple[str, str, int]]):

@@ -15,7 +15,7 @@ from deployments.policy.replicas.replica_registry import RegisteredReplica, Repl
 from deployments.policy.update.two_phase_update import TwoPhaseUpdate, UpdateCommands, refuse_if_all_refused
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
-from tests.deployments.policy.policy_world import a_payload
+from tests.deployments.policy.policy_world import a_payload, in_virtual_time
 from tests.deployments.policy.scripted_replicas import (
     STEPS,
     RegistryCommandSource,
@@ -121,50 +121,44 @@ def test_one_replica_tries_the_version_before_it_is_current_on_disk_and_the_othe
     assert scene.cluster.killed == []
 
 
-def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
-    async def story() -> None:
-        scene = await Scene([[], []]).begin()
-        scene.replicas[1].command_s = 10.0
+@in_virtual_time
+async def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
+    scene = await Scene([[], []]).begin()
+    scene.replicas[1].command_s = 10.0
+    await scene.update()
+    assert [(who, what) for who, what, _ in scene.cluster.events] == [
+        ("r0", "stage"),
+        ("r1", "stage"),
+        ("r0", "swap"),
+        ("r0", "canary"),
+        ("store", "durable"),
+        ("r0", "accept requests"),
+        ("r1", "swap"),
+    ]
+    assert now() == 20.0
+    await scene.end()
+
+
+@in_virtual_time
+async def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() -> None:
+    scene = await Scene([["error"], ["error"]]).begin()
+    with pytest.raises(WeightsRefused) as refused:
         await scene.update()
-        assert [(who, what) for who, what, _ in scene.cluster.events] == [
-            ("r0", "stage"),
-            ("r1", "stage"),
-            ("r0", "swap"),
-            ("r0", "canary"),
-            ("store", "durable"),
-            ("r0", "accept requests"),
-            ("r1", "swap"),
-        ]
-        assert now() == 20.0
-        await scene.end()
-
-    run(story())
+    message = "the engine cannot take them: OSError: r0 has no room"
+    assert refused.value.problems == (FieldProblem(field="weights", message=message),)
+    assert (scene.cluster.events, scene.cluster.killed) == ([], [])
+    assert [replica.replica_id for replica in scene.registry.replicas] == ["r0", "r1"]
+    await scene.end()
 
 
-def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() -> None:
-    async def story() -> None:
-        scene = await Scene([["error"], ["error"]]).begin()
-        with pytest.raises(WeightsRefused) as refused:
-            await scene.update()
-        message = "the engine cannot take them: OSError: r0 has no room"
-        assert refused.value.problems == (FieldProblem(field="weights", message=message),)
-        assert (scene.cluster.events, scene.cluster.killed) == ([], [])
-        assert [replica.replica_id for replica in scene.registry.replicas] == ["r0", "r1"]
-        await scene.end()
-
-    run(story())
-
-
-def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> None:
-    async def story() -> None:
-        scene = await Scene([["die"], ["error"]]).begin()
-        with pytest.raises(WeightsRefused, match="r1 has no room"):
-            await scene.update()
-        assert scene.cluster.events == []
-        assert [replica.replica_id for replica in scene.registry.replicas] == ["r1"]
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> None:
+    scene = await Scene([["die"], ["error"]]).begin()
+    with pytest.raises(WeightsRefused, match="r1 has no room"):
+        await scene.update()
+    assert scene.cluster.events == []
+    assert [replica.replica_id for replica in scene.registry.replicas] == ["r1"]
+    await scene.end()
 
 
 def test_a_replica_that_breaks_while_it_stages_proves_nothing_about_the_weights() -> None:
@@ -204,34 +198,32 @@ async def refused(scene: Scene, failure: type[WeightsRefused | VersionUntried], 
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_replica_that_cannot_generate_with_the_version_goes_back_and_nothing_else_has_changed(others: int) -> None:
-    async def story() -> None:
-        scene = await Scene([["ok", "ok", "error"], *[[]] * others]).begin()
-        message = "a replica could not generate with them and went back: OSError: r0 has no room"
-        await refused(scene, WeightsRefused, message)
-        first = [event[1:] for event in scene.cluster.events if event[0] == "r0"]
-        assert first == [("stage", 7), ("swap", 7), ("stage", 0), ("swap", 0)]
-        assert [what for who, what, _ in scene.cluster.events if who != "r0"] == ["stage"] * others
-        assert [(replica.loaded, replica.is_on_trial) for replica in scene.replicas] == [(LoadedWeights(), False)] * (
-            1 + others
-        )
-        assert scene.cluster.killed == []
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_a_replica_that_cannot_generate_with_the_version_goes_back_and_nothing_else_has_changed(
+    others: int,
+) -> None:
+    scene = await Scene([["ok", "ok", "error"], *[[]] * others]).begin()
+    message = "a replica could not generate with them and went back: OSError: r0 has no room"
+    await refused(scene, WeightsRefused, message)
+    first = [event[1:] for event in scene.cluster.events if event[0] == "r0"]
+    assert first == [("stage", 7), ("swap", 7), ("stage", 0), ("swap", 0)]
+    assert [what for who, what, _ in scene.cluster.events if who != "r0"] == ["stage"] * others
+    assert [(replica.loaded, replica.is_on_trial) for replica in scene.replicas] == [(LoadedWeights(), False)] * (
+        1 + others
+    )
+    assert scene.cluster.killed == []
+    await scene.end()
 
 
 @pytest.mark.parametrize("back", [["error"], ["ok", "error"], ["hang"]])
-def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> None:
-    async def story() -> None:
-        scene = await Scene([["ok", "ok", "error", *back], []]).begin()
-        message = "a replica could not generate with them and went back: OSError: r0 has no room"
-        await refused(scene, WeightsRefused, message)
-        assert scene.cluster.killed == ["r0"]
-        assert scene.replicas[1].loaded == LoadedWeights()
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> None:
+    scene = await Scene([["ok", "ok", "error", *back], []]).begin()
+    message = "a replica could not generate with them and went back: OSError: r0 has no room"
+    await refused(scene, WeightsRefused, message)
+    assert scene.cluster.killed == ["r0"]
+    assert scene.replicas[1].loaded == LoadedWeights()
+    await scene.end()
 
 
 @pytest.mark.parametrize(
@@ -242,17 +234,15 @@ def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> None:
         (["ok", "ok", "hang"], "it did not report within 60 s"),
     ],
 )
-def test_a_version_that_breaks_the_replica_that_tries_it_is_refused_and_the_replica_replaced(
+@in_virtual_time
+async def test_a_version_that_breaks_the_replica_that_tries_it_is_refused_and_the_replica_replaced(
     script: list[Step], error: str
 ) -> None:
-    async def story() -> None:
-        scene = await Scene([script, []]).begin()
-        await refused(scene, WeightsRefused, f"a replica could not generate with them and went back: {error}")
-        assert scene.cluster.killed == ["r0"]
-        assert [event for event in scene.cluster.events if event[0] == "r1"] == [("r1", "stage", 7)]
-        await scene.end()
-
-    run(story())
+    scene = await Scene([script, []]).begin()
+    await refused(scene, WeightsRefused, f"a replica could not generate with them and went back: {error}")
+    assert scene.cluster.killed == ["r0"]
+    assert [event for event in scene.cluster.events if event[0] == "r1"] == [("r1", "stage", 7)]
+    await scene.end()
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -279,16 +269,14 @@ def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> N
     assert replicas == [replaced("r0", "it died"), swapped("r1")]
 
 
-def test_time_limits_grow_with_the_size_of_the_weights() -> None:
-    async def story() -> None:
-        large = replace(NEW, size_bytes=3 * 10**9)
-        scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
-        with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
-            await scene.update()
-        assert now() == 120.0
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
+    large = replace(NEW, size_bytes=3 * 10**9)
+    scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
+    with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
+        await scene.update()
+    assert now() == 120.0
+    await scene.end()
 
 
 def test_without_replicas_the_version_is_made_current() -> None:
@@ -296,75 +284,65 @@ def test_without_replicas_the_version_is_made_current() -> None:
     assert (replicas, scene.cluster.events) == ([], [("store", "durable", 7)])
 
 
-def test_a_version_that_cannot_be_written_to_disk_is_served_nowhere() -> None:
-    async def story() -> None:
-        scene = await Scene([[], []], disk_is_full=True).begin()
-        with pytest.raises(OSError, match="no space left"):
-            await scene.update()
-        assert [(who, what, version) for who, what, version in scene.cluster.events] == [
-            ("r0", "stage", 7),
-            ("r1", "stage", 7),
-            ("r0", "swap", 7),
-            ("r0", "canary", 7),
-            ("r0", "stage", 0),
-            ("r0", "swap", 0),
-        ]
-        assert (len(scene.registry.replicas), scene.cluster.killed) == (2, [])
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_a_version_that_cannot_be_written_to_disk_is_served_nowhere() -> None:
+    scene = await Scene([[], []], disk_is_full=True).begin()
+    with pytest.raises(OSError, match="no space left"):
+        await scene.update()
+    assert [(who, what, version) for who, what, version in scene.cluster.events] == [
+        ("r0", "stage", 7),
+        ("r1", "stage", 7),
+        ("r0", "swap", 7),
+        ("r0", "canary", 7),
+        ("r0", "stage", 0),
+        ("r0", "swap", 0),
+    ]
+    assert (len(scene.registry.replicas), scene.cluster.killed) == (2, [])
+    await scene.end()
 
 
-def test_only_the_given_replicas_are_updated() -> None:
-    async def story() -> None:
-        scene = await Scene([[], []]).begin()
-        assert await scene.update(scene.registry.replicas[1:]) == [tried("r1")]
-        assert scene.replicas[0].taken == []
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_only_the_given_replicas_are_updated() -> None:
+    scene = await Scene([[], []]).begin()
+    assert await scene.update(scene.registry.replicas[1:]) == [tried("r1")]
+    assert scene.replicas[0].taken == []
+    await scene.end()
 
 
-def test_payloads_are_loaded_one_after_the_other() -> None:
-    async def story() -> None:
-        scene = await Scene([[]]).begin()
-        [replica] = scene.registry.replicas
-        assert await scene.registry.load(replica, [NEW, ADAPTER])
-        assert [(what, version) for _, what, version in scene.cluster.events] == [
-            ("stage", 7),
-            ("swap", 7),
-            ("stage", 8),
-            ("swap", 8),
-        ]
-        assert replica.loaded == LoadedWeights(7, adapter=8)
-        assert await scene.registry.load(replica, [])
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_payloads_are_loaded_one_after_the_other() -> None:
+    scene = await Scene([[]]).begin()
+    [replica] = scene.registry.replicas
+    assert await scene.registry.load(replica, [NEW, ADAPTER])
+    assert [(what, version) for _, what, version in scene.cluster.events] == [
+        ("stage", 7),
+        ("swap", 7),
+        ("stage", 8),
+        ("swap", 8),
+    ]
+    assert replica.loaded == LoadedWeights(7, adapter=8)
+    assert await scene.registry.load(replica, [])
+    await scene.end()
 
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("step", ["error", "hang"])
-def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: int) -> None:
-    async def story() -> None:
-        scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
-        assert not await scene.registry.load(scene.registry.replicas[0], [NEW, ADAPTER])
-        assert (scene.cluster.killed, scene.registry.replicas) == (["r0"], [])
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: int) -> None:
+    scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
+    assert not await scene.registry.load(scene.registry.replicas[0], [NEW, ADAPTER])
+    assert (scene.cluster.killed, scene.registry.replicas) == (["r0"], [])
+    await scene.end()
 
 
 @pytest.mark.parametrize(("step", "left"), [("die", []), ("register again", ["r0"])])
-def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, left: list[str]) -> None:
-    async def story() -> None:
-        scene = await Scene([[step]]).begin()
-        assert not await scene.registry.load(scene.registry.replicas[0], [NEW])
-        assert [replica.replica_id for replica in scene.registry.replicas] == left
-        assert scene.cluster.killed == []
-        await scene.end()
-
-    run(story())
+@in_virtual_time
+async def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, left: list[str]) -> None:
+    scene = await Scene([[step]]).begin()
+    assert not await scene.registry.load(scene.registry.replicas[0], [NEW])
+    assert [replica.replica_id for replica in scene.registry.replicas] == left
+    assert scene.cluster.killed == []
+    await scene.end()
 
 
 SCRIPTS = st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=5)

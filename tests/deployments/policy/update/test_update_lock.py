@@ -11,39 +11,36 @@ from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.contract.problems import FieldProblem
+from tests.deployments.policy.policy_world import in_virtual_time
 from tests.virtual_time import run, settled
 
 REFUSE = SwitchOptions(if_busy="refuse")
 
 
-def test_the_next_caller_acquires_the_lease_when_the_block_of_the_one_before_ends() -> None:
-    async def story() -> None:
-        lock = UpdateLock()
-        events: list[str] = []
+@in_virtual_time
+async def test_the_next_caller_acquires_the_lease_when_the_block_of_the_one_before_ends() -> None:
+    lock = UpdateLock()
+    events: list[str] = []
 
-        async def hold(name: str) -> None:
-            async with lock.lease():
-                events.append(f"{name} begins")
-                await asyncio.sleep(1.0)
-                events.append(f"{name} ends")
-
-        await asyncio.gather(*(hold(name) for name in "abc"))
-        assert events == [f"{name} {event}" for name in "abc" for event in ("begins", "ends")]
-
-    run(story())
-
-
-def test_a_block_that_fails_releases_the_lease() -> None:
-    async def story() -> None:
-        lock = UpdateLock()
-        with pytest.raises(ValueError, match="failed"):
-            async with lock.lease("an update"):
-                raise ValueError("failed")
-        lock.refuse_if_busy(REFUSE)
+    async def hold(name: str) -> None:
         async with lock.lease():
-            pass
+            events.append(f"{name} begins")
+            await asyncio.sleep(1.0)
+            events.append(f"{name} ends")
 
-    run(story())
+    await asyncio.gather(*(hold(name) for name in "abc"))
+    assert events == [f"{name} {event}" for name in "abc" for event in ("begins", "ends")]
+
+
+@in_virtual_time
+async def test_a_block_that_fails_releases_the_lease() -> None:
+    lock = UpdateLock()
+    with pytest.raises(ValueError, match="failed"):
+        async with lock.lease("an update"):
+            raise ValueError("failed")
+    lock.refuse_if_busy(REFUSE)
+    async with lock.lease():
+        pass
 
 
 def test_a_lease_is_released_once() -> None:
@@ -70,18 +67,16 @@ def test_a_lease_that_was_handed_over_can_only_be_released_by_its_new_owner() ->
     assert released == ["released"]
 
 
-def test_a_lease_that_was_handed_over_is_held_beyond_the_end_of_its_block() -> None:
-    async def story() -> None:
-        lock = UpdateLock()
-        async with lock.lease("a transfer") as lease:
-            theirs = lease.hand_over()
-        waiting = asyncio.create_task(enter(lock))
-        await settled()
-        assert not waiting.done()
-        theirs.release()
-        await waiting
-
-    run(story())
+@in_virtual_time
+async def test_a_lease_that_was_handed_over_is_held_beyond_the_end_of_its_block() -> None:
+    lock = UpdateLock()
+    async with lock.lease("a transfer") as lease:
+        theirs = lease.hand_over()
+    waiting = asyncio.create_task(enter(lock))
+    await settled()
+    assert not waiting.done()
+    theirs.release()
+    await waiting
 
 
 async def enter(lock: UpdateLock) -> None:
@@ -90,45 +85,41 @@ async def enter(lock: UpdateLock) -> None:
 
 
 @pytest.mark.parametrize("is_woken", [False, True])
-def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease(is_woken: bool) -> None:
-    async def story() -> None:
-        lock = UpdateLock()
-        async with lock.lease():
-            cancelled, waiting = (asyncio.create_task(enter(lock)) for _ in range(2))
-            await settled()
-            if not is_woken:
-                cancelled.cancel()
-        # Of two that wait, the first one has been woken by the end of the block, and has not run yet.
-        if is_woken:
+@in_virtual_time
+async def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease(is_woken: bool) -> None:
+    lock = UpdateLock()
+    async with lock.lease():
+        cancelled, waiting = (asyncio.create_task(enter(lock)) for _ in range(2))
+        await settled()
+        if not is_woken:
             cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        await waiting
-        async with asyncio.timeout(1.0):
-            await enter(lock)
+    # Of two that wait, the first one has been woken by the end of the block, and has not run yet.
+    if is_woken:
+        cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await waiting
+    async with asyncio.timeout(1.0):
+        await enter(lock)
 
-    run(story())
 
-
-def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
-    async def story() -> None:
-        lock = UpdateLock()
+@in_virtual_time
+async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
+    lock = UpdateLock()
+    lock.refuse_if_busy(REFUSE)
+    async with lock.lease():
         lock.refuse_if_busy(REFUSE)
-        async with lock.lease():
+    async with lock.lease("an update is under way") as lease:
+        lock.refuse_if_busy(SwitchOptions())
+        with pytest.raises(UpdateUnderWay) as refused:
             lock.refuse_if_busy(REFUSE)
-        async with lock.lease("an update is under way") as lease:
-            lock.refuse_if_busy(SwitchOptions())
-            with pytest.raises(UpdateUnderWay) as refused:
-                lock.refuse_if_busy(REFUSE)
-            message = "an update is under way; wait for it, or say if_busy=wait"
-            assert refused.value.problems == (FieldProblem(field="if_busy", message=message, value="refuse"),)
-            theirs = lease.hand_over()
-        with pytest.raises(UpdateUnderWay):
-            lock.refuse_if_busy(REFUSE)
-        theirs.release()
+        message = "an update is under way; wait for it, or say if_busy=wait"
+        assert refused.value.problems == (FieldProblem(field="if_busy", message=message, value="refuse"),)
+        theirs = lease.hand_over()
+    with pytest.raises(UpdateUnderWay):
         lock.refuse_if_busy(REFUSE)
-
-    run(story())
+    theirs.release()
+    lock.refuse_if_busy(REFUSE)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tests.deployments.policy.policy_world import (
     adapter,
     delta,
     digest_of,
+    in_world,
     play,
     versions,
     weights,
@@ -60,48 +61,42 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize("where", ["on its way", "on the disk"])
-def test_an_upload_of_which_a_byte_was_damaged_is_dropped_and_can_be_sent_again(
-    tmp_path: Path, damage: Damage, where: str
+@in_world()
+async def test_an_upload_of_which_a_byte_was_damaged_is_dropped_and_can_be_sent_again(
+    world: World, damage: Damage, where: str
 ) -> None:
-    async def story(world: World) -> None:
-        content, place = damage.content, damage.place(damage.content)
-        is_zstd, digest = content.startswith(zstandard.FRAME_HEADER), digest_of(content)
-        arrived = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        await world.upload(1, arrived if where == "on its way" else content)
-        if where == "on the disk":
-            (world.folder / "uploads" / "1.part").write_bytes(arrived)
-        with pytest.raises(ChunkDamaged) as raised:
-            await world.complete(1, PushOptions(**damage.options), is_zstd, digest)
-        [problem] = raised.value.problems
-        assert (problem.field, problem.value) == ("weights-digest", digest)
-        assert problem.message.endswith("; send it again")
-        with pytest.raises(VersionUnknown):
-            await world.store.upload_state(1)
-        assert versions(world) == []
-        await world.push(1, content, is_zstd, **damage.options)
-        assert world.version_store.info(1).upload_digest == digest
-
-    play(story, tmp_path)
+    content, place = damage.content, damage.place(damage.content)
+    is_zstd, digest = content.startswith(zstandard.FRAME_HEADER), digest_of(content)
+    arrived = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    await world.upload(1, arrived if where == "on its way" else content)
+    if where == "on the disk":
+        (world.folder / "uploads" / "1.part").write_bytes(arrived)
+    with pytest.raises(ChunkDamaged) as raised:
+        await world.complete(1, PushOptions(**damage.options), is_zstd, digest)
+    [problem] = raised.value.problems
+    assert (problem.field, problem.value) == ("weights-digest", digest)
+    assert problem.message.endswith("; send it again")
+    with pytest.raises(VersionUnknown):
+        await world.store.upload_state(1)
+    assert versions(world) == []
+    await world.push(1, content, is_zstd, **damage.options)
+    assert world.version_store.info(1).upload_digest == digest
 
 
-def test_bad_weights_that_arrived_as_they_were_sent_are_refused_and_not_called_damaged(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        bad = weights(float("nan"))
-        await world.upload(1, bad)
-        with pytest.raises(WeightsRefused):
-            await world.complete(1, PushOptions(), False, digest_of(bad))
-        assert (await world.store.upload_state(1)).refused is not None
-
-    play(story, tmp_path)
+@in_world()
+async def test_bad_weights_that_arrived_as_they_were_sent_are_refused_and_not_called_damaged(world: World) -> None:
+    bad = weights(float("nan"))
+    await world.upload(1, bad)
+    with pytest.raises(WeightsRefused):
+        await world.complete(1, PushOptions(), False, digest_of(bad))
+    assert (await world.store.upload_state(1)).refused is not None
 
 
-def test_a_stream_whose_sender_named_no_digest_is_refused_if_it_is_none(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.upload(1, weights(2.0))
-        with pytest.raises(WeightsRefused, match="the bytes are not a zstd stream, as Content-Encoding says"):
-            await world.complete(1, PushOptions(), is_zstd=True)
-
-    play(story, tmp_path)
+@in_world()
+async def test_a_stream_whose_sender_named_no_digest_is_refused_if_it_is_none(world: World) -> None:
+    await world.upload(1, weights(2.0))
+    with pytest.raises(WeightsRefused, match="the bytes are not a zstd stream, as Content-Encoding says"):
+        await world.complete(1, PushOptions(), is_zstd=True)
 
 
 class CountingSha256:

@@ -10,12 +10,7 @@ import torch
 import zstandard
 from safetensors.torch import load_file, save
 
-from deployments.policy.versions.assembly import (
-    unpack_zstd,
-    write_adapter,
-    write_checkpoint,
-    write_completed,
-)
+from deployments.policy.versions.assembly import unpack_zstd, write_adapter, write_checkpoint, write_completed
 from deployments.policy.versions.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import read_header

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping, Trash
+from tests.deployments.policy.policy_world import in_virtual_time
 from tests.virtual_time import now, run, settled, until
 
 
@@ -29,30 +30,26 @@ class ScriptedFiles(ExpiringFiles):
         return min(self.times) - now() if self.times else None
 
 
-def test_uploads_are_dropped_when_they_expire(tmp_path: Path) -> None:
-    async def story() -> None:
-        files = ScriptedFiles(10.0, 40.0)
-        running = asyncio.create_task(Housekeeping(Trash(tmp_path)).run(files))
-        await until(lambda: not files.times)
-        assert files.dropped == [10.0, 40.0]
-        running.cancel()
-
-    run(story())
+@in_virtual_time
+async def test_uploads_are_dropped_when_they_expire(tmp_path: Path) -> None:
+    files = ScriptedFiles(10.0, 40.0)
+    running = asyncio.create_task(Housekeeping(Trash(tmp_path)).run(files))
+    await until(lambda: not files.times)
+    assert files.dropped == [10.0, 40.0]
+    running.cancel()
 
 
-def test_what_was_discarded_is_deleted_when_the_housekeeping_is_woken(tmp_path: Path) -> None:
-    async def story() -> None:
-        housekeeping = Housekeeping(Trash(tmp_path))
-        running = asyncio.create_task(housekeeping.run(ScriptedFiles()))
-        await settled()
-        (tmp_path / "file").write_bytes(b"weights")
-        Trash(tmp_path).discard(tmp_path / "file")
-        [discarded] = (tmp_path / "removing").iterdir()
-        housekeeping.wake()
-        await until(lambda: not discarded.exists())
-        running.cancel()
-
-    run(story())
+@in_virtual_time
+async def test_what_was_discarded_is_deleted_when_the_housekeeping_is_woken(tmp_path: Path) -> None:
+    housekeeping = Housekeeping(Trash(tmp_path))
+    running = asyncio.create_task(housekeeping.run(ScriptedFiles()))
+    await settled()
+    (tmp_path / "file").write_bytes(b"weights")
+    Trash(tmp_path).discard(tmp_path / "file")
+    [discarded] = (tmp_path / "removing").iterdir()
+    housekeeping.wake()
+    await until(lambda: not discarded.exists())
+    running.cancel()
 
 
 def test_a_disk_that_fails_is_tried_again_after_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from deployments.policy.versions.run_identity import FolderRefused, RunIdentity, recorded_in
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from tests.deployments.policy.policy_world import World, play, weights
+from tests.deployments.policy.policy_world import World, in_world, weights
 from tests.deployments.policy.weight_files import GOOD, written
 
 
@@ -113,11 +113,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         RunIdentity(None, "org/model").claim(VersionStore(tmp_path / "file" / "policy"))
 
 
-def test_each_version_records_its_run(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, weights(2.0))
-        assert world.version_store.info(1).run == "run-a"
-        with pytest.raises(FolderRefused):
-            World(world.folder, run="run-b")
-
-    play(story, tmp_path, run="run-a")
+@in_world(run="run-a")
+async def test_each_version_records_its_run(world: World) -> None:
+    await world.push(1, weights(2.0))
+    assert world.version_store.info(1).run == "run-a"
+    with pytest.raises(FolderRefused):
+        World(world.folder, run="run-b")
