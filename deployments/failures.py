@@ -27,6 +27,7 @@ class StoreFailure(Exception):
     status: ClassVar[int] = 422
     name: ClassVar[str]
     title: ClassVar[str]
+    retry_after_s: ClassVar[int | None] = None
 
     def __init__(self, *problems: FieldProblem) -> None:
         super().__init__(*problems)

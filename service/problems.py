@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from fastapi.responses import Response
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -19,7 +18,7 @@ LONGEST_SHOWN_VALUE = 200
 MOST_PROBLEMS = 20
 NON_FINITE = "it holds NaN or infinity, which JSON cannot express; send null"
 MOST_LEVELS = 201
-"""Of nested arrays and objects in a body: the limit of pydantic's JSON parser."""
+"""Most levels of nested arrays and objects in a body: the limit of pydantic's JSON parser."""
 JSON_WORDS = {
     "extra_forbidden": "this field is not known; remove it or check its spelling against /docs",
     "model_type": "Input should be an object",
@@ -184,17 +183,9 @@ def body_too_large(message: str) -> RequestProblem:
     return RequestProblem(BODY_TOO_LARGE, [FieldProblem(field="body", message=message)])
 
 
-def body_stalled(message: str) -> RequestProblem:
-    return RequestProblem(BODY_STALLED, [FieldProblem(field="body", message=message)])
-
-
 def unsupported_media_type(header: str, value: str, supported: Iterable[str]) -> RequestProblem:
     message = f"{value!r} is not supported; send {' or '.join(supported)}"
     return RequestProblem(UNSUPPORTED_MEDIA_TYPE, [FieldProblem(field=header, message=message, value=value)])
-
-
-def task_not_found(task_name: str, known: Iterable[str]) -> RequestProblem:
-    return RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, known)])
 
 
 def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProblem:
@@ -206,8 +197,9 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
 
 
 def store_problem(failure: StoreFailure) -> RequestProblem:
-    """The policy store or the job store refused the call."""
-    return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems)
+    """A store refused the call."""
+    headers = NO_HEADERS if failure.retry_after_s is None else {"Retry-After": str(failure.retry_after_s)}
+    return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems, headers)
 
 
 def refused_for_now(type_: ProblemType, message: str, retry_after_s: int) -> RequestProblem:
@@ -218,19 +210,14 @@ def not_ready(message: str) -> RequestProblem:
     return RequestProblem(NOT_READY, [FieldProblem(field="", message=message.removesuffix("."))])
 
 
-def no_model_server() -> RequestProblem:
-    message = "the config's engine is simulated; use one with a model"
-    return RequestProblem(NO_MODEL_SERVER, [FieldProblem(field="", message=message)])
-
-
 def internal_error(error: Exception) -> RequestProblem:
-    """Without the exception's message, which nobody has looked at: it could hold a path, or a part of the data."""
+    """Names the exception's type alone: its message could hold a path, or a part of the data."""
     message = f"{type(error).__name__}: the service's log has the message and the traceback under the request's id"
     return RequestProblem(INTERNAL, [FieldProblem(field="", message=message)])
 
 
 def problem_of(error: Exception) -> RequestProblem:
-    """The problem with which an exception ends a request, or a part of one."""
+    """The problem document for an exception that ends a request, or a part of one."""
     match error:
         case RequestProblem():
             return error
@@ -286,13 +273,7 @@ def shown(value: Any) -> Any:
 
 
 def beginning(value: Any) -> Any:
-    """As much of a large value as can be shown: the text of 15 MB of JSON takes a second."""
+    """The part of a large value that can be shown: the text of 15 MB of JSON takes a second."""
     if isinstance(value, list):
         return value[:LONGEST_SHOWN_VALUE]
     return dict(islice(value.items(), LONGEST_SHOWN_VALUE)) if isinstance(value, dict) else value
-
-
-def problem_response(problem: Problem, request_id: str, headers: dict[str, str] | None = None) -> Response:
-    """The response with `problem`, which gets the id of its request."""
-    document = problem.model_copy(update={"request_id": request_id})
-    return Response(document.model_dump_json(), problem.status, headers, media_type=PROBLEM_JSON)

@@ -61,6 +61,8 @@ class JobsFull(JobFailure):
     status = 429
     name = "jobs-full"
     title = "The kept jobs leave no room for another one; nothing was started"
+    # Kept jobs go when they are acknowledged, deleted or old.
+    retry_after_s = 30
 
 
 class JobsNotConfigured(JobFailure):

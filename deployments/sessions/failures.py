@@ -30,6 +30,7 @@ class SessionLimitReached(SessionFailure):
     status = 429
     name = "session-limit-reached"
     title = "A limit of the session is reached; nothing was started"
+    retry_after_s = 2
 
 
 class CallNotRecorded(SessionFailure):

@@ -10,35 +10,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from deployments.failures import RolloutFailure
-from deployments.jobs.failures import JobFailure, JobsFull
-from deployments.policy.failures import PolicyFailure
-from deployments.sessions.failures import SessionFailure, SessionLimitReached
+from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.contract.problems import Problem
-from service.http.request_ids import request_id_headers_of, request_id_of
-from service.problems import (
-    RequestProblem,
-    field_problem,
-    internal_error,
-    invalid_request,
-    not_ready,
-    problem_response,
-    store_problem,
-)
+from service.http.request_ids import problem_response, request_id_headers_of, request_id_of
+from service.problems import RequestProblem, field_problem, internal_error, invalid_request, not_ready, problem_of
 
 RETRY_AFTER_S = 2
 CLIENT_CLOSED_REQUEST = 499
-"""What nginx names so. Nobody reads it."""
-JOBS_RETRY_AFTER_S = 30
-"""Kept jobs go when they are acknowledged, deleted or old."""
+"""Nginx's status for this case. Nobody reads it."""
 logger = logging.getLogger("rollout_service.routes")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    app.exception_handler(RequestProblem)(on_request_problem)
-    app.exception_handler(PolicyFailure)(on_policy_failure)
-    app.exception_handler(JobFailure)(on_job_failure)
-    app.exception_handler(SessionFailure)(on_session_failure)
+    app.exception_handler(RequestProblem)(on_problem)
+    app.exception_handler(StoreFailure)(on_problem)
     app.exception_handler(RequestValidationError)(on_invalid_parameters)
     app.exception_handler(RolloutFailure)(on_rollout_failure)
     app.exception_handler(HTTPException)(on_http_exception)
@@ -46,27 +31,14 @@ def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(Exception)(on_unexpected_error)
 
 
-async def on_request_problem(request: Request, error: RequestProblem) -> Response:
-    return problem_response(error.problem, request_id_of(request), dict(error.headers))
-
-
-async def on_policy_failure(request: Request, failure: PolicyFailure) -> Response:
-    return problem_response(store_problem(failure).problem, request_id_of(request))
-
-
-async def on_job_failure(request: Request, failure: JobFailure) -> Response:
-    headers = {"Retry-After": str(JOBS_RETRY_AFTER_S)} if isinstance(failure, JobsFull) else None
-    return problem_response(store_problem(failure).problem, request_id_of(request), headers)
+async def on_problem(request: Request, error: RequestProblem | StoreFailure) -> Response:
+    problem = problem_of(error)
+    return problem_response(problem.problem, request_id_of(request), problem.headers)
 
 
 async def on_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
     problem = invalid_request(*(field_problem(finding) for finding in error.errors())).problem
     return problem_response(problem, request_id_of(request))
-
-
-async def on_session_failure(request: Request, failure: SessionFailure) -> Response:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(failure, SessionLimitReached) else None
-    return problem_response(store_problem(failure).problem, request_id_of(request), headers)
 
 
 async def on_rollout_failure(request: Request, failure: RolloutFailure) -> Response:

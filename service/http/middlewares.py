@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
 from service.access.access_control import AccessControl
-from service.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, problem_response, shown
+from service.http.request_ids import problem_response
+from service.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, shown
 
 HEADER = (CONTRACT_HEADER.encode(), CONTRACT_VERSION.encode())
 

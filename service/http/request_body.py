@@ -16,9 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.policy import SAFETENSORS
+from rollout_client.contract.problems import FieldProblem
 from service.problems import (
+    BODY_STALLED,
     RequestProblem,
-    body_stalled,
     body_too_large,
     unreadable_body,
     unsupported_media_type,
@@ -244,7 +245,7 @@ async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[
             reason = f"nothing of it arrived for {STALLED_AFTER_S:g} s; send it again"
             if allowed_s < STALLED_AFTER_S:
                 reason = f"less than {LEAST_BYTES_PER_S} bytes of it arrived per second; send it again, and faster"
-            raise body_stalled(reason) from error
+            raise RequestProblem(BODY_STALLED, [FieldProblem(field="body", message=reason)]) from error
         if chunk is None:
             return
         # Without the time that the service takes for it.

@@ -7,14 +7,15 @@ same id: what must be unique is not made of it alone.
 """
 
 import re
+from collections.abc import Mapping
 from uuid import uuid4
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollout_client.contract.problems import FieldProblem
-from service.problems import REQUEST_ID_HEADER, RequestProblem, invalid_request, problem_response, shown
+from rollout_client.contract.problems import FieldProblem, Problem
+from service.problems import PROBLEM_JSON, REQUEST_ID_HEADER, RequestProblem, invalid_request, shown
 
 ALLOWED_ID = re.compile(r"[\x20-\x7e]{1,128}")
 """Printable ASCII: logs, headers and JSON carry it unchanged."""
@@ -47,6 +48,12 @@ class RequestIdMiddleware:
             await send(message)
 
         await app(scope, receive, send_with_id if self._sets_header else send)
+
+
+def problem_response(problem: Problem, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The response with `problem`, which gets the id of its request."""
+    document = problem.model_copy(update={"request_id": request_id})
+    return Response(document.model_dump_json(), problem.status, dict(headers or {}), media_type=PROBLEM_JSON)
 
 
 def id_not_allowed(given: str) -> RequestProblem:

@@ -19,7 +19,7 @@ from service.http.request_ids import request_id_of
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
-from service.problems import no_model_server
+from service.problems import NO_MODEL_SERVER, RequestProblem
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.scoring.scoring import Scoring
@@ -75,7 +75,8 @@ async def configured_jobs(services: Services) -> JobRunner:
 async def model_calls(services: Services) -> ModelCalls:
     """Raises `RequestProblem` (501)."""
     if services.calls is None:
-        raise no_model_server()
+        message = "the config's engine is simulated; use one with a model"
+        raise RequestProblem(NO_MODEL_SERVER, [FieldProblem(field="", message=message)])
     return services.calls
 
 

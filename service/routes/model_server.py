@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.admission.admission import AdmittedRequest
-from service.http.authorization import AuthorizedCaller, needs_of_client
+from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
@@ -53,7 +53,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@router.get("/models", response_model=None, **needs_of_client("read"), **MODELS)
+@router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
 async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
     return await response_to("models", b"", calls.answer("models", b"", request_id, caller), request_id)
@@ -159,6 +159,6 @@ for route in CALL_ROUTES:
         name=route.name,
         response_model=None,
         description=route.description,
-        **needs_of_client("rollout"),
+        **needs("rollout", also_api_key=True),
         **route.documented(),
     )

@@ -1,8 +1,8 @@
-"""What Serve's proxy does with a request before Serve reads its headers. `serve.env` names `proxy_middlewares`.
+"""Middlewares of Serve's proxy, which run before Serve reads a request's headers. `serve.env` names them.
 
 Serve obeys headers of its own, which are not part of the contract, and answers a value that is not UTF-8 with a 500.
-Whoever may play could have rollouts go on without a client, or choose the replica. So they end here. Bodies are
-gathered here too, before they go to an ingress replica.
+With them a caller could keep rollouts running without a client, or choose the replica. So they are removed here. Bodies
+are gathered here too, before they go to an ingress replica.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.request_ids import ALLOWED_ID, id_not_allowed
-from service.problems import REQUEST_ID_HEADER, problem_response
+from service.http.request_ids import ALLOWED_ID, id_not_allowed, problem_response
+from service.problems import REQUEST_ID_HEADER
 
 GATHERED_BYTES = 2**18
 GATHERED_WITHIN_S = 10.0

@@ -94,7 +94,7 @@ metrics_router = APIRouter(tags=["health"])
     },
 )
 async def metrics() -> Response:
-    """Of rollouts, engines and Ray Serve, whichever replica answers. They are up to ten seconds old."""
+    """Metrics of rollouts, engines and Ray Serve on all nodes. They are up to ten seconds old."""
     try:
         exposition = await all_metrics()
     except ExportersLost as error:

@@ -11,7 +11,7 @@ from service.http.authorization import needs
 from service.http.examples import SAMPLE
 from service.http.openapi import json_response, refusal, refusals
 from service.http.streaming import response_in_parts
-from service.problems import task_not_found
+from service.problems import TASK_UNKNOWN, RequestProblem, unknown_task
 from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
 from service.routes.dependencies import Rollouts
 
@@ -65,7 +65,7 @@ async def task_samples(
     To play them without sending them, name their range in `samples_from` of `POST /rollout`.
     """
     if task_name not in rollouts.environments:
-        raise task_not_found(task_name, rollouts.environments)
+        raise RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, rollouts.environments)])
     wanted = SampleRange(task_name=task_name, split=split, start=start, count=count, seed=seed)
     page = await rollouts.task_sampler.page(wanted, rollouts.limits.max_body_bytes)
     if len(page) <= PART_BYTES:

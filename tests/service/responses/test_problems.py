@@ -11,7 +11,8 @@ from deployments.policy.failures import VersionRefused
 from rollout_client.contract.problems import FieldProblem, Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
-from service.problems import RequestProblem, dotted, problem_response, shown, validation_problem
+from service.http.request_ids import problem_response
+from service.problems import RequestProblem, dotted, shown, validation_problem
 
 HERE = FieldProblem(field="samples", message="there are too many", value=7)
 
@@ -39,16 +40,6 @@ HERE = FieldProblem(field="samples", message="there are too many", value=7)
             [
                 FieldProblem(
                     field="content-type", message="'text/plain' is not supported; send a/b or c/d", value="text/plain"
-                )
-            ],
-        ),
-        (
-            problems.task_not_found("go", ["math", "chess"]),
-            404,
-            "task-unknown",
-            [
-                FieldProblem(
-                    field="task_name", message="there is no task 'go'; the known ones are chess, math", value="go"
                 )
             ],
         ),
