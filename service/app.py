@@ -91,7 +91,7 @@ def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:
-    """Args: `ray_actor_options` are those of every deployment, by name."""
+    """A deployment of `replica`; `ray_actor_options` has the options of every deployment, by name."""
     as_deployment = serve.deployment(
         name=name,
         max_ongoing_requests=UNREACHED_MAX_ONGOING_REQUESTS,

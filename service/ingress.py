@@ -58,7 +58,7 @@ ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 
 
 def http_options() -> HttpOptions | None:
-    """Of the Serve that runs; `None` where none does. Blocks."""
+    """Options of the running Serve; `None` where none runs. Blocks."""
     if not ray.is_initialized():
         return None
     options: HttpOptions | None = running_http_options()
@@ -66,7 +66,7 @@ def http_options() -> HttpOptions | None:
 
 
 def own_address(options: HttpOptions) -> str:
-    """Under which programs reach the service on a node where Serve has a proxy."""
+    """The address of the service for programs on a node where Serve has a proxy."""
     scheme = "http" if options.ssl_certfile is None else "https"
     host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
     return f"{scheme}://{host}:{options.port}"

@@ -1,6 +1,6 @@
 """The argument of the app builder: what runs, who may use it, and where traces go.
 
-How many replicas run is in `deployments` of the Serve config.
+The number of replicas is in `deployments` of the Serve config.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -26,8 +26,8 @@ class AccessSettings(StrictSettings):
     path is relative to the config, or with `serve run` to the repository. A change of it takes effect within two
     seconds. Without it the service asks for no key, and starts on loopback alone."""
     guarded_by: str | None = Field(default=None, min_length=4)
-    """What stands in front of the service and lets only known callers through, in words. It lets the service listen on
-    other addresses than loopback although it asks for no key."""
+    """Description of what stands in front of the service and lets only known callers through. With it the service may
+    listen on other addresses than loopback although it asks for no key."""
     allowed_hosts: list[str] = Field(default_factory=list)
     """Names that the `Host` of a request may have, without ports; `*.example.org` stands for all below `example.org`.
     By default any, but on loopback without keys those of loopback alone: so no web page reaches the service under a
@@ -69,7 +69,7 @@ AnyEngineSettings = Annotated[
 
 
 def revision_of(engine: AnyEngineSettings) -> str | None:
-    """Of a model of the hub, as vLLM takes it."""
+    """Revision of a model of the hub, in vLLM's form."""
     return (engine.model_extra or {}).get("revision")
 
 
@@ -100,14 +100,14 @@ class EnvironmentSettings(StrictSettings):
 
 
 class RequestLimits(StrictSettings):
-    """What one request may ask for, and how long its generations and steps may take."""
+    """Limits of one request, and timeouts of its generations and steps."""
 
     max_body_bytes: int = Field(default=256 * MIB, ge=1)
     """A larger `POST /rollout` body is refused."""
     max_rollouts_per_request: int = Field(default=65_536, ge=1)
     """Samples times `num_generations`."""
     max_sample_bytes: int = Field(default=16 * MIB, ge=1)
-    """Of one sample with all its fields, as they are pickled. Looked at in bodies over 64 KiB. Encoding the result of
+    """Bytes of one pickled sample with all its fields. Checked in bodies over 64 KiB. Encoding the result of
     one rollout takes time in proportion to it."""
     max_echoed_bytes_per_request: int = Field(default=4096 * MIB, ge=1)
     """Bytes of the body times `num_generations`: each result repeats the fields of its sample. This bounds the size
@@ -121,7 +121,7 @@ class RequestLimits(StrictSettings):
 
 
 class AdmissionBounds(StrictSettings):
-    """What may be in flight at once; null for no bound. A request is in flight until its response has been sent."""
+    """Bounds of what is in flight; null for no bound. A request is in flight until its response has been sent."""
 
     max_rollouts: int | None = Field(default=None, ge=1)
     """Samples times `num_generations`, of all requests together."""
@@ -133,7 +133,7 @@ class AdmissionBounds(StrictSettings):
 
 
 class AdmissionSettings(StrictSettings):
-    """What may be in flight. A `POST /rollout` beyond it gets 429 with `Retry-After`, and the client waits."""
+    """Bounds of what is in flight. A `POST /rollout` beyond it gets 429 with `Retry-After`, and the client waits."""
 
     replica: AdmissionBounds = AdmissionBounds(
         # 5 GB at 40 KB a rollout: twice the largest request that `RequestLimits` allows by default.
@@ -143,11 +143,11 @@ class AdmissionSettings(StrictSettings):
         # A parsed body takes several times its bytes: twice the largest body that `RequestLimits` allows by default.
         max_body_bytes=512 * MIB,
     )
-    """Of one ingress replica: they bound its memory."""
+    """Bounds of one ingress replica, which bound its memory."""
     service: AdmissionBounds = AdmissionBounds()
-    """Of the whole service, about: each ingress replica admits its share (the bound divided by `num_replicas` of the
-    deployment `Ingress`, with autoscaling by its `max_replicas`), and a single request that is larger
-    than the share when it has no other one."""
+    """Bounds of the whole service, about: each ingress replica admits its share (the bound divided by `num_replicas` of
+    the deployment `Ingress`, with autoscaling by its `max_replicas`), and a single request that is larger than the
+    share when it has no other one."""
 
 
 class Scheduling(StrictSettings):
@@ -182,13 +182,13 @@ class ServiceSettings(StrictSettings):
     reward_models: dict[str, RewardModelSettings] = Field(default_factory=dict)
     """Sequence-classification models, each in a deployment of its own, by its name."""
     responses: ResponseSettings = ResponseSettings()
-    """What environments and answers show of responses beside their text: tool calls and reasoning."""
+    """Parts of responses that environments and answers show beside the text: tool calls and reasoning."""
     access: AccessSettings = AccessSettings()
     """Who may use the service."""
     limits: RequestLimits = RequestLimits()
-    """Of one request."""
+    """Limits of one request."""
     admission: AdmissionSettings = AdmissionSettings()
-    """Of all requests together."""
+    """Bounds of all requests together."""
     scheduling: Scheduling = Scheduling()
     """How requests share the generator replicas."""
     canary: CanarySettings = CanarySettings()
@@ -219,22 +219,18 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
-    def refuse_names_of_agents_that_are_taken(self) -> Self:
-        taken = {*SERVICE_DEPLOYMENTS, *self.environments, *self.reward_models}
+    def refuse_taken_names(self) -> Self:
+        taken = {*SERVICE_DEPLOYMENTS}
+        for field, names in (("environments", self.environments), ("reward_models", self.reward_models)):
+            if clash := [name for name in names if name in taken]:
+                raise ValueError(f"{field}: {', '.join(clash)} is the name of another deployment; choose another one")
+            taken |= names.keys()
         if clash := [name for name in map(agent_deployment, self.agents_by_task) if name in taken]:
             raise ValueError(f"environments: {', '.join(clash)} is the deployment of an agent; choose another name")
         return self
 
     @model_validator(mode="after")
-    def refuse_names_of_other_deployments(self) -> Self:
-        if taken := [name for name in SERVICE_DEPLOYMENTS if name in self.environments]:
-            raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
-        return self
-
-    @model_validator(mode="after")
-    def refuse_names_of_reward_models_that_are_taken_or_unknown(self) -> Self:
-        if taken := [name for name in self.reward_models if name in {*SERVICE_DEPLOYMENTS, *self.environments}]:
-            raise ValueError(f"reward_models: {', '.join(taken)} is the name of another deployment; choose another one")
+    def refuse_unknown_reward_models(self) -> Self:
         for task_name, environment in self.environments.items():
             if unknown := [name for name in environment.reward_models if name not in self.reward_models]:
                 raise ValueError(
@@ -249,25 +245,20 @@ class ServiceSettings(StrictSettings):
         return self
 
     def ray_actor_options(self) -> dict[str, dict[str, float]]:
-        """What Ray reserves for one replica of each deployment, by its name, unless the Serve config says otherwise.
+        """Resources that Ray reserves for a replica of each deployment, by name, unless the config says otherwise.
 
         Without it Ray would reserve a whole core for each. A reservation only decides how many replicas fit on a
         machine: a replica may use more.
         """
-        others = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
-        others |= {agent_deployment(task_name): {"num_cpus": 0.1} for task_name in self.agents_by_task}
-        others |= {name: model.ray_actor_options() for name, model in self.reward_models.items()}
-        if self.data_by_task:
-            others["Data"] = {"num_cpus": 0.1}
-        if self.jobs is not None:
-            others["Jobs"] = {"num_cpus": 0.1}
-        if self.sessions is not None:
-            others["Sessions"] = {"num_cpus": 0.1}
+        has = {"Data": self.data_by_task, "Jobs": self.jobs is not None, "Sessions": self.sessions is not None}
+        small = [*self.environments, *map(agent_deployment, self.agents_by_task), *(name for name in has if has[name])]
         return {
             "Ingress": {"num_cpus": 0.2},
             "Generator": self.engine.ray_actor_options(),
             "Policy": {"num_cpus": 0.1},
-        } | others
+            **{name: {"num_cpus": 0.1} for name in small},
+            **{name: model.ray_actor_options() for name, model in self.reward_models.items()},
+        }
 
     @property
     def agents_by_task(self) -> dict[str, AgentSettings]:

@@ -1,6 +1,6 @@
-"""Lets a request in by its key, and says no with a problem document.
+"""Authenticates a request by its key, and refuses it with a problem document.
 
-The keys are those of the keys file, which is read anew when it has changed.
+The keys are those of the keys file, which is read again after it has changed.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ class KeysNotReadable(Exception):
 
 
 class KeyFile:
-    """
+    """The keys file, followed.
+
     Guarantee: no request that comes more than `CHECK_PERIOD_S` after a change is let in by a key that the file does not
     hold any longer. A file that cannot be read, or is wrong, changes nothing: the keys that it held last stay valid,
     and the log says so once.
@@ -84,15 +85,15 @@ CHALLENGE = 'Bearer realm="rollout"'
 
 
 class AccessControl:
-    """Of one ingress replica."""
+    """The callers that one ingress replica lets in."""
 
     def __init__(
         self, key_file: KeyFile | None, allowed_hosts: Sequence[str] = (), is_open_on_loopback: bool = False
     ) -> None:
-        """
+        """Open to all callers without a `key_file`.
+
         Args:
-            key_file: `None` where no key is asked for.
-            allowed_hosts: what `Host` may be, in lower case; empty for any.
+            allowed_hosts: values that `Host` may have, in lower case; empty for any.
             is_open_on_loopback: whether every program of the machine may use the service, and nothing guards it.
         """
         self._key_file = key_file
@@ -101,9 +102,7 @@ class AccessControl:
 
     @classmethod
     def of(cls, settings: AccessSettings, host: str | None) -> Self:
-        """
-        Args:
-            host: the address that the service listens on.
+        """Access control for a service that listens on `host`.
 
         Raises:
             KeysNotReadable: the keys file is not there, or its content is wrong.
@@ -133,9 +132,7 @@ class AccessControl:
         caller = (await self._key_file.keys()).caller_with(key)
         if caller is None:
             raise not_authenticated("the key is not valid (any longer); ask for one that is", 'error="invalid_token"')
-        if not caller.may(scope):
-            raise not_allowed(caller, scope)
-        return caller
+        return with_scope(caller, scope)
 
     async def caller_named(self, name: str | None, scope: Scope) -> Caller:
         """Who sent an earlier request, which goes on now, as the keys file has it now.
@@ -151,9 +148,7 @@ class AccessControl:
         caller = None if name is None else (await self._key_file.keys()).caller_named(name)
         if caller is None:
             raise not_authenticated("the key with which this was sent is not valid any longer; send it again with one")
-        if not caller.may(scope):
-            raise not_allowed(caller, scope)
-        return caller
+        return with_scope(caller, scope)
 
 
 OPEN_TO_ALL = AccessControl(None)
@@ -181,8 +176,11 @@ def not_authenticated(message: str, reason: str = "") -> RequestProblem:
     )
 
 
-def not_allowed(caller: Caller, scope: Scope) -> RequestProblem:
+def with_scope(caller: Caller, scope: Scope) -> Caller:
+    """Raises `RequestProblem` (403) if the key of the caller does not allow `scope`."""
+    if caller.may(scope):
+        return caller
     has = ", ".join(sorted(caller.scopes))
     message = f"the key {caller.name} allows {has}; this needs {scope}"
     challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
-    return RequestProblem(NOT_ALLOWED, [FieldProblem(field=FIELD, message=message)], {"WWW-Authenticate": challenge})
+    raise RequestProblem(NOT_ALLOWED, [FieldProblem(field=FIELD, message=message)], {"WWW-Authenticate": challenge})

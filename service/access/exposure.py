@@ -1,7 +1,7 @@
-"""Whether strangers could reach a service that asks for no key, or read what is meant to be encrypted. No I/O.
+"""Checks whether strangers could reach a service without keys, or read what is meant to be encrypted. No I/O.
 
 Guarantees: a service that listens off loopback asks for keys, or its config says what guards it; one that is given a
-certificate speaks TLS. Each way of starting comes here: `python -m service` before it starts Ray, `serve run` when
+certificate speaks TLS. Each way of starting checks this: `python -m service` before it starts Ray, `serve run` when
 Serve builds the application, and every ingress replica when it starts.
 """
 
@@ -64,7 +64,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def exposure(settings: AccessSettings, host: str | None) -> str | None:
-    """What is wrong with listening on `host`; `None` if nothing is."""
+    """The problem with listening on `host`; `None` if there is none."""
     if settings.keys_file is not None or settings.guarded_by is not None or is_loopback(host):
         return None
     return (

@@ -32,7 +32,7 @@ class KeysInvalid(Exception):
 
 
 class KeyQuotas(StrictSettings):
-    """What all requests with keys of one name may use; null for no quota. Each ingress replica grants an equal share,
+    """Quotas of all requests with keys of one name; null for no quota. Each ingress replica grants an equal share,
     rounded down and at least 1: the quota divided by `num_replicas` of the deployment `Ingress`, with autoscaling by
     its `max_replicas`."""
 
@@ -51,15 +51,15 @@ class KeyEntry(StrictSettings):
     """Whose key it is. Keys of one name share weight and quotas: so a new one can take the place of an old one while
     both are valid."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
-    """Of the key, in hexadecimal digits. `python -m service.access.new_key` makes both."""
+    """Sha-256 of the key in hexadecimal digits. `python -m service.access.new_key` makes both."""
     scopes: frozenset[Scope] = Field(min_length=1)
-    """What the key allows. `rollout`: play and score, and get samples. `policy`: change the weights. `read`: see the
+    """Scopes of the key. `rollout`: play and score, and get samples. `policy`: change the weights. `read`: see the
     tasks, the weights' state and what the service is. `admin`: all of these."""
     weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
     """Share of the engines in proportion to other names' while both wait. The requests of one name divide it among
     them by their `priority`."""
     quotas: KeyQuotas = KeyQuotas()
-    """What all its requests together may use."""
+    """Quotas of all its requests together."""
 
     @field_validator("sha256")
     @classmethod
@@ -70,7 +70,7 @@ class KeyEntry(StrictSettings):
 
 
 class KeysFile(StrictSettings):
-    """What a keys file holds."""
+    """The content of a keys file."""
 
     keys: list[KeyEntry]
     """With an empty list no key is valid."""
@@ -94,7 +94,7 @@ class Caller:
     """Who sent a request, and what that allows."""
 
     name: str | None
-    """Of the key; `None` where the service asks for no key."""
+    """Name of the key; `None` where the service asks for no key."""
     scopes: frozenset[Scope]
     weight: float = 1.0
     quotas: KeyQuotas = field(default_factory=KeyQuotas)

@@ -1,4 +1,4 @@
-"""Decides which `POST /rollout` and `/score` may come in, and holds what each reserves until its response is sent."""
+"""Admits `POST /rollout`, `/score` and calls of model servers' APIs, and holds their reservations until they end."""
 
 import asyncio
 import math
@@ -39,9 +39,9 @@ SHUT_DOWN = "the service is being shut down; try again where, or when, it runs a
 SHUT_DOWN_RETRY_AFTER_S = 5
 DRAINED_POLL_S = 0.1
 LEAST_WANTED = Amounts(rollouts=1, tokens=1)
-"""What a request wants at least, before its body is read."""
+"""The least that a request needs, as far as is known before its body is read."""
 KEYS_BESIDE = 2
-"""The bodies of so many keys have room beside each other."""
+"""Number of keys whose bodies fit side by side."""
 FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len", "body_bytes": "body"}
 """The field of a `POST /rollout` that asks for too much."""
 CALL_FIELDS: dict[Resource, str] = {"rollouts": "n", "tokens": "n", "body_bytes": "body"}
@@ -58,7 +58,7 @@ ADVICE: dict[Resource, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a request holds of one capacity, and what it is refused with where that is used up."""
+    """A request's reservation in one capacity, and the problem type that refuses it where that is used up."""
 
     capacity: Capacity
     used_up: ProblemType
@@ -75,7 +75,8 @@ class Admission:
         ingress_replicas: Callable[[], int] = lambda: 1,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
+        """Nothing is in flight at first.
+
         Args:
             max_model_len: tokens that a rollout has at most, where its request does not say.
             ingress_replicas: how many replicas share the bounds of the service and the quotas of keys.
@@ -103,12 +104,12 @@ class Admission:
         """Admits a request by its headers, before its body is read; frees all that it holds when the block ends.
 
         Args:
-            body_bytes: what of its body is here.
-            caller: who sent it.
-            stated_bytes: the size that its headers give, 0 where they give none. There must be room for it, but none is
-                held: who says much and sends nothing would keep others out.
-            is_of_rollout: it is a call of a rollout that was admitted before: only its body counts, and a rollout must
-                be able to end while this drains.
+            body_bytes: size of the part of its body that has arrived.
+            caller: sender of the request.
+            stated_bytes: size that its headers give, 0 where they give none. There must be room for it, but none is
+                reserved: a client that declares a large body and sends nothing must not block others.
+            is_of_rollout: whether it is a call of a rollout that was admitted before. Then only its body counts, and it
+                is admitted while this drains, so that the rollout can end.
 
         Raises:
             RequestProblem: 429 with `Retry-After` if there is no room now, or the caller's key has used up a quota; 413
@@ -135,10 +136,10 @@ class Admission:
             self.close(holds)
 
     async def drain(self, bound_s: float) -> int:
-        """Refuses new requests from now on, and waits until those in flight have ended, for at most `bound_s` seconds.
+        """Refuses new requests, and waits up to `bound_s` seconds for those in flight to end.
 
         Returns:
-            How many rollouts are still in flight.
+            The number of rollouts that are still in flight.
         """
         self._refuses_new = True
         ends_at = self._now_s() + bound_s
@@ -147,13 +148,13 @@ class Admission:
         return self.in_flight.rollouts
 
     def close(self, holds: Sequence[Hold]) -> None:
-        """Frees what they hold. Closing them again changes nothing."""
+        """Releases the reservations; idempotent."""
         with self._lock:
             for hold in holds:
                 hold.capacity.close(hold.reservation, self._now_s())
 
     def usage_of(self, caller: Caller) -> KeyUsage | None:
-        """What the caller's key uses of its quota of tokens; `None` if it has none."""
+        """Usage of the token quota of the caller's key; `None` if it has no such quota."""
         usage = self._keys.of(caller)
         return usage if usage is not None and usage.has_token_quota else None
 
@@ -163,10 +164,7 @@ class Admission:
         return generator if usage is None else MeteredGenerator(generator, usage)
 
     def amounts_of_call(self, choices: int) -> Amounts:
-        """Of a call of a model server's API, whose every choice is a rollout.
-
-        How long it may become is known where it is rendered.
-        """
+        """Amounts for a call of a model server's API: each choice counts as a rollout of the longest length."""
         return Amounts(choices, choices * self.max_model_len)
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
@@ -184,7 +182,7 @@ class Admission:
 
 
 class AdmittedRequest:
-    """A request that was admitted by its headers; reading it tells what it wants beyond that."""
+    """A request that was admitted by its headers. Its reservation grows while its body is read and parsed."""
 
     def __init__(self, admission: Admission, holds: Sequence[Hold], is_of_rollout: bool = False) -> None:
         self._admission = admission

@@ -1,4 +1,4 @@
-"""How much one ingress replica may have in flight. A state machine without I/O: the caller passes the time in.
+"""Capacity of one ingress replica for requests in flight. A state machine without I/O: the caller passes the time in.
 
 Guarantees: what all reservations hold together never exceeds a bound, except that a single reservation may exceed the
 replica's share of a bound of the whole service (never the bound itself), or have up to `most_of_one` of its bound; a
@@ -17,19 +17,19 @@ from typing import Literal
 Resource = Literal["rollouts", "tokens", "body_bytes"]
 RESOURCES: tuple[Resource, ...] = ("body_bytes", "rollouts", "tokens")
 RATE_WINDOW_S = 60.0
-"""What ended in this time says how fast capacity gets free."""
+"""Window over which the rate of freed capacity is measured."""
 SHORTEST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
 """The client that waits longest asks twice a minute: often enough to find capacity that got free unexpectedly."""
 UNKNOWN_WAIT_S = 5.0
-"""While nothing has ended, nobody knows when something will."""
+"""Default until a request has finished."""
 SPREAD = 0.25
-"""The largest part that is added to a wait at random, so that callers that were refused together come back apart."""
+"""Largest random part that is added to a wait, so that callers that were refused together return at different times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What one request, or all of them together, hold."""
+    """Amounts that one request, or all of them together, hold."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -52,7 +52,7 @@ class Bound:
 
 @dataclass(slots=True)
 class Reservation:
-    """What one request holds."""
+    """Amounts that one request holds."""
 
     held: Amounts = Amounts()
 
@@ -79,7 +79,8 @@ class CapacityExhausted(Exception):
 
 
 class Capacity:
-    """
+    """Reservations against the bounds of a replica and of the service.
+
     Args:
         of_replica: the bounds of this ingress replica. A resource without a bound is missing.
         of_service: the bounds of the whole service, of which each ingress replica has an equal share.

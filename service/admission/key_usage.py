@@ -1,4 +1,4 @@
-"""What the requests of one key use of its quotas, in one ingress replica.
+"""Usage of the quotas of each key in one ingress replica.
 
 Guarantees: the rollouts in flight of a key never exceed the share of `max_rollouts` that an ingress replica has, not
 even for a single request, so those on all replicas never exceed the quota; a generation starts only while the key has
@@ -27,7 +27,7 @@ class TokenBudget:
     """Saves up at most what a minute brings, and is full at the start."""
 
     def __init__(self, per_minute: int, now: float) -> None:
-        """Args: `per_minute` >= 1."""
+        """Full at first; `per_minute` is at least 1."""
         self._per_minute = per_minute
         self._tokens = float(per_minute)
         self._at = now
@@ -43,7 +43,7 @@ class TokenBudget:
         self._tokens = min(self._tokens - tokens, self._per_minute)
 
     def change(self, per_minute: int, now: float) -> None:
-        """What is owed stays owed."""
+        """Changes the rate. Debt remains."""
         self._advance(now)
         self._per_minute = per_minute
         self._tokens = min(self._tokens, per_minute)
@@ -66,7 +66,7 @@ LONGEST_NAP_S = 1.0
 
 
 class KeyUsage:
-    """Of all requests whose keys have one name."""
+    """Usage by all requests whose keys have one name."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class KeyUsage:
         self._mean_tokens = FIRST_EXPECTED_TOKENS
 
     def set_quotas(self, quotas: KeyQuotas) -> None:
-        """What the keys file says now."""
+        """Applies the quotas that the keys file has now."""
         replicas = self._ingress_replicas()
         bounds = dict(self._bounds)
         if quotas.max_rollouts is not None:
@@ -127,7 +127,7 @@ class KeyUsage:
 
 
 def share_of_quota(quota: int, ingress_replicas: int) -> int:
-    """What each ingress replica grants. All shares together are at most the quota, or 1 each where it is less."""
+    """The share of each ingress replica. All shares together are at most the quota, or 1 each where it is less."""
     return max(quota // ingress_replicas, 1)
 
 
@@ -139,7 +139,7 @@ def rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
 
 
 class KeyUsages:
-    """Of all keys, by their names."""
+    """Usage of all keys, by name."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class KeyUsages:
         now_s: Callable[[], float] = time.monotonic,
         bounds: Mapping[Resource, Bound] = NO_BOUNDS,
     ) -> None:
-        """Args: `bounds` are those of each key, whatever its quotas."""
+        """Without any usage; `bounds` apply to each key, whatever its quotas."""
         self._bounds = bounds
         self._ingress_replicas = ingress_replicas
         self._now_s = now_s

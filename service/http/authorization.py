@@ -4,11 +4,10 @@ Both show in the OpenAPI document as `security`. The key of a request is checked
 reads its body itself, not by a parameter, because FastAPI reads those first.
 """
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.openapi.models import HTTPBearer as BearerModel
-from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 
 from service.access.access_control import AccessControl
@@ -44,29 +43,17 @@ def with_session_key(description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "openapi_extra": extra}
 
 
-async def authorize(
-    request: Request, needed: SecurityScopes, authorization: Annotated[list[str], Depends(KeyHeader())]
-) -> None:
-    """Raises `RequestProblem` (401, 403) unless the caller has the scope that the route needs."""
-    access: AccessControl = request.app.state.services.access
-    [scope] = needed.scopes
-    request.state.caller = await access.caller_of(authorization, cast(Scope, scope))
+def needs(scope: Scope, also_api_key: bool = False) -> dict[str, Any]:
+    """Arguments of a route's decorator: a request needs a key with this scope, else it is refused (401, 403).
 
+    Args:
+        also_api_key: whether the key may also be in `X-Api-Key`, for the routes that Anthropic's clients call.
+    """
 
-async def authorize_client(
-    request: Request, needed: SecurityScopes, _authorization: Annotated[list[str], Depends(KeyHeader())]
-) -> None:
-    """As `authorize`, for the routes that Anthropic's clients call."""
-    await authorize(request, needed, given_keys(request))
+    async def authorize(request: Request, authorization: Annotated[list[str], Depends(KeyHeader())]) -> None:
+        access: AccessControl = request.app.state.services.access
+        request.state.caller = await access.caller_of(given_keys(request) if also_api_key else authorization, scope)
 
-
-def needs_of_client(scope: Scope) -> dict[str, Any]:
-    """As `needs`; the key may also be in `X-Api-Key`."""
-    return {"dependencies": [Security(authorize_client, scopes=[scope])]}
-
-
-def needs(scope: Scope) -> dict[str, Any]:
-    """Arguments of a route's decorator: the route may be used with a key that has this scope."""
     return {"dependencies": [Security(authorize, scopes=[scope])]}
 
 

@@ -22,7 +22,7 @@ with its rollouts and calls."""
 
 
 def request_pacer() -> LoopPacer:
-    """Of the requests of one ingress replica."""
+    """The pacer of the requests of one ingress replica."""
     return LoopPacer(STEPS_PER_ITERATION, FEWEST_STEPS_PER_ITERATION)
 
 

@@ -34,18 +34,18 @@ async def made_in_threads(
 
 
 EMPTY_LINE = b"\n"
-"""Of a stream of JSON lines; readers pass over it."""
+"""Heartbeat of a stream of JSON lines; readers skip it."""
 SSE = "text/event-stream"
 SSE_HEARTBEAT = b":\n\n"
-"""An empty comment between server-sent events; readers pass over it."""
+"""An empty comment between server-sent events; readers skip it."""
 PERIOD_S = 15.0
-"""Where the caller does not say. Proxies commonly close a connection that is silent for 60 s."""
+"""Default period. Proxies commonly close a connection that is silent for 60 s."""
 
 
 class HeartbeatStream(AsyncIterator[bytes]):
     """The parts, and between them `heartbeat` whenever none has come for `period_s` seconds.
 
-    Whoever reads it closes it, outside of what may be cancelled: a part may be under way when the reader is cancelled.
+    The reader closes it outside of any cancelled scope, because a part may be under way when the reader is cancelled.
     """
 
     def __init__(self, parts: AsyncGenerator[bytes, None], period_s: float, heartbeat: bytes) -> None:

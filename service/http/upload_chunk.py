@@ -37,14 +37,14 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """What the headers of a request say of its body. Digests are in hex."""
+    """Description of a request's body by its headers. Digests are in hex."""
 
     range: ByteRange | None
     """`None` for a body that is the whole upload."""
     digest: str | None
     """Sha-256 of this body (`Content-Digest`)."""
     weights_digest: str | None
-    """Of the file that the whole upload is (`Weights-Digest`)."""
+    """Digest of the file that the whole upload makes (`Weights-Digest`)."""
     is_zstd: bool
 
     @property

@@ -51,7 +51,7 @@ def lines_by_metric(exposition: str, prefixes: tuple[str, ...]) -> Iterator[tupl
 
 
 PREFIXES = ("ray_rollout_", "ray_vllm_", "ray_serve_")
-"""Of the metrics of the rollouts, of the engines and of Ray Serve. Ray's exporters have many more, of its own."""
+"""Prefixes of the metrics of rollouts, engines and Ray Serve. Ray's exporters have many more, of its own."""
 TIMEOUT_S = 5.0
 logger = logging.getLogger("rollout_service.metrics")
 
@@ -77,7 +77,7 @@ async def all_metrics() -> str:
 
 
 def exporter_urls() -> list[str]:
-    """Of all nodes that are alive."""
+    """URLs of the exporters of all live nodes."""
     nodes: Any = ray.nodes
     addresses = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in nodes() if node["Alive"]]
     return [

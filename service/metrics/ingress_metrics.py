@@ -17,11 +17,11 @@ from deployments.upstream.ray_serve.ray_internals import metrics_report_interval
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
 
 NO_ROUTE = "none"
-"""Of a path that no route has: paths of strangers are no tags."""
+"""Tag for paths without a route: a caller must not be able to add tags."""
 
 
 class HttpMetrics:
-    """Of one ingress replica. Refused requests are those with a status of 400 and more."""
+    """Request metrics of one ingress replica. Refused requests are those with a status of 400 and more."""
 
     def __init__(self) -> None:
         self._requests = SummedCounter(
@@ -31,7 +31,7 @@ class HttpMetrics:
             "rollout_http_request_seconds", "Time until the end of the response.", SECONDS, ("route", "method")
         )
         self.instruments: tuple[Instrument, ...] = self._requests, self._seconds
-        """What must be flushed."""
+        """Instruments to flush."""
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         self._requests.add(1, route, method, str(status))
@@ -87,7 +87,7 @@ class GaugeSnapshot:
 
 
 class IngressGauges:
-    """Of one ingress replica."""
+    """Gauges of one ingress replica."""
 
     def __init__(self, snapshot: Callable[[], GaugeSnapshot]) -> None:
         self._snapshot = snapshot

@@ -1,4 +1,4 @@
-"""What the rollouts of one ingress replica add to the metrics of the service.
+"""Metrics of the rollouts of one ingress replica.
 
 Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` before each name. Serve tags each with
 the replica. Times are in seconds.
@@ -24,7 +24,7 @@ VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 
 
 class RolloutMetrics(RolloutObserver):
-    """Of one ingress replica."""
+    """Rollout metrics of one ingress replica."""
 
     def __init__(self) -> None:
         self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
@@ -82,7 +82,7 @@ class RolloutMetrics(RolloutObserver):
             self._stages,
             self._work,
         )
-        """What must be flushed."""
+        """Instruments to flush."""
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
         return TimedStage(self, stage, episode.identity.task_name)

@@ -1,4 +1,4 @@
-"""What the commands that run a service on this machine share: their options, and why a service did not start."""
+"""Options that the commands for running a service share, and the error of a service that did not start."""
 
 from pathlib import Path
 from typing import Annotated

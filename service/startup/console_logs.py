@@ -20,7 +20,7 @@ from deployments.logs import OUTPUT_LOGGERS
 
 POLL_S = 0.5
 MOST_RECORDS_AT_ONCE = 50
-"""Of one replica, each time that its log is read: a failure of every rollout must not drown the rest."""
+"""Most records of one replica per read of its log: a failure of every rollout must not drown the rest."""
 
 NOISE = frozenset({("mcp.client.stdio", "Failed to parse JSONRPC message from server")})
 """Errors that say nothing to the user, by logger and message: MCP's of each line that a server logs on its output."""
@@ -76,7 +76,7 @@ def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
 
 
 class ReplicaLogs:
-    """What the log files of a folder hold for the console, from the moment that they are first seen."""
+    """Records for the console in the log files of a folder, from the moment that each is first seen."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -40,7 +40,7 @@ INGRESS = "Ingress"
 GRACEFUL_SHUTDOWN_TIMEOUT_S = 20.0
 """Ray Serve's, where a config says nothing."""
 LONGEST_ANSWER_S = 5.0
-"""Of an ingress replica that says what is left."""
+"""Longest wait for an ingress replica to report what is left."""
 REPLICAS_KNOWN_WITHIN_S = 10.0
 REPLICAS_KNOWN_POLL_S = 0.05
 

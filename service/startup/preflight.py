@@ -104,7 +104,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
 
 
 def agent_problem(agent: AgentSettings) -> str | None:
-    """What would keep the agent from running, as far as this machine shows it."""
+    """The reason why the agent could not run, as far as this machine shows it."""
     try:
         if agent.import_path is not None:
             load_agent(agent.import_path)
@@ -162,7 +162,7 @@ def key_problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def policy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """What the policy store would find in its folder, as far as the folder is on this machine."""
+    """Problems that the policy store would find in its folder, if the folder is on this machine."""
     model = settings.engine.model
     path = REPOSITORY / model
     identity = RunIdentity(settings.policy.run, str(path) if path.is_dir() else model, revision_of(settings.engine))
@@ -188,7 +188,7 @@ def local_model_type(model: str) -> str | None:
 
 
 def folder_problem(name: str) -> str | None:
-    """What is wrong with the local path of a model; None if it is there, or if the name is that of a remote one."""
+    """The problem with the local path of a model; `None` if it exists, or if the name is that of a remote model."""
     if (REPOSITORY / name).exists():
         return None
     if name.startswith(("/", ".", "~")):

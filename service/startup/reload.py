@@ -32,10 +32,10 @@ NO_SERVICE = "No service runs here: start one with `make serve`."
 
 
 class ReloadableCluster(Protocol):
-    """What a reload needs of Serve."""
+    """The part of Serve that a reload needs."""
 
     def applications(self) -> Mapping[str, Any]:
-        """What Serve says of each, by name."""
+        """Serve's details of each application, by name."""
         ...
 
     def kill(self, actor_name: str) -> None: ...
@@ -82,7 +82,7 @@ class ServiceHere:
     """A service that runs in one of the Ray clusters of this machine."""
 
     address: str
-    """Of the cluster."""
+    """Address of the Ray cluster."""
     url: str
     tasks: Sequence[str]
 

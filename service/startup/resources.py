@@ -1,4 +1,4 @@
-"""What the deployments of a config ask of Ray, and what this machine has."""
+"""Resources that the deployments of a config ask of Ray, and those of this machine."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,16 +17,16 @@ HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one deployment asks for when it starts."""
+    """Resources that one deployment asks for when it starts."""
 
     deployment: str
     replicas: int
     resources: Mapping[str, float]
-    """Of one replica, by Ray's names: CPU, GPU, memory in bytes, ..."""
+    """Amounts for one replica, by Ray's names: CPU, GPU, memory in bytes, ..."""
 
 
 def demand_of(name: str, entry: DeploymentSchema | None, default_options: Mapping[str, float]) -> Demand:
-    """Args: `entry` is the deployment's in the config, `default_options` what it asks for where that does not say."""
+    """Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
     given = {} if entry is None else entry.model_dump(exclude_unset=True)
     options: Mapping[str, Any] = given.get("ray_actor_options") or default_options
     if bundles := given.get("placement_group_bundles"):

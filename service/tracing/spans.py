@@ -20,7 +20,7 @@ SERVER_ERROR = 500
 
 
 def note_error(error: Exception) -> None:
-    """Of an error that a response tells after its status was sent."""
+    """Records an error that a response reports after its status was sent."""
     span = trace.get_current_span()
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR))
@@ -65,7 +65,7 @@ class TracedRollouts(RolloutObserver):
     """Also tells another observer all that it is told."""
 
     def __init__(self, tracer: Tracer, other: RolloutObserver, rollouts_per_request: int | None = None) -> None:
-        """Args: `rollouts_per_request` is that of `TracingSettings`."""
+        """Traces as many rollouts of a request as `TracingSettings.rollouts_per_request` says."""
         self._tracer = tracer
         self._other = other
         self._rollouts_per_request = rollouts_per_request

@@ -13,17 +13,13 @@ SERVICE_NAME = "rollout"
 
 
 def tracer_of(settings: TracingSettings, replica: str, version: str, exporter: SpanExporter | None = None) -> Tracer:
-    """Args:
-    replica: the name of the replica.
-    version: of the service.
-    exporter: where spans go, in the place of the endpoint.
+    """A tracer whose spans name the service's `version` and the `replica`.
+
+    Args:
+        exporter: takes the spans instead of the endpoint.
     """
     resource = Resource.create(
-        {
-            "service.name": SERVICE_NAME,
-            "service.version": version,
-            "service.instance.id": replica,
-        }
+        {"service.name": SERVICE_NAME, "service.version": version, "service.instance.id": replica}
     )
     provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(settings.sample_rate)), resource=resource)
     provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=settings.endpoint)))
