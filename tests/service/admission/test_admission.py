@@ -62,35 +62,6 @@ def test_an_admitted_request_holds_its_body_and_its_rollouts_until_it_ends() -> 
     assert admission_.in_flight == Amounts()
 
 
-def test_a_request_that_fails_holds_nothing_afterwards() -> None:
-    admission_ = admission()
-
-    def play() -> None:
-        with admission_.admitted(100) as admitted:
-            admitted.hold_rollouts(request_of())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        play()
-    assert admission_.in_flight == Amounts()
-
-
-def test_a_full_replica_refuses_a_request_by_its_headers() -> None:
-    admission_ = admission(max_rollouts=4)
-    with admission_.admitted(0) as admitted:
-        admitted.hold_rollouts(request_of(4))
-        with pytest.raises(RequestProblem) as raised, admission_.admitted(0):
-            pass
-    retry_after_s = raised.value.headers["Retry-After"]
-    assert retry_after_s in ("5", "6", "7")
-    assert raised.value.problem.type == "urn:rollout:problem:overloaded"
-    assert refusal(raised.value) == (
-        429,
-        "",
-        f"4 rollouts are in flight here and admission.replica.max_rollouts allows 4; try again in {retry_after_s} s",
-    )
-
-
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
@@ -200,16 +171,6 @@ def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_bes
         again.hold_rollouts(request_of(4))
 
 
-def test_a_request_that_exceeds_the_quota_of_its_key_alone_is_never_admitted() -> None:
-    with pytest.raises(RequestProblem) as raised, admission().admitted(0, with_quotas(max_rollouts=4)) as admitted:
-        admitted.hold_rollouts(request_of(5))
-    assert refusal(raised.value) == (
-        422,
-        "samples",
-        "5 rollouts are more than max_rollouts of the key team allows, which is 4; split the request",
-    )
-
-
 def test_a_full_service_takes_nothing_of_a_keys_quota() -> None:
     admission_ = admission(max_rollouts=1)
     mine = with_quotas(max_rollouts=1)
@@ -261,16 +222,6 @@ def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() ->
         "3 rollouts are more than max_rollouts of the key team (8, shared by 4 ingress replicas) allows, which is 2; "
         "split the request",
     )
-
-
-def test_an_ingress_replica_grants_its_share_of_a_keys_rollouts() -> None:
-    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 4)
-    mine = with_quotas(max_rollouts=8)
-    with ExitStack() as held:
-        for _ in range(2):
-            held.enter_context(admission_.admitted(0, mine))
-        with pytest.raises(RequestProblem):
-            held.enter_context(admission_.admitted(0, mine))
 
 
 def test_a_key_without_tokens_is_refused_until_some_have_come() -> None:

@@ -60,6 +60,7 @@ def test_a_failed_sample_that_ends_its_request_is_a_problem_with_the_callers_id(
     streamed = post(service, {"on_error": "fail"}, accept=NDJSON)
     last = json.loads(streamed.text.splitlines()[-1])["problem"]
     assert (last["status"], last["request_id"], streamed.headers["x-request-id"]) == (502, MINE, MINE)
+    assert (streamed.status_code, last["type"]) == (200, "urn:rollout:problem:sample-failed")
 
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "caf\u00e9", "a\tb"])

@@ -139,14 +139,6 @@ def test_the_bound_counts_what_was_forwarded_already(monkeypatch: pytest.MonkeyP
         parts(WHOLE, b"12345", b"67890", b"1")
 
 
-@pytest.mark.parametrize(("first", "end", "due"), [(0, 6, 6), (0, 8, 8), (10, 16, 6)])
-def test_a_body_of_another_length_than_its_range_is_damaged(first: int, end: int, due: int) -> None:
-    with pytest.raises(ChunkDamaged) as raised:
-        parts(ranged(first, end, 99), b"weights")
-    [problem] = raised.value.problems
-    assert (problem.field, problem.message) == ("content-range", f"7 bytes came where {due} were due")
-
-
 def test_a_body_of_another_digest_is_damaged_and_its_own_digest_is_not() -> None:
     assert parts(ranged(0, 7, digest=sha256(b"weights")), b"wei", b"ghts") == [(0, b"weights")]
     with pytest.raises(ChunkDamaged) as raised:
@@ -154,6 +146,3 @@ def test_a_body_of_another_digest_is_damaged_and_its_own_digest_is_not() -> None
     [problem] = raised.value.problems
     assert (problem.field, problem.value) == ("content-digest", sha256(b"others!"))
     assert problem.message == f"the body's sha-256 is {sha256(b'weights')}; send it again"
-
-
-# Checkpoint sources

@@ -140,18 +140,6 @@ def test_a_request_with_more_rollouts_than_are_free_is_refused_before_anything_i
     assert service.post({"samples": [GOOD] * FULL_ROLLOUTS}).status_code == 200
 
 
-def test_a_request_that_can_never_be_admitted_names_the_bound() -> None:
-    response = scripted(max_rollouts=FULL_ROLLOUTS).post({"samples": [GOOD] * (FULL_ROLLOUTS + 1)})
-    assert response.status_code == 422
-    assert response.json()["errors"] == [
-        {
-            "field": "samples",
-            "message": "5 rollouts are more than admission.replica.max_rollouts allows, which is 4; split the request",
-            "value": None,
-        }
-    ]
-
-
 def test_a_body_over_the_limit_of_one_request_is_refused_with_that_limit() -> None:
     settings = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=1000))
     response = ScriptedHttp(RequestLimits(max_body_bytes=500), admission=settings).post(b" " * 501)

@@ -130,19 +130,13 @@ def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, A
     assert not service.has_started_something
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ('{"samples": ', "Invalid JSON"),
-        ("not json", "Invalid JSON"),
-    ],
-)
-def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) -> None:
+@pytest.mark.parametrize("body", ['{"samples": ', "not json"])
+def test_an_unreadable_body_is_refused_and_starts_nothing(body: str) -> None:
     service = ScriptedHttp()
     response = service.post(body)
     assert (response.status_code, response.headers["content-type"]) == (400, "application/problem+json")
-    assert response.json()["errors"][0]["field"] == "body"
-    assert says in response.json()["errors"][0]["message"]
+    [error] = response.json()["errors"]
+    assert (error["field"], error["message"].partition(":")[0]) == ("body", "Invalid JSON")
     assert not service.has_started_something
 
 
@@ -314,9 +308,8 @@ def test_a_content_length_that_is_no_number_is_an_unreadable_body(path: str, len
     assert response.json()["errors"][0]["message"].endswith("is not a number of bytes")
 
 
-@pytest.mark.parametrize("digest", [b"sha-256=:\xe9:", b"sha-256=:a:", b"sha-256", b"sha-256=abc"])
-def test_a_digest_that_is_not_base64_is_an_unreadable_header(digest: bytes) -> None:
-    headers = [(b"content-digest", digest)]
+def test_a_digest_that_is_not_ascii_is_an_unreadable_header() -> None:
+    headers = [(b"content-digest", b"sha-256=:\xe9:")]
     response = ScriptedHttp().request("PUT", "/policy/versions/7", content=b"weights", headers=headers)
     assert response.status_code == 400
     assert "sha-256" in response.json()["detail"]

@@ -107,16 +107,6 @@ def test_a_stream_has_a_line_per_rollout_as_it_ends_and_then_the_summary() -> No
     assert summary["summary"]["metrics"]["total_turns"] == 2
 
 
-def test_a_stream_that_fails_ends_with_its_problem() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("no")]
-    response = service.post({"samples": [GOOD], "on_error": "fail"}, accept=NDJSON)
-    assert response.status_code == 200
-    sample, problem = [json.loads(line) for line in response.text.splitlines()]
-    assert sample["sample"]["status"] == "error"
-    assert (problem["problem"]["status"], problem["problem"]["type"]) == (502, "urn:rollout:problem:sample-failed")
-
-
 @pytest.mark.parametrize(("length", "is_inline"), [(10, True), (11, False)])
 @pytest.mark.parametrize(
     ("accept", "encoder"), [(JSON, JsonResponseEncoder), (ARROW, ArrowResponseEncoder), (NDJSON, None)]
