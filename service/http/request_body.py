@@ -105,9 +105,9 @@ COMPRESSED_SLICE_BYTES = 1024
 
 SPLIT = "split the request"
 STALLED_AFTER_S = 60.0
-"""A client that sends nothing for so long is given up: what it reserved is needed by others."""
+"""Longest silence of a client: others need what it has reserved."""
 LEAST_BYTES_PER_S = 64 * 2**10
-"""One that sends slower than this, beyond the first `STALLED_AFTER_S`, is given up too: a byte a minute is no pause."""
+"""Least rate after the first `STALLED_AFTER_S`. A body that arrives more slowly, as a byte a minute, is refused."""
 
 
 def hold_nothing(_size_bytes: int) -> None:

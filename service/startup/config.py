@@ -39,9 +39,9 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
         content = yaml.safe_load(path.read_text())
         config = ServeDeploySchema.model_validate(content)
     except ValidationError as error:
-        raise ServiceNotStarted("\n".join([f"{path} is no Serve config:", *problems_in(error)])) from error
+        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems_in(error)])) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ServiceNotStarted(f"{path} is no Serve config: {error}") from error
+        raise ServiceNotStarted(f"{path} is not a Serve config: {error}") from error
     if unknown := list(unknown_keys(content)):
         raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
     set_environment(path)

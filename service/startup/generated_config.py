@@ -73,7 +73,7 @@ def generated_config(
         access: the config's section of that name.
 
     Raises:
-        ServiceNotStarted: the GPUs are no multiple of `tensor_parallel_size`, or a task is not understood.
+        ServiceNotStarted: the GPUs are not a multiple of `tensor_parallel_size`, or a task is not understood.
     """
     environments = environments_of(tasks)
     engine = gpu_engine(served) if served.gpus else cpu_engine(served)
@@ -100,8 +100,8 @@ def generated_config(
 def gpu_engine(served: ServedModel) -> dict[str, Any]:
     if served.gpus % served.tensor_parallel_size:
         raise ServiceNotStarted(
-            f"--gpus: {served.gpus} is no multiple of --tensor-parallel-size {served.tensor_parallel_size}, which each "
-            "replica of the model needs."
+            f"--gpus: {served.gpus} is not a multiple of --tensor-parallel-size {served.tensor_parallel_size}, which "
+            "each replica of the model needs."
         )
     length = {} if served.max_model_len is None else {"max_model_len": served.max_model_len}
     return {**GPU_ENGINE, "model": served.model, "tensor_parallel_size": served.tensor_parallel_size, **length}
@@ -140,7 +140,7 @@ def named_import_path(task: str) -> tuple[str, str]:
     if not name and task in BUILT_IN:
         return task, BUILT_IN[task]
     raise ServiceNotStarted(
-        f"--env: {task!r} is no task. Write MODULE:CLASS, NAME=MODULE:CLASS, or one of {', '.join(BUILT_IN)}."
+        f"--env: {task!r} is not a task. Write MODULE:CLASS, NAME=MODULE:CLASS, or one of {', '.join(BUILT_IN)}."
     )
 
 

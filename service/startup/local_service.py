@@ -49,7 +49,7 @@ def finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     """Has the ingress refuse new requests, and waits for those under way as long as its `graceful_shutdown_timeout_s`.
 
     Serve shuts all deployments of an application down at once: without this, an ingress replica would go on with
-    rollouts for which there are no engines and environments any more.
+    rollouts whose engines and environments are gone.
     """
     for application in config.applications:
         if application.import_path == APP_BUILDER:

@@ -76,7 +76,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     """One text for each thing that would not start."""
     known = [*settings.ray_actor_options()]
     for name in (entry.name for entry in application.deployments if entry.name not in known):
-        yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
+        yield f"deployments: {name} is not a deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
     yield from parser_problems(settings.responses)
     if settings.sessions is not None:

@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 """Amounts are sums of fractions of a core."""
 HINT = (
     "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and the "
-    "generator by `engine.num_cpus` and `engine.device`: a reservation is no limit, a replica may use more."
+    "generator by `engine.num_cpus` and `engine.device`: a reservation is not a limit: a replica may use more."
 )
 
 

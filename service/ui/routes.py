@@ -84,7 +84,7 @@ async def ui(request: Request) -> Response:
 
 
 async def ui_file(request: Request) -> Response:
-    """Raises `HTTPException`: 404 for what is no file of the page."""
+    """Raises `HTTPException`: 404 for a path that is not a file of the page."""
     file = page_files().get(request.path_params["path"] or INDEX)
     if file is None:
         raise HTTPException(404, "Not Found")

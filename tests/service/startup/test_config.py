@@ -33,26 +33,26 @@ def test_a_config_that_names_no_host_listens_on_loopback(tmp_path: Path) -> None
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing.yaml"
-    assert refusal(path) == f"{path} is no Serve config: [Errno 2] No such file or directory: '{path}'"
+    assert refusal(path) == f"{path} is not a Serve config: [Errno 2] No such file or directory: '{path}'"
 
 
 def test_a_wrong_field_is_named_with_its_value(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text("applications: 3")
-    assert refusal(path) == f"{path} is no Serve config:\n  applications: Input should be a valid list (given: 3)"
+    assert refusal(path) == f"{path} is not a Serve config:\n  applications: Input should be a valid list (given: 3)"
 
 
 @pytest.mark.parametrize("content", ["", "just words", "- a\n- list"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(content)
-    assert refusal(path).startswith(f"{path} is no Serve config:\n  : Input should be a valid dictionary")
+    assert refusal(path).startswith(f"{path} is not a Serve config:\n  : Input should be a valid dictionary")
 
 
 def test_a_file_that_is_no_yaml_is_refused_with_the_place(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text("applications: [")
-    assert refusal(path).startswith(f"{path} is no Serve config: while parsing")
+    assert refusal(path).startswith(f"{path} is not a Serve config: while parsing")
     assert "line 1, column 16" in refusal(path)
 
 

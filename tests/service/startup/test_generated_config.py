@@ -109,10 +109,10 @@ def test_where_it_listens_and_who_may_come_in_are_in_the_config() -> None:
 @pytest.mark.parametrize(
     ("served", "tasks", "message"),
     [
-        (ServedModel("m", gpus=3, tensor_parallel_size=2), ["math"], "--gpus: 3 is no multiple of"),
+        (ServedModel("m", gpus=3, tensor_parallel_size=2), ["math"], "--gpus: 3 is not a multiple of"),
         (ServedModel("m", gpus=0, tensor_parallel_size=2), ["math"], "--tensor-parallel-size: there are no GPUs"),
-        (CPU, ["maths"], "--env: 'maths' is no task. Write MODULE:CLASS"),
-        (CPU, ["x=math"], "--env: 'x=math' is no task"),
+        (CPU, ["maths"], "--env: 'maths' is not a task. Write MODULE:CLASS"),
+        (CPU, ["x=math"], "--env: 'x=math' is not a task"),
         (CPU, ["math", "a:Math"], "--env: there are two tasks 'math'"),
     ],
 )

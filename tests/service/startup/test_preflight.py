@@ -174,7 +174,7 @@ def test_packages_of_an_application_with_its_own_runtime_environment_are_not_loo
 
 def test_a_deployment_that_does_not_exist_is_refused_with_those_that_do() -> None:
     assert refusal(config([{"name": "maths"}])) == [
-        "deployments: maths is no deployment of rollout; there are Ingress, Generator, Policy, math."
+        "deployments: maths is not a deployment of rollout; there are Ingress, Generator, Policy, math."
     ]
 
 
@@ -191,7 +191,7 @@ def test_more_than_the_machine_has_is_refused_with_what_each_deployment_asks_for
         "  Policy: 1 replica with 0.1 CPU each",
         "  math: 2 replicas with 0.7 CPU each",
         "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and "
-        "the generator by `engine.num_cpus` and `engine.device`: a reservation is no limit, a replica may use more.",
+        "the generator by `engine.num_cpus` and `engine.device`: a reservation is not a limit: a replica may use more.",
     ]
 
 
@@ -284,7 +284,7 @@ def test_the_deployment_of_data_has_an_entry_only_if_a_task_has_data(tmp_path: P
     entry = [{"name": "Data", "ray_actor_options": {"num_cpus": 0.2}}]
     check_config(config(entry, environments={"math": {"import_path": MATH, "data": {"files": str(path)}}}))
     assert refusal(config(entry)) == [
-        "deployments: Data is no deployment of rollout; there are Ingress, Generator, Policy, math."
+        "deployments: Data is not a deployment of rollout; there are Ingress, Generator, Policy, math."
     ]
 
 

@@ -51,7 +51,7 @@ def test_without_a_checkout_a_model_must_be_named(tmp_path: Path, monkeypatch: p
 def test_what_cannot_work_is_one_sentence() -> None:
     code, printed, told = invoke("--env", "maths", "--gpus", "0")
     assert (code, printed) == (1, "")
-    assert told.startswith("--env: 'maths' is no task.")
+    assert told.startswith("--env: 'maths' is not a task.")
     assert "Traceback" not in told
 
 
