@@ -165,7 +165,7 @@ class EnvironmentHost:
                     yield StepResults(results, self._steps.load)
 
     def _give_up(self, step_ids: Sequence[str]) -> None:
-        self._steps.give_up(step_ids, CALLER_GONE)
+        self._steps.fail(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""
@@ -180,7 +180,7 @@ class EnvironmentHost:
 
         Serve routes no calls here any more. A session ends with the replica: its rollout is played anew, if it may be.
         """
-        asyncio.get_running_loop().call_later(bound_s, self._steps.hand_over)
+        asyncio.get_running_loop().call_later(bound_s, self._steps.hand_off)
 
     async def answer(self) -> None:
         """Answers as long as the replica's event loop turns."""

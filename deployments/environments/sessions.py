@@ -1,4 +1,4 @@
-"""The sessions of one environment replica: what rollouts hold here that cannot travel to another replica."""
+"""The sessions of one environment replica: state of rollouts that cannot move to another replica."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.environments.step_queue import StepSlots
+from deployments.environments.step_queue import Deadlines, FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
@@ -15,13 +15,13 @@ from rollout_env.calls import call, is_plain
 from rollout_env.steps import opened_session, validated_extra_env_info, validated_outcome
 
 CLOSE_TIMEOUT_S = 30.0
-"""A session that is not closed by then no longer counts as one of `max_sessions`."""
+"""Time after which a session that is still closing no longer counts as one of `max_sessions`."""
 logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
 class SessionSlot:
-    """A session of one rollout, or the room for it."""
+    """A session of one rollout, or its reserved place."""
 
     session: Session | None = None
     """`None` until it is open."""
@@ -33,18 +33,16 @@ class Sessions:
 
     Guarantees: a session that was opened is closed exactly once: when its rollout has ended or was cancelled, when a
     step of it fails, times out or is aborted, after `session_idle_s` without a step, or when the replica ends; at most
-    `max_sessions` are open at once, those included that are being opened or closed, and those of starts; a step whose
-    session is gone changes nothing and raises `SessionLost`.
+    `max_sessions` are open at once, including those being opened or closed, and those of starts; a step whose session
+    is gone changes nothing and raises `SessionLost`.
     """
 
     def __init__(self, environment: TaskEnvironment, task_name: str) -> None:
         self._environment = environment
         self._task_name = task_name
-        self._room = StepSlots(environment.max_sessions)
+        self._slots = FairSlots(environment.max_sessions)
         self._held: dict[str, SessionSlot] = {}
-        self._expires_at: dict[str, float] = {}
-        """Of the sessions in which no step runs, the first to expire first: all have the same limit."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._idle = Deadlines(environment.session_idle_s, self._expire)
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -52,8 +50,8 @@ class Sessions:
         return len(self._held)
 
     @asynccontextmanager
-    async def room(self, request: StepRequest) -> AsyncIterator[None]:
-        """The block is the step: there is room for its session. Waits while `max_sessions` are open.
+    async def reserve(self, request: StepRequest) -> AsyncIterator[None]:
+        """Reserves a session for the block, which runs the step. Waits while `max_sessions` are open.
 
         Raises:
             SessionLost: the rollout had a session, and it is gone.
@@ -64,12 +62,12 @@ class Sessions:
             return
         if not request.is_start and request.turn and self._environment.lost_session != "reopen":
             raise self._lost()
-        await self._wait_for_room(request)
+        await self._wait_for_slot(request)
         if request.is_start:
             try:
                 yield
             finally:
-                self._room.release()
+                self._slots.release()
             return
         held = self._held[request.session_id] = SessionSlot()
         try:
@@ -79,7 +77,7 @@ class Sessions:
                 self._forget(request.session_id, held)
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        """Steps the rollout in its session, within `room`; opens it first if there is none.
+        """Steps the rollout in its session, within `reserve`; opens it first if there is none.
 
         Raises:
             SessionLost: a step of the session is still running, or it was closed meanwhile.
@@ -90,7 +88,7 @@ class Sessions:
         if held is None or held.is_stepping:
             raise self._lost()
         held.is_stepping = True
-        self._expires_at.pop(request.session_id, None)
+        self._idle.cancel(request.session_id)
         try:
             session = held.session
             if session is None:
@@ -103,7 +101,7 @@ class Sessions:
         if outcome.terminated:
             self._end(request.session_id, held)
         elif self._held.get(request.session_id) is held:
-            self._start_idling(request.session_id)
+            self._idle.start(request.session_id)
         return outcome
 
     def release(self, session_ids: list[str]) -> None:
@@ -120,17 +118,17 @@ class Sessions:
         while self._closing:
             await asyncio.wait(self._closing)
 
-    async def _wait_for_room(self, request: StepRequest) -> None:
-        if request.lockstep_id and self._room.is_full:
+    async def _wait_for_slot(self, request: StepRequest) -> None:
+        if request.lockstep_id and self._slots.is_full:
             raise Overloaded(
                 f"A replica of task {self._task_name} holds at most {self._environment.max_sessions} sessions at once, "
                 "and all rollouts of a request in lockstep need theirs at the same time. Send fewer rollouts, or "
                 "choose the schedule async."
             )
-        await self._room.acquire(request.request_id)
+        await self._slots.acquire(request.request_id)
 
     async def _opened(self, message_log: list[ChatMessage], state: Any) -> Session:
-        """Opens a session. One that a thread still opens when this is cancelled is closed as soon as it is open."""
+        """Opens a session. If cancelled while a thread opens it, closes the session as soon as it is open."""
         opening = asyncio.ensure_future(opened_session(self._environment, message_log, state))
         try:
             return await asyncio.shield(opening)
@@ -142,7 +140,7 @@ class Sessions:
 
     def _close_opened(self, opening: "asyncio.Future[Session]") -> None:
         if not opening.cancelled() and opening.exception() is None:
-            self._start_closing(opening.result(), has_room=False)
+            self._start_closing(opening.result(), has_slot=False)
 
     def _end(self, session_id: str, held: SessionSlot) -> None:
         """Closes the session, if that has not begun."""
@@ -152,14 +150,14 @@ class Sessions:
             self._forget(session_id, held)
             return
         del self._held[session_id]
-        self._expires_at.pop(session_id, None)
-        self._start_closing(held.session, has_room=True)
+        self._idle.cancel(session_id)
+        self._start_closing(held.session, has_slot=True)
 
     def _forget(self, session_id: str, held: SessionSlot) -> None:
-        """Gives up the room for a session that was not opened."""
+        """Releases the slot of a session that was not opened."""
         if self._held.get(session_id) is held:
             del self._held[session_id]
-            self._room.release()
+            self._slots.release()
 
     def _lost(self) -> SessionLost:
         """The failure of a step whose session is gone."""
@@ -167,12 +165,12 @@ class Sessions:
             return SessionLost("The session of the rollout is gone, and with it the state of the rollout.")
         return RestartableSessionLost("The session of the rollout is gone: it must be played anew from its prompt.")
 
-    def _start_closing(self, session: Session, has_room: bool) -> None:
-        task = asyncio.get_running_loop().create_task(self._close(session, has_room))
+    def _start_closing(self, session: Session, has_slot: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._close(session, has_slot))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _close(self, session: Session, has_room: bool) -> None:
+    async def _close(self, session: Session, has_slot: bool) -> None:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await call(session.close)
@@ -180,28 +178,15 @@ class Sessions:
             context = {"task_name": self._task_name}
             logger.warning("A session of task %s was not closed.", self._task_name, exc_info=error, extra=context)
         finally:
-            if has_room:
-                self._room.release()
+            if has_slot:
+                self._slots.release()
 
-    def _start_idling(self, session_id: str) -> None:
-        loop = asyncio.get_running_loop()
-        expires_at = self._expires_at[session_id] = loop.time() + self._environment.session_idle_s
-        if self._timer is None:
-            self._timer = loop.call_at(expires_at, self._expire)
-
-    def _expire(self) -> None:
-        """Closes the sessions that were idle for too long, and sets the timer to the next one."""
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        for session_id, expires_at in list(self._expires_at.items()):
-            if expires_at > loop.time():
-                self._timer = loop.call_at(expires_at, self._expire)
-                return
-            context = {"task_name": self._task_name}
-            logger.info(
-                "A session of task %s is closed: it had no step for %g s.",
-                self._task_name,
-                self._environment.session_idle_s,
-                extra=context,
-            )
-            self._end(session_id, self._held[session_id])
+    def _expire(self, session_id: str) -> None:
+        """Closes a session that was idle for too long."""
+        logger.info(
+            "A session of task %s is closed: it had no step for %g s.",
+            self._task_name,
+            self._environment.session_idle_s,
+            extra={"task_name": self._task_name},
+        )
+        self._end(session_id, self._held[session_id])

@@ -1,23 +1,25 @@
-"""Admission and batching of the steps of one replica.
+"""Admission, time limits and batching of the steps of one replica.
 
-`StepSlots` says which steps run and which wait: requests take turns. `StepBatches` calls `step_batch` of an environment
-for all steps of one iteration of the event loop.
+`FairSlots` decides which steps run and which wait: requests take turns. `Deadlines` expires what has run for too long.
+`StepBatches` calls an environment's `step_batch` for all steps of one iteration of the event loop.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.steps import batch_outcomes, validated_extra_env_info, validated_outcome
 
+Key = TypeVar("Key", bound=Hashable)
 
-class StepSlots:
+
+class FairSlots:
     """At most `limit` steps hold a slot at once.
 
     Guarantees: while steps wait, every slot is held; requests take turns, so a request of one step does not wait for
@@ -29,7 +31,7 @@ class StepSlots:
         """Args: `limit` is None for no limit."""
         self._free = limit
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By request, the one whose turn comes next first."""
+        """Futures of waiting steps by request, in the order of their turns."""
 
     @property
     def is_full(self) -> bool:
@@ -68,19 +70,51 @@ class StepSlots:
         self._free += 1
 
 
+class Deadlines(Generic[Key]):
+    """Calls `expire` with each key that was started `limit_s` ago and not cancelled since.
+
+    One timer serves all keys, because they expire in the order in which they were started.
+    """
+
+    def __init__(self, limit_s: float, expire: Callable[[Key], None]) -> None:
+        self._limit_s = limit_s
+        self._expire = expire
+        self._expires_at: dict[Key, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, key: Key) -> None:
+        loop = asyncio.get_running_loop()
+        expires_at = self._expires_at[key] = loop.time() + self._limit_s
+        if self._timer is None:
+            self._timer = loop.call_at(expires_at, self._expire_due)
+
+    def cancel(self, key: Key) -> None:
+        self._expires_at.pop(key, None)
+
+    def _expire_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        for key, expires_at in list(self._expires_at.items()):
+            if expires_at > loop.time():
+                self._timer = loop.call_at(expires_at, self._expire_due)
+                return
+            del self._expires_at[key]
+            self._expire(key)
+
+
 @dataclass(slots=True, eq=False)
 class BatchedStep:
     message_log: list[ChatMessage]
     state: BaseModel
     outcome: asyncio.Future[Any]
-    """Of the environment, not validated."""
+    """The environment's outcome, not yet validated."""
 
 
 class StepBatches:
-    """The steps of one environment, each called as if it were alone.
+    """Batches the steps of one environment; each caller awaits its own step.
 
-    Guarantees: waits for no step that is not ready; a step that is invalid, or whose outcome is, fails alone; if the
-    call for several raises, each is called alone; a call for which no step waits any longer is cancelled.
+    Guarantees: waits for no step that is not ready; a step that is invalid, or has an invalid outcome, fails alone; if
+    the call for several raises, each is called alone; a call whose steps have all been abandoned is cancelled.
     """
 
     def __init__(self, environment: TaskEnvironment) -> None:

@@ -1,4 +1,4 @@
-"""Runs the steps of one environment replica: their queue, their time limit, their abortion, and how they fail."""
+"""Runs the steps of one environment replica: queueing, time limits, cancellation and failures."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from deployments.environments.sessions import Sessions
-from deployments.environments.step_queue import StepBatches, StepSlots
+from deployments.environments.step_queue import Deadlines, FairSlots, StepBatches
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -27,7 +27,7 @@ from rollout_env.steps import validated_start, validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 MOST_THREADS = 64
-"""Steps of a plain `step` that run at once, each in a thread, unless the environment says how many."""
+"""Default limit of concurrent steps for a plain `step`, each of which takes a thread."""
 StepResult = StepOutcome | RolloutFailure
 StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
 logger = logging.getLogger("rollout_service.environments")
@@ -39,7 +39,7 @@ class Step:
 
     request: StepRequest
     logged_failures: set[str]
-    """The failures of the same call whose traceback is in the log already."""
+    """Failures of the same call whose traceback is already in the log."""
     result: asyncio.Future[StepResult]
     has_slot: bool = False
 
@@ -47,9 +47,9 @@ class Step:
 class StepRunner:
     """Runs steps concurrently, at most `max_concurrent_steps` of the environment at once.
 
-    Guarantees: the time limit of a step begins when the environment is called; a step that reaches it has its failure
-    at once, also if the environment ignores its cancellation; a step that is aborted is cancelled, or never begun;
-    after `hand_over` no step runs.
+    Guarantees: the time limit of a step begins when the environment is called; a step that reaches it fails at once,
+    even if the environment ignores its cancellation; a step that is aborted is cancelled, or never started;
+    after `hand_off` no step runs.
     """
 
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
@@ -59,21 +59,19 @@ class StepRunner:
         self._start_sample = of_request(partial(validated_start, environment))
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
-        self._slots = StepSlots(environment.max_concurrent_steps or default_concurrency(environment))
+        self._slots = FairSlots(environment.max_concurrent_steps or default_concurrency(environment))
         self._steps: dict[str, Step] = {}
-        """Those that run or wait, by `step_id`."""
-        self._expires_at: dict[Step, float] = {}
-        """Of the steps that run, the first to expire first: all have the same limit, so one timer serves them."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._hands_over = False
+        """Steps that run or wait, by `step_id`."""
+        self._deadlines = None if step_timeout_s is None else Deadlines(step_timeout_s, self._expire)
+        self._hands_off = False
         self.in_progress = 0
-        """Steps that run or wait."""
+        """Number of steps that run or wait."""
 
     def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[StepResult]":
         """Starts a step. Its failure is a result too. Cancelling the future aborts the step.
 
         Args:
-            logged_failures: the failures of the same call whose traceback is in the log already. The step adds its own.
+            logged_failures: failures of the same call whose traceback is already in the log. The step adds its own.
         """
         loop = asyncio.get_running_loop()
         step = Step(request, logged_failures, loop.create_future())
@@ -81,8 +79,8 @@ class StepRunner:
         self.in_progress += 1
         task = loop.create_task(self._run(step), context=context_below(request.traceparent))
         step.result.add_done_callback(partial(self._end, step, task))
-        if self._hands_over:
-            self._hand_over(step)
+        if self._hands_off:
+            self._hand_off(step)
         return step.result
 
     def abort(self, step_ids: list[str]) -> None:
@@ -91,23 +89,22 @@ class StepRunner:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()
 
-    def give_up(self, step_ids: Sequence[str], failure: RolloutFailure) -> None:
+    def fail(self, step_ids: Sequence[str], failure: RolloutFailure) -> None:
         """Ends steps with this failure. Unknown ids are ignored."""
         for step_id in step_ids:
             step = self._steps.get(step_id)
             if step is not None and not step.result.done():
                 step.result.set_result(failure)
 
-    def hand_over(self) -> None:
-        """Gives up the steps that run or wait, and those that still come: `EnvironmentShuttingDown` is their result,
-        with which their callers have them made at other replicas."""
-        self._hands_over = True
+    def hand_off(self) -> None:
+        """Ends current and later steps with `EnvironmentShuttingDown`; their callers repeat them at other replicas."""
+        self._hands_off = True
         if self._steps:
-            logger.info("%d steps of task %s go on at other replicas.", len(self._steps), self._task_name)
+            logger.info("%d steps of task %s continue at other replicas.", len(self._steps), self._task_name)
         for step in list(self._steps.values()):
-            self._hand_over(step)
+            self._hand_off(step)
 
-    def _hand_over(self, step: Step) -> None:
+    def _hand_off(self, step: Step) -> None:
         if not step.result.done():
             step.result.set_result(
                 EnvironmentShuttingDown(f"The replica of environment {self._task_name!r} is being shut down.")
@@ -115,7 +112,7 @@ class StepRunner:
 
     @property
     def load(self) -> int:
-        """Steps that run or wait; or the sessions that are held, if there are more of them."""
+        """Steps that run or wait, or held sessions, whichever are more."""
         return self.in_progress if self._sessions is None else max(self.in_progress, self._sessions.count)
 
     def release(self, session_ids: list[str]) -> None:
@@ -133,7 +130,8 @@ class StepRunner:
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
             del self._steps[step.request.step_id]
-        self._expires_at.pop(step, None)
+        if self._deadlines is not None:
+            self._deadlines.cancel(step)
         # Not when the task ends: an environment that ignores its cancellation would keep the slot for ever.
         if step.has_slot:
             self._slots.release()
@@ -143,7 +141,7 @@ class StepRunner:
         result: StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
-            async with nullcontext() if self._sessions is None else self._sessions.room(step.request):
+            async with nullcontext() if self._sessions is None else self._sessions.reserve(step.request):
                 result = await self._outcome(step)
         except asyncio.CancelledError as error:
             if step.result.done():
@@ -163,29 +161,16 @@ class StepRunner:
         step.has_slot = True
         if step.result.done():
             return CANCELLED
-        if self._step_timeout_s is not None:
-            self._start_clock(step, self._step_timeout_s)
+        if self._deadlines is not None:
+            self._deadlines.start(step)
         function = self._start_sample if step.request.is_start else self._step
         return await function(step.request)
 
-    def _start_clock(self, step: Step, limit_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        expires_at = self._expires_at[step] = loop.time() + limit_s
-        if self._timer is None:
-            self._timer = loop.call_at(expires_at, self._expire)
-
-    def _expire(self) -> None:
-        """Ends the steps that have reached their limit, and sets the timer to the next one."""
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        for step, expires_at in list(self._expires_at.items()):
-            if expires_at > loop.time():
-                self._timer = loop.call_at(expires_at, self._expire)
-                return
-            del self._expires_at[step]
-            if not step.result.done():
-                failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
-                step.result.set_result(self._logged(failure, None, step))
+    def _expire(self, step: Step) -> None:
+        """Ends a step that has reached its limit."""
+        if not step.result.done():
+            failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
+            step.result.set_result(self._logged(failure, None, step))
 
     def _logged(self, failure: RolloutFailure, error: BaseException | None, step: Step) -> RolloutFailure:
         # An environment that rejects a sample answers: its code has no fault that a traceback would show.
@@ -203,7 +188,7 @@ class StepRunner:
 
 
 def step_function(environment: TaskEnvironment) -> StepFunction:
-    """Runs one step, validated on both sides: alone, or together with those that are ready at the same moment."""
+    """A function that runs one validated step, alone or in a batch with those that are ready at the same moment."""
     if steps_in_batches(type(environment)):
         return of_request(StepBatches(environment).step)
     return of_request(partial(validated_step, environment))
@@ -221,7 +206,7 @@ def default_concurrency(environment: TaskEnvironment) -> int | None:
 
 
 def failure_of_step(error: BaseException) -> RolloutFailure:
-    """Names what an environment raised. Its message goes to the trainer; the traceback goes to the log only."""
+    """The failure for an exception of an environment. Its message reaches the trainer; the traceback only the log."""
     match error:
         case SampleRejected():
             return EnvironmentRejected(str(error))

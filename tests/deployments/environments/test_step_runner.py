@@ -118,7 +118,7 @@ def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> Non
     assert environment.cancelled_at == [2]
 
 
-def test_steps_of_a_replica_that_hands_over_are_given_up_and_later_ones_never_begun(
+def test_steps_of_a_replica_that_hands_off_are_given_up_and_later_ones_never_begun(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     environment = TimedEnvironment(max_concurrent_steps=2)
@@ -128,7 +128,7 @@ def test_steps_of_a_replica_that_hands_over_are_given_up_and_later_ones_never_be
         runner = StepRunner(environment, "timed", None)
         done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
         await asyncio.sleep(2)
-        runner.hand_over()
+        runner.hand_off()
         later = runner.start(request("later", 0), set())
         assert done.result() == outcome("done")
         for given_up in (running, waiting, later):
@@ -141,7 +141,7 @@ def test_steps_of_a_replica_that_hands_over_are_given_up_and_later_ones_never_be
     virtual_time.run(run())
     assert environment.began_at == [0, 0, 1]
     assert environment.cancelled_at == [2, 2]
-    assert caplog.messages == ["2 steps of task timed go on at other replicas."]
+    assert caplog.messages == ["2 steps of task timed continue at other replicas."]
 
 
 def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:

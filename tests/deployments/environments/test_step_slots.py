@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.environments.step_queue import StepSlots
+from deployments.environments.step_queue import FairSlots
 from tests import virtual_time
 
 STEPS = st.lists(
@@ -19,7 +19,7 @@ STEPS = st.lists(
 def test_no_more_steps_than_the_limit_run_and_each_that_is_not_cancelled_runs_once(
     limit: int, steps: list[tuple[str, int, int, int | None]]
 ) -> None:
-    slots = StepSlots(limit)
+    slots = FairSlots(limit)
     running, most, ran = 0, 0, Counter[int]()
 
     async def run_step(number: int) -> None:
@@ -59,7 +59,7 @@ def order_of(limit: int, *request_ids: str) -> list[str]:
     order: list[str] = []
 
     async def run() -> None:
-        slots = StepSlots(limit)
+        slots = FairSlots(limit)
 
         async def run_step(name: str) -> None:
             await slots.acquire(name[0])
@@ -79,7 +79,7 @@ def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
 
 def test_without_a_limit_no_step_waits() -> None:
     async def run() -> float:
-        slots = StepSlots(None)
+        slots = FairSlots(None)
         for _ in range(1000):
             await slots.acquire("a")
         slots.release()
@@ -90,7 +90,7 @@ def test_without_a_limit_no_step_waits() -> None:
 
 def test_a_slot_that_is_given_to_a_step_in_the_moment_of_its_cancellation_is_given_on() -> None:
     async def run() -> None:
-        slots = StepSlots(1)
+        slots = FairSlots(1)
         await slots.acquire("a")
         second, third = (asyncio.create_task(slots.acquire(name)) for name in "bc")
         await virtual_time.settled()
