@@ -34,7 +34,7 @@ class AgentRunsOfTask(TaskEnvironment):
     ExtraEnvInfo = AgentCall
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `AgentNotLoadable`, `SandboxUnusable` or `HarnessKeyMissing`."""
+        """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
         if self.max_concurrent_steps is None and settings.command is not None:
             self.max_concurrent_steps = COMMANDS_AT_ONCE
@@ -75,7 +75,7 @@ class AgentRunsOfTask(TaskEnvironment):
 
 
 def program_of(settings: AgentSettings) -> AgentProgram:
-    """Raises `AgentNotLoadable`, `SandboxUnusable` or `HarnessKeyMissing`."""
+    """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:

@@ -6,19 +6,19 @@ rollout and answers when the run has ended. A command is `CommandProgram` (`comm
 
 import importlib
 import inspect
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import httpx
 import orjson
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
 from deployments.agents.settings import HarnessSettings
+from deployments.environments.bridges.support import is_loopback
 from deployments.failures import AgentFailed, EnvironmentLost
+from deployments.strict_settings import bearer_headers
 from rollout_client.agent_runner import Agent
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
@@ -97,7 +97,6 @@ def last_of(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"...{text[-MOST_SHOWN:]}"
 
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_WITHIN_S = 10.0
 MOST_BYTES = 2**20
 TEMPORARY = {
@@ -110,15 +109,11 @@ TEMPORARY = {
 }
 
 
-class HarnessKeyMissing(Exception):
-    """The environment variable with the key of a harness is not set."""
-
-
 class HarnessProgram(AgentProgram):
     def __init__(self, settings: HarnessSettings) -> None:
-        """Raises `HarnessKeyMissing`."""
+        """Raises `KeyMissing`."""
         self._url = str(settings.url)
-        self._headers = headers_of(settings)
+        self._headers = bearer_headers(settings.api_key_variable)
         self._client: httpx.AsyncClient | None = None
 
     async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002
@@ -140,12 +135,11 @@ class HarnessProgram(AgentProgram):
     async def _answer(self, call: AgentCall) -> tuple[int, bytes]:
         """The status and at most `MOST_BYTES` of the body. Raises `AgentFailed` for more."""
         if self._client is None:
-            is_here = urlsplit(self._url).hostname in LOOPBACK
             self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
                 limits=httpx.Limits(max_connections=None),
                 headers=self._headers,
-                trust_env=not is_here,
+                trust_env=not is_loopback(self._url),
             )
         sent = orjson.dumps(call.model_dump())
         headers = {"content-type": "application/json"}
@@ -156,15 +150,6 @@ class HarnessProgram(AgentProgram):
                 if len(body) > MOST_BYTES:
                     raise AgentFailed(f"The harness at {self._url} answered more than {MOST_BYTES} bytes.")
             return response.status_code, bytes(body)
-
-
-def headers_of(settings: HarnessSettings) -> dict[str, str]:
-    """Raises `HarnessKeyMissing`."""
-    if settings.api_key_variable is None:
-        return {}
-    if not (key := os.environ.get(settings.api_key_variable)):
-        raise HarnessKeyMissing(f"the environment variable {settings.api_key_variable} is not set")
-    return {"authorization": f"Bearer {key}"}
 
 
 class AgentNotLoadable(Exception):

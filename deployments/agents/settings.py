@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, HttpUrl, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from deployments.strict_settings import StrictSettings
+from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
 
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
@@ -44,17 +44,10 @@ class CommandSettings(StrictSettings):
 class HarnessSettings(StrictSettings):
     """A program behind an HTTP server, which is asked once for each rollout."""
 
-    url: HttpUrl
+    url: UrlWithoutKey
     """Takes a `POST` with `base_url`, `api_key` and `sample`, and answers when the run has ended."""
     api_key_variable: str | None = None
     """The environment variable of the service's processes whose value is sent as `Authorization: Bearer`."""
-
-    @field_validator("url")
-    @classmethod
-    def has_no_key(cls, url: HttpUrl) -> HttpUrl:
-        if url.username or url.password:
-            raise ValueError("a key in the address would be in logs: name the variable that has it in api_key_variable")
-        return url
 
 
 class AgentSettings(StrictSettings):

@@ -5,7 +5,6 @@ which starts later than `give_up_after_s` after the first; the key is in no mess
 """
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_base
 
 from deployments.models.settings import ChatModelSettings
+from deployments.strict_settings import bearer_headers
 from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable
 
 MAY_PASS = frozenset({408, 409, 425, 429})
@@ -25,10 +25,6 @@ LONGEST_QUOTE = 300
 """Characters of a server's refusal that are shown."""
 SENT_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls")
 """Of a message: what OpenAI's format knows."""
-
-
-class KeyMissing(Exception):
-    """The environment variable that should hold a key is not set. The message names it."""
 
 
 class AttemptFailed(Exception):
@@ -51,7 +47,7 @@ class PauseBetweenAttempts(wait_base):
 
 
 class HttpChatModel(ChatModel):
-    """One model for one environment replica. Its calls belong to one event loop at a time."""
+    """One model for one environment replica. Its calls belong to one event loop."""
 
     def __init__(self, settings: ChatModelSettings, name: str) -> None:
         """Args:
@@ -62,14 +58,13 @@ class HttpChatModel(ChatModel):
         """
         self._settings = settings
         self._name = name
-        self._headers = headers_of(settings)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._http: httpx.AsyncClient
-        self._slots: asyncio.Semaphore
+        headers = bearer_headers(settings.api_key_variable)
+        limits = httpx.Limits(max_connections=settings.max_concurrent_calls, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(timeout=settings.timeout_s, headers=headers, limits=limits)
+        self._slots = asyncio.Semaphore(settings.max_concurrent_calls)
 
     async def chat(self, messages: Sequence[ChatMessage], **parameters: Any) -> ModelReply:
         started = time.monotonic()
-        self._bind_to_loop()
         body = {
             "model": self._settings.model,
             **self._settings.parameters,
@@ -89,16 +84,6 @@ class HttpChatModel(ChatModel):
                     attempts += 1
                     answer = await self._attempt(body)
         return self._reply(answer, time.monotonic() - started, attempts)
-
-    def _bind_to_loop(self) -> None:
-        """Connections and the bound belong to an event loop. A replica has one; tests have one each."""
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        self._loop = loop
-        limits = httpx.Limits(max_connections=self._settings.max_concurrent_calls, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(timeout=self._settings.timeout_s, headers=self._headers, limits=limits)
-        self._slots = asyncio.Semaphore(self._settings.max_concurrent_calls)
 
     async def _attempt(self, body: Mapping[str, Any]) -> Any:
         """Raises `AttemptFailed` or `ModelRefused`."""
@@ -148,22 +133,6 @@ class HttpChatModel(ChatModel):
             raise ModelRefused(
                 f"The server of the model {self._name} sent no chat completion: {str(answer)[:LONGEST_QUOTE]}"
             ) from error
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        if self._loop is asyncio.get_running_loop():
-            self._loop = None
-            await self._http.aclose()
-
-
-def headers_of(settings: ChatModelSettings) -> dict[str, str]:
-    """Raises `KeyMissing`."""
-    variable = settings.api_key_variable
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        raise KeyMissing(f"the environment variable {variable} holds no key: set it where the service starts")
-    return {"Authorization": f"Bearer {key}"}
 
 
 def sent(message: ChatMessage) -> dict[str, Any]:

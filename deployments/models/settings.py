@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, HttpUrl, field_validator
 
-from deployments.strict_settings import StrictSettings
+from deployments.strict_settings import StrictSettings, UrlWithoutKey
 
 
 class ChatModelSettings(StrictSettings):
     """A model behind an OpenAI-compatible server (`POST /chat/completions`)."""
 
-    base_url: HttpUrl
+    base_url: UrlWithoutKey
     """Of the server, with `/v1` where it has that. Without a name and a password: keys come from the environment."""
     model: str
     """Its name there."""
@@ -30,8 +30,8 @@ class ChatModelSettings(StrictSettings):
 
     @field_validator("base_url")
     @classmethod
-    def has_no_key(cls, url: HttpUrl) -> HttpUrl:
-        if url.username or url.password or url.query:
+    def has_no_query(cls, url: HttpUrl) -> HttpUrl:
+        if url.query:
             raise ValueError("a key in the address would be in logs: name the variable that has it in api_key_variable")
         return url
 

@@ -11,15 +11,14 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
-from deployments.agents.programs import AgentNotLoadable, HarnessKeyMissing, load_agent
-from deployments.agents.programs import headers_of as headers_of_harness
+from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
+from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
 from rollout_env.environment import has_a_start
@@ -109,14 +108,14 @@ def agent_problem(agent: AgentSettings) -> str | None:
         if agent.import_path is not None:
             load_agent(agent.import_path)
         if agent.harness is not None:
-            headers_of_harness(agent.harness)
+            bearer_headers(agent.harness.api_key_variable)
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
     except AgentNotLoadable as error:
         return f"import_path: {error}"
     except SandboxUnusable as error:
         return str(error)
-    except HarnessKeyMissing as error:
+    except KeyMissing as error:
         return f"harness.api_key_variable: {error}."
     if agent.command is not None and shutil.which(agent.command.argv[0]) is None:
         return f"command.argv: there is no program {agent.command.argv[0]!r}; give its whole path, or put it into PATH."
@@ -156,7 +155,7 @@ def key_problems(settings: ServiceSettings) -> Iterator[str]:
     for task_name, environment in settings.environments.items():
         for name, model in environment.models.items():
             try:
-                headers_of(model)
+                bearer_headers(model.api_key_variable)
             except KeyMissing as error:
                 yield f"args.environments.{task_name}.models.{name}.api_key_variable: {error}."
 

@@ -21,9 +21,7 @@ def test_the_judge_of_a_demo_is_served_and_judges_by_words() -> None:
         judge = HttpChatModel(ChatModelSettings.model_validate({"base_url": url, "model": "m"}), "judge")
         environment = LlmJudgeEnvironment()
         environment.use_models({"judge": judge}, {})
-        rewards = [(await aplay(environment, [reply], 0)).total_reward for reply in ("", "word " * 10, "word " * 99)]
-        await judge.close()
-        return rewards
+        return [(await aplay(environment, [reply], 0)).total_reward for reply in ("", "word " * 10, "word " * 99)]
 
     config = config_for(REPOSITORY / "serve_config.cpu.yaml", Path("models/tiny"), ["llm_judge"])
     with stand_ins(config) as served:

@@ -19,13 +19,13 @@ from deployments.agents.programs import (
     AgentCall,
     AgentNotLoadable,
     AgentProgram,
-    HarnessKeyMissing,
     HarnessProgram,
     LastSaid,
     load_agent,
 )
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
+from deployments.strict_settings import KeyMissing
 from rollout_env import StepOutcome
 from tests.deployments.agents import agents_of_tests
 
@@ -270,7 +270,7 @@ def test_a_harness_that_cannot_be_reached_is_asked_again_later() -> None:
 
 def test_a_harness_whose_key_is_not_there_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HARNESS_KEY", raising=False)
-    with pytest.raises(HarnessKeyMissing, match="HARNESS_KEY is not set"):
+    with pytest.raises(KeyMissing, match="HARNESS_KEY holds no key"):
         harness(lambda _: httpx.Response(200), api_key_variable="HARNESS_KEY")
 
 

@@ -188,7 +188,6 @@ def test_a_judge_behind_a_socket_is_asked_by_many_steps_at_once() -> None:
         environment.use_models({"judge": judge}, {})
         replies = [["Good reply" if number % 2 else "Bad reply"] for number in range(16)]
         played = await asyncio.gather(*(aplay(environment, reply, SAMPLE) for reply in replies))
-        await judge.close()
         return [each.total_reward for each in played]
 
     with chat_server(answer) as server:

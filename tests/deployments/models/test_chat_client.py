@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.models import chat_client
-from deployments.models.chat_client import LONGEST_PAUSE_S, AttemptFailed, HttpChatModel, KeyMissing
+from deployments.models.chat_client import LONGEST_PAUSE_S, AttemptFailed, HttpChatModel
 from deployments.models.settings import ChatModelSettings
+from deployments.strict_settings import KeyMissing
 from rollout_env import ChatMessage, ModelRefused, ModelReply, ModelUnavailable
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 
@@ -29,11 +30,7 @@ def settings(server: ChatServer, **fields: Any) -> ChatModelSettings:
 
 def chat(server: ChatServer, asked: dict[str, Any] | None = None, **fields: Any) -> ModelReply:
     async def scenario() -> ModelReply:
-        model = HttpChatModel(settings(server, **fields), "judge")
-        try:
-            return await model.chat(QUESTION, **(asked or {}))
-        finally:
-            await model.close()
+        return await HttpChatModel(settings(server, **fields), "judge").chat(QUESTION, **(asked or {}))
 
     return asyncio.run(scenario())
 
@@ -151,9 +148,7 @@ def test_no_more_calls_are_under_way_than_the_config_permits() -> None:
         calls = [asyncio.create_task(model.chat(QUESTION)) for _ in range(8)]
         await asyncio.to_thread(all_there.wait, 20)
         go_on.set()
-        replies = await asyncio.gather(*calls)
-        await model.close()
-        return replies
+        return await asyncio.gather(*calls)
 
     with chat_server(answer) as server:
         replies = asyncio.run(scenario(server))

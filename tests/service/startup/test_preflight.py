@@ -156,7 +156,8 @@ def test_an_environment_that_cannot_be_loaded_is_refused(environment: dict[str, 
         ({"command": {"argv": ["no-such-program"]}}, "agent.command.argv: there is no program 'no-such-program'"),
         (
             {"harness": {"url": "http://harness", "api_key_variable": "NO_SUCH_KEY"}},
-            "agent.harness.api_key_variable: the environment variable NO_SUCH_KEY is not set.",
+            "agent.harness.api_key_variable: the environment variable NO_SUCH_KEY holds no key: set it where the "
+            "service starts.",
         ),
     ],
 )
