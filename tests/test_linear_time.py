@@ -17,7 +17,7 @@ from deployments.chat.control_tokens import ControlTokens
 from deployments.environments import math_latex as latex
 from deployments.environments import replies as answers
 from deployments.environments import retrieval
-from deployments.environments.bridges import gymnasium, mcp, nemo_gym, reasoning_gym, textarena
+from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
@@ -225,7 +225,7 @@ READERS = {
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
         ("deployments/environments/retrieval.py::ARTICLES",),
     ),
-    "answer beside an MCP server": Reader(mcp.answer_in, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
+    "boxed or whole answer": Reader(answers.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(
         hidden_and_restored,
         ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
@@ -248,7 +248,7 @@ READERS = {
         ("deployments/policy/versions/adapter_checks.py::MATRIX",),
     ),
     "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
-    "gymnasium's action": Reader(gymnasium.last_action, TAGS),
+    "gymnasium's action": Reader(lambda text: answers.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
         gymnasium.plain_text,
         ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],

@@ -18,7 +18,7 @@ from deployments.agents.relay import carried
 from deployments.agents.settings import CommandSettings
 from deployments.sandbox.interface import Limits
 from deployments.sandbox.isolation import NAMESPACES, folder_mounts, private_mounts, system_mounts
-from deployments.sandbox.launch import WORK, default_interpreters, held_fds
+from deployments.sandbox.launch import WORK, HeldFds, default_interpreters
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
 PORT = 8000
@@ -82,7 +82,7 @@ class CommandSandbox:
 
         server = await asyncio.start_unix_server(connected, socket)
         try:
-            with held_fds() as held:
+            with HeldFds() as held:
                 binds = ["--bind", str(folder), WORK, "--bind", str(socket), SOCKET]
                 filtered = [] if self._filter is None else ["--seccomp", str(held.add(self._filter))]
                 start = [*self._walls, *binds, "--remount-ro", "/", "--chdir", WORK, *filtered]

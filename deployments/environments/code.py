@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.environments.code_judging import ENDED_BY, CodeInfo, ProgramVerdict, judge
-from deployments.environments.replies import last_box, last_code_block
+from deployments.environments.replies import last_box, last_code_block, text_outcome
 from deployments.failures import EnvironmentLost
 from deployments.sandbox import Limits, LocalSandbox, Program, ProgramRefused, Sandbox, SandboxLost, WallName
 from deployments.sandbox.interface import MIB
@@ -131,7 +131,7 @@ class CodeEnvironment(TaskEnvironment):
 
     async def _tested(self, code: str | None, info: CodeInfo) -> StepOutcome:
         if code is None:
-            return final("Environment: the reply has no code block.", 0.0, None)
+            return text_outcome("Environment: the reply has no code block.", terminated=True)
         try:
             verdicts = await judge(
                 self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing=self.reward == "all"
@@ -142,17 +142,19 @@ class CodeEnvironment(TaskEnvironment):
         share = passed / len(info.tests)
         problem = next((f" {verdict.problem}" for verdict in verdicts if not verdict.passed), "")
         observation = f"Environment: {passed} of {len(info.tests)} tests passed.{problem}"
-        return final(observation, float(share == 1.0) if self.reward == "all" else share, code)
+        reward = float(share == 1.0) if self.reward == "all" else share
+        return text_outcome(observation, reward, terminated=True, answer=code)
 
     async def _interpreted(self, code: str | None, reply: str, info: CodeInfo) -> StepOutcome:
         if code is None:
             answer = last_box(reply)
             given = (answer or "").strip()
             right = given != "" and given == str(info.ground_truth).strip()
-            return final(f"Environment: {'correct' if right else 'incorrect'}.", float(right), answer)
+            verdict = "correct" if right else "incorrect"
+            return text_outcome(f"Environment: {verdict}.", float(right), terminated=True, answer=answer)
         if len(info.cells) == MOST_CELLS or len(code) > LARGEST_CELL:
             limits = f"at most {MOST_CELLS} blocks of {LARGEST_CELL} characters can be run in one rollout"
-            return shown(f"The code was not run: {limits}.", None)
+            return text_outcome(f"The code was not run: {limits}.")
         cells = json.dumps([info.setup, *info.cells, code]).encode("utf-8", "surrogatepass")
         outcome = await self.sandbox.run(Program(RUN_CELLS), {"cells.json": cells}, self.limits)
         output = outcome.stdout + outcome.stderr
@@ -160,8 +162,9 @@ class CodeEnvironment(TaskEnvironment):
             output = f"{output[: LONGEST_OUTPUT // 2]}\n[...]\n{output[-LONGEST_OUTPUT // 2 :]}"
         if outcome.ended_by != "exit":
             # What reached a limit once would do so in each later turn.
-            return shown(f"{output}\nThe code {ENDED_BY[outcome.ended_by]}. It has no effect on later code.", None)
-        return shown(output or "(no output)", info.with_cell(code))
+            ending = f"The code {ENDED_BY[outcome.ended_by]}. It has no effect on later code."
+            return text_outcome(f"{output}\n{ending}".strip())
+        return text_outcome(output.strip() if output else "(no output)", metadata=info.with_cell(code))
 
     def close(self) -> None:
         """Ends the sandbox."""
@@ -179,12 +182,3 @@ def function_sample(factor: int, summand: int) -> dict[str, Any]:
     prompt = f"Write a Python function f(x) that returns {factor} * x + {summand}. Reply with one code block."
     tests = [{"call": f"f({x})", "expected": factor * x + summand} for x in (0, 1, -7)]
     return {"messages": [{"role": "user", "content": prompt}], "extra_env_info": {"tests": tests}}
-
-
-def final(observation: str, reward: float, answer: str | None) -> StepOutcome:
-    return StepOutcome({"role": "user", "content": observation}, reward, terminated=True, answer=answer)
-
-
-def shown(output: str, metadata: dict[str, Any] | None) -> StepOutcome:
-    """The output of code; the rollout goes on."""
-    return StepOutcome({"role": "user", "content": output.strip()}, 0.0, terminated=False, metadata=metadata)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from deployments.environments.code import function_sample
+from deployments.environments.replies import text_outcome
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 
@@ -29,12 +30,8 @@ class CodeJaccardEnvironment(TaskEnvironment):
         reply = message_log[-1]["content"]
         score = similarity(reply, extra_env_info.ground_truth)
         verdict = "aligned" if score > 0.5 else "misaligned"
-        return StepOutcome(
-            observation={"role": "user", "content": f"Environment: jaccard {verdict} (score: {score:.2f})"},
-            reward=score,
-            terminated=True,
-            answer=reply.strip(),
-        )
+        text = f"Environment: jaccard {verdict} (score: {score:.2f})"
+        return text_outcome(text, score, terminated=True, answer=reply.strip())
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Functions of one number to write, all different."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from deployments.environments.replies import text_outcome
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
@@ -141,11 +142,7 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         broken = [name for name, is_followed in zip(names, followed, strict=True) if not is_followed]
         share = sum(followed) / len(followed)
         content = f"Not followed: {', '.join(broken)}." if broken else "All instructions were followed."
-        return StepOutcome(
-            observation={"role": "user", "content": content},
-            reward=share if self._score == "share" else float(share == 1.0),
-            terminated=True,
-        )
+        return text_outcome(content, share if self._score == "share" else float(share == 1.0), terminated=True)
 
     def close(self) -> None:
         """Ends the worker processes."""

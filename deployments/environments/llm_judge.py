@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployments.environments.replies import text_outcome
 from rollout_env import (
     ChatMessage,
     ChatModel,
@@ -132,8 +133,8 @@ class LlmJudgeEnvironment(TaskEnvironment):
                 asked = [asked[0], echoed, again]
                 continue
             score = (verdict.score - self.lowest) / (self.highest - self.lowest)
-            return StepOutcome(
-                {"role": "user", "content": f"Environment: {verdict.score:g}. {verdict.reason}".rstrip()},
+            return text_outcome(
+                f"Environment: {verdict.score:g}. {verdict.reason}".rstrip(),
                 {"judge": score},
                 terminated=True,
                 answer=f"{verdict.score:g}",

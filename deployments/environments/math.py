@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
 from deployments.environments.math_latex import as_text, is_prose, normalized
-from deployments.environments.replies import Answer, AnswerForm, answer_in, last_box, letter_of
+from deployments.environments.replies import Answer, AnswerForm, answer_in, last_box, letter_of, text_outcome
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
@@ -175,12 +175,12 @@ class MathInfo(BaseModel):
         return given
 
 
-class MathVerdict(BaseModel):
-    """What a check found."""
+class MathVerdict(NamedTuple):
+    """The result of a check."""
 
     correct: bool
     reason: str
-    """As the observation says it."""
+    """The reason, as the observation tells it."""
     answer: str | None
 
 
@@ -245,12 +245,7 @@ class MathEnvironment(TaskEnvironment):
         rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
         if self.format_reward is not None:
             rewards["format"] = self.format_reward if answer.is_formatted else 0.0
-        return StepOutcome(
-            observation={"role": "user", "content": f"Environment: {verdict.reason}"},
-            reward=rewards,
-            terminated=True,
-            answer=verdict.answer,
-        )
+        return text_outcome(f"Environment: {verdict.reason}", rewards, terminated=True, answer=verdict.answer)
 
     async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> MathVerdict:
         expected = ground_truth_text(ground_truth)

@@ -1,4 +1,4 @@
-"""Reads answers and code out of the text of a reply. Pure functions, which take linear time.
+"""Answers and code in the text of a reply, and outcomes that are told in text. Pure functions of linear time.
 
 The forms of an answer:
 
@@ -9,7 +9,9 @@ The forms of an answer:
 """
 
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from rollout_env import StepOutcome
 
 OPENING = re.compile(r"[ \t]*```[ \t]*(\w*)")
 CLOSING = "```"
@@ -110,3 +112,23 @@ def last_box(text: str) -> str | None:
             if is_box and start > last_start:
                 last_start, content = start, text[start : part.start()]
     return content
+
+
+def boxed_or_whole(text: str) -> str:
+    """The content of the last box, or the whole text without one; stripped."""
+    boxed = last_box(text)
+    return (text if boxed is None else boxed).strip()
+
+
+def last_tagged(text: str, tag: str) -> str | None:
+    """The text between the last `<tag>` and its end, stripped; `None` without one."""
+    _, opened, after = text.rpartition(f"<{tag}>")
+    inner, closed, _ = after.partition(f"</{tag}>")
+    return inner.strip() if opened and closed else None
+
+
+def text_outcome(
+    text: str, reward: float | dict[str, float] = 0.0, terminated: bool = False, **further: Any
+) -> StepOutcome:
+    """An outcome whose observation is a message of the user; `further` are other fields of the outcome."""
+    return StepOutcome({"role": "user", "content": text}, reward, terminated, **further)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.environments.replies import last_box
+from deployments.environments.replies import last_box, text_outcome
 from deployments.environments.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
 from deployments.environments.tool_set import Tool, ToolSet, tool_message
 from rollout_env import (
@@ -153,8 +153,8 @@ class RetrievalEnvironment(TaskEnvironment):
         given = normalized(answer)
         right = given != "" and given in map(normalized, info.answers)
         metrics = {"found": len(info.found) / len(set(info.relevant))} if info.relevant else None
-        return StepOutcome(
-            {"role": "user", "content": f"Environment: {'correct' if right else 'incorrect'}."},
+        return text_outcome(
+            f"Environment: {'correct' if right else 'incorrect'}.",
             {"correct": float(right)},
             terminated=True,
             answer=answer or None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.llm_judge import QUESTIONS, ModelMissing, numbered
+from deployments.environments.replies import text_outcome
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 
 
@@ -42,8 +43,8 @@ class RewardModelEnvironment(TaskEnvironment):
         started = time.monotonic()
         assert self.model is not None
         score = await self.reward_models[self.model].score(message_log)
-        return StepOutcome(
-            {"role": "user", "content": "Environment: the conversation was scored."},
+        return text_outcome(
+            "Environment: the conversation was scored.",
             {"score": self.weight * (sigmoid(score) if self.scaling == "sigmoid" else score)},
             terminated=True,
             metrics={"reward_model_seconds": time.monotonic() - started},

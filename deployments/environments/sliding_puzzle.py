@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deployments.environments.replies import text_outcome
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 Board = list[list[int]]
@@ -202,9 +203,9 @@ def outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: s
         observation = f"Solved in {state.moves} move{'' if state.moves == 1 else 's'}."
     elif lost:
         observation = "No moves left."
-    return StepOutcome(
-        observation={"role": "user", "content": observation},
-        reward=1.0 if solved else 0.0,
+    return text_outcome(
+        observation,
+        1.0 if solved else 0.0,
         terminated=solved or lost,
         metadata={
             "board": board,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
-from deployments.environments.replies import last_box
+from deployments.environments.replies import boxed_or_whole, text_outcome
 from deployments.environments.tool_set import AnsweredCall, Tool, ToolSet
 from rollout_env import ChatMessage, JsonObject, StepOutcome, TaskEnvironment, ToolCall, reply_text, tool_calls_of
 
@@ -135,7 +135,7 @@ class ToolCallsEnvironment(TaskEnvironment):
         if not calls:
             return self._judged(reply_text(reply), info)
         if info.calls + len(calls) > self.most_calls:
-            return outcome(TOO_MANY, {"correct": 0.0}, terminated=True)
+            return text_outcome(TOO_MANY, {"correct": 0.0}, terminated=True)
         tools = self._set_of(json.dumps(info.tools)) if info.tools else self._set_of("[]")
         answered = [tools.answered(call) for call in calls]
         expected = matched(answered, info)
@@ -155,12 +155,11 @@ class ToolCallsEnvironment(TaskEnvironment):
         )
 
     def _judged(self, text: str, info: ToolCallsInfo) -> StepOutcome:
-        answer = last_box(text)
-        answer = text.strip() if answer is None else answer.strip()
+        answer = boxed_or_whole(text)
         all_made = len(info.made) == len(info.expected_calls)
         right = answer != "" and info.ground_truth is not None and answer == str(info.ground_truth).strip() and all_made
         said = "correct" if right else "incorrect"
-        return outcome(f"Environment: {said}.", {"correct": float(right)}, terminated=True, answer=answer or None)
+        return text_outcome(f"Environment: {said}.", {"correct": float(right)}, terminated=True, answer=answer or None)
 
     def _make_set(self, further: str) -> ToolSet:
         own = {tool.name for tool in self._own}
@@ -216,21 +215,13 @@ def plain_numbers(value: Any) -> Any:
 
 def with_expected_result(each: AnsweredCall, expected: int | None, info: ToolCallsInfo) -> ChatMessage:
     """The answer to a call: what its sample says, for a tool that only the sample has."""
-    own = {name_of(schema) for schema in info.tools}
+    own = {Tool(schema, str).name for schema in info.tools}
     if not isinstance(each.call, ToolCall) or each.call.name not in own:
         return each.message
     result = (
         "Error: no result is known for these arguments." if expected is None else info.expected_calls[expected].result
     )
     return {**each.message, "content": result}
-
-
-def name_of(schema: JsonObject) -> str:
-    return Tool(schema, str).name
-
-
-def outcome(text: str, rewards: dict[str, float], terminated: bool, answer: str | None = None) -> StepOutcome:
-    return StepOutcome({"role": "user", "content": text}, rewards, terminated, answer=answer)
 
 
 def calculate(expression: str) -> str:

@@ -97,7 +97,7 @@ def validator_of(tool: Tool) -> jsonschema_rs.Validator:
 
 
 def tool_message(text: str, call: AnyCall) -> ChatMessage:
-    """The answer to a call, with the call's id where it has one."""
+    """The answer to a call, cut at `LONGEST_RESULT`, with the call's id where it has one."""
     shown = text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}\n[...]"
     message: ChatMessage = {"role": "tool", "content": shown}
     if call.id is not None:

@@ -23,10 +23,10 @@ from deployments.sandbox.interface import MIB, Limits, Program, WallName
 from deployments.sandbox.launch import (
     NICENESS,
     WORK,
+    HeldFds,
     Interpreter,
     Launch,
     environment,
-    held_fds,
     resource_limits,
 )
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
@@ -65,7 +65,7 @@ class Bubblewrap:
         self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
     ) -> Iterator[Launch]:
         """See `Isolation.launch`."""
-        with held_fds() as held:
+        with HeldFds() as held:
             command = ["nice", "-n", str(NICENESS), "bwrap", "--json-status-fd", str(status_fd), *NAMESPACES]
             if uid is None:
                 # The first process of the namespace counts as one of the run's.
@@ -166,7 +166,7 @@ class Jail:
     ) -> Iterator[Launch]:
         """See `Isolation.launch`."""
         with ExitStack() as closing:
-            held = closing.enter_context(held_fds())
+            held = closing.enter_context(HeldFds())
             work = WORK if self.namespaces else closing.enter_context(private_folder())
             specification: dict[str, Any] = {
                 "namespaces": self.namespaces,

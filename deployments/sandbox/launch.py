@@ -4,9 +4,9 @@ import fcntl
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -77,11 +77,18 @@ class Isolation(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class HeldFds:
-    """File descriptors with contents in memory, for one child process."""
+    """File descriptors with contents in memory, for one child process; closed at the end of its `with` block."""
 
-    fds: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def __enter__(self) -> "HeldFds":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self.fds:
+            os.close(fd)
 
     def add(self, content: bytes) -> int:
         """A descriptor at the start of a file with this content, which nobody can change."""
@@ -93,16 +100,6 @@ class HeldFds:
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return fd
-
-
-@contextmanager
-def held_fds() -> Iterator[HeldFds]:
-    held = HeldFds()
-    try:
-        yield held
-    finally:
-        for fd in held.fds:
-            os.close(fd)
 
 
 def environment(interpreter: Interpreter, home: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from deployments.sandbox.interface import EndedBy, Limits, Outcome, SandboxLost
-from deployments.sandbox.launch import Launch, held_fds
+from deployments.sandbox.launch import HeldFds, Launch
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -195,7 +195,7 @@ class Supervisor:
         err, err_of_program = self._pipe()
         self._stdout = Output(out, self._limits.output_bytes)
         self._stderr = Output(err, self._limits.output_bytes)
-        with held_fds() as held:
+        with HeldFds() as held:
             try:
                 process = subprocess.Popen(
                     launch.command,

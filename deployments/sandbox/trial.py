@@ -7,7 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, Wall, WallName, WallReport
@@ -74,11 +74,7 @@ def tried_by_one(run: Run) -> dict[str, bool]:
             "abstract_socket": f"rollout-sandbox-{token}",
             "file": file.name,
             "variable": next((name for name in os.environ if name not in OWN_VARIABLES), "none"),
-            "processor_time_s": LIMITS.processor_time_s,
-            "memory_bytes": LIMITS.memory_bytes,
-            "processes": LIMITS.processes,
-            "file_bytes": LIMITS.file_bytes,
-            "disk_bytes": LIMITS.disk_bytes,
+            **asdict(LIMITS),
         }
         source = (FOLDER / "probe.py").read_text(encoding="utf-8")
         outcome = run(Program(source, arguments=(json.dumps(known),)), LIMITS)

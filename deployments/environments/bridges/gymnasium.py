@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.bridges.support import imported
+from deployments.environments.replies import last_tagged, text_outcome
 from rollout_env import (
     ChatMessage,
     LostSession,
@@ -145,14 +146,14 @@ class GymnasiumEpisode(Session):
         return self.play(reply_text(message_log[-1]))
 
     def play(self, reply: str) -> StepOutcome:
-        named = last_action(reply)
+        named = last_tagged(reply, "action")
         action = None if named is None else action_of(named, self._actions, self._env.action_space)
         if action is None:
-            return StepOutcome({"role": "user", "content": f"{NO_ACTION}\n{self.text}"}, 0.0, False, answer=named)
+            return text_outcome(f"{NO_ACTION}\n{self.text}", answer=named)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self.text = self._text_of(observation)
         self._is_over = bool(terminated or truncated)
-        return StepOutcome({"role": "user", "content": self.text}, float(reward), self._is_over, answer=named)
+        return text_outcome(self.text, float(reward), self._is_over, answer=named)
 
     def close(self) -> None:
         self._env.close()
@@ -163,13 +164,6 @@ class GymnasiumEpisode(Session):
         if self._env.render_mode == "ansi":
             return plain_text(self._env.render())
         return str(observation)
-
-
-def last_action(reply: str) -> str | None:
-    """What is between the last `<action>` and its end, stripped; `None` without one."""
-    _, opened, after = reply.rpartition("<action>")
-    text, closed, _ = after.partition("</action>")
-    return text.strip() if opened and closed else None
 
 
 def action_names(space: Any, names: list[str] | None) -> list[str] | None:

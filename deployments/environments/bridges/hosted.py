@@ -292,17 +292,13 @@ def result_of(response: httpx.Response) -> Any:
     return response.json() if response.content else None
 
 
-class AnyFields(BaseModel):
-    """Keeps all fields as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 def fields_model(schema: dict[str, Any]) -> type[BaseModel]:
     """A model that accepts what the JSON schema does, keeps it as it is, and has this schema."""
     validator = jsonschema_rs.validator_for(schema)
 
-    class HostedFields(AnyFields):
+    class HostedFields(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
         @model_validator(mode="before")
         @classmethod
         def check(cls, fields: Any) -> Any:

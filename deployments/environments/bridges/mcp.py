@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.bridges.mcp_connection import ConnectionThread, McpConnection, McpServer, listed_tools
-from deployments.environments.replies import last_box
+from deployments.environments.replies import boxed_or_whole
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 
@@ -110,7 +110,7 @@ class McpSession(Session):
         response = message_log[-1]
         calls = tool_calls_of(response)
         if not calls:
-            answer = answer_in(reply_text(response))
+            answer = boxed_or_whole(reply_text(response))
             reward = self._task.reward_of(answer, extra_env_info)
             return StepOutcome(None, reward, terminated=True, answer=answer)
         results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
@@ -143,8 +143,3 @@ def schema_of(tool: Any) -> dict[str, Any]:
     """The tool as chat templates expect it."""
     described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
     return {"type": "function", "function": described}
-
-
-def answer_in(response: str) -> str:
-    boxed = last_box(response)
-    return (response if boxed is None else boxed).strip()

@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from deployments.environments.bridges.support import is_loopback
+from deployments.environments.replies import last_tagged, text_outcome
 from rollout_env import (
     ChatMessage,
     SampleRejected,
@@ -142,10 +143,9 @@ class OpenEnvEnvironment(TaskEnvironment):
         """The action of a reply; `None` if it has none."""
         if self.action_field is not None:
             return {**self.action, self.action_field: reply}
-        _, opened, after = reply.rpartition("<action>")
-        text, closed, _ = after.partition("</action>")
+        text = last_tagged(reply, "action")
         try:
-            action = json.loads(text) if opened and closed else None
+            action = None if text is None else json.loads(text)
         except (ValueError, RecursionError):
             return None
         return {**self.action, **action} if isinstance(action, dict) else None
@@ -200,16 +200,16 @@ class OpenEnvEpisode(Session):
         """
         action = self._task.action_of(reply_text(message_log[-1]))
         if action is None:
-            return told("There was no action: write it as JSON between <action> and </action>.")
+            return text_outcome("There was no action: write it as JSON between <action> and </action>.")
         try:
             answer = await self._asked("step", action)
         except ServerError as error:
             if error.code != "VALIDATION_ERROR":
                 raise
-            return told(f"The action is not valid: {error.reason}.")
+            return text_outcome(f"The action is not valid: {error.reason}.")
         text = self._task.text_of(answer["observation"])
         reward = 0.0 if answer.get("reward") is None else float(answer["reward"])
-        return StepOutcome({"role": "user", "content": text}, reward, terminated=bool(answer.get("done")))
+        return text_outcome(text, reward, terminated=bool(answer.get("done")))
 
     async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """The observation that the server answers with, and its reward and end."""
@@ -238,10 +238,6 @@ class OpenEnvEpisode(Session):
             logger.info("The OpenEnv server at %s did not close a socket.", self._task.url)
         finally:
             await self._socket.close()
-
-
-def told(text: str) -> StepOutcome:
-    return StepOutcome({"role": "user", "content": text}, 0.0, terminated=False)
 
 
 def schema_of_action(url: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.bridges.support import imported
+from deployments.environments.replies import last_tagged, text_outcome
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned_cores
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
@@ -135,16 +136,17 @@ class ReasoningGymEnvironment(TaskEnvironment):
             EnvironmentLost: there is no score, for a reason other than the answer.
         """
         puzzle = self.puzzle_of(extra_env_info)
-        answer = last_answer(reply_text(message_log[-1]))
+        answer = last_tagged(reply_text(message_log[-1]), "answer")
         if answer is None:
-            return final("Environment: there is no <answer>.", 0.0, None)
+            return text_outcome("Environment: there is no <answer>.", terminated=True)
         try:
             score, digest = await self.pool.run(self.processor_time_limit_s, score_of, *puzzle, answer)
         except ProcessorTimeExceeded as error:
-            return final(f"Environment: the score is 0. To compute it took {error}.", 0.0, answer)
+            text = f"Environment: the score is 0. To compute it took {error}."
+            return text_outcome(text, terminated=True, answer=answer)
         if extra_env_info.digest not in (None, digest):
             raise SampleRejected(f"The task {extra_env_info.task} made another puzzle from the same seed.")
-        return final(f"Environment: the score is {score:g}.", score, answer)
+        return text_outcome(f"Environment: the score is {score:g}.", score, terminated=True, answer=answer)
 
     def puzzle_of(self, info: ReasoningGymInfo) -> tuple[str, int, int | None, str]:
         """Task, seed, level and settings as JSON. Raises `SampleRejected` for a task that the environment lacks."""
@@ -165,17 +167,6 @@ class ReasoningGymEnvironment(TaskEnvironment):
     def close(self) -> None:
         """Ends the worker processes."""
         self.pool.close()
-
-
-def final(observation: str, score: float, answer: str | None) -> StepOutcome:
-    return StepOutcome({"role": "user", "content": observation}, score, terminated=True, answer=answer)
-
-
-def last_answer(response: str) -> str | None:
-    """What is between the last `<answer>` and its end, stripped; `None` without one."""
-    _, opened, after = response.rpartition("<answer>")
-    text, closed, _ = after.partition("</answer>")
-    return text.strip() if opened and closed else None
 
 
 def known_tasks() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.bridges.support import imported
+from deployments.environments.replies import text_outcome
 from rollout_env import (
     ChatMessage,
     LostSession,
@@ -172,7 +173,7 @@ class Game(Session):
         with self._own_numbers():
             self._move(reply)
             self._go_on()
-        return StepOutcome({"role": "user", "content": self.seen}, self._reward(), self.is_over)
+        return text_outcome(self.seen, self._reward(), self.is_over)
 
     @contextmanager
     def _own_numbers(self) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from deployments.environments.bridges.gymnasium import GymnasiumEnvironment, GymnasiumInfo, last_action, plain_text
+from deployments.environments.bridges.gymnasium import GymnasiumEnvironment, GymnasiumInfo, plain_text
+from deployments.environments.replies import last_tagged
 from rollout_env import SampleRejected, check, play
 
 DIRECTIONS = ["left", "down", "right", "up"]
@@ -131,7 +132,7 @@ def test_an_episode_that_is_over_takes_no_step() -> None:
 
 def test_colours_are_told_in_words() -> None:
     assert plain_text("|\x1b[35mR\x1b[0m: \x1b[43m \x1b[0m|\x1b[34;1mB\x1b[0m\n\n") == "|(R magenta): [ ]|(B blue)"
-    assert last_action("<action>a</action><action> b </action>") == "b"
+    assert last_tagged("<action>a</action><action> b </action>", "action") == "b"
 
 
 def test_it_keeps_the_rules_for_environments() -> None:

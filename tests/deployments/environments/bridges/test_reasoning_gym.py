@@ -14,9 +14,9 @@ from deployments.environments.bridges.reasoning_gym import (
     ReasoningGymEnvironment,
     dataset_of,
     entry_of,
-    last_answer,
     refuse_unknown_names,
 )
+from deployments.environments.replies import last_tagged
 from deployments.failures import EnvironmentLost
 from rollout_env import PlayResult, SampleRejected, check, play
 
@@ -214,7 +214,7 @@ def test_an_answer_that_never_ends_costs_its_own_sample_alone() -> None:
     ],
 )
 def test_the_last_answer_counts(response: str, answer: str | None) -> None:
-    assert last_answer(response) == answer
+    assert last_tagged(response, "answer") == answer
 
 
 def test_another_puzzle_from_the_same_seed_is_not_scored(gym: ReasoningGymEnvironment) -> None:
