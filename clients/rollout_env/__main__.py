@@ -15,20 +15,20 @@ from rollout_env.scaffold import NotWritten, write_environment
 
 
 class FoundWrong(Exception):
-    """The environment breaks rules. The message is a JSON document of them."""
+    """The environment breaks rules. The message is a JSON document with the findings."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with status 1 if the environment cannot be written, cannot be loaded, or breaks a rule."""
     options = parser().parse_args(arguments)
     try:
-        said = options.command(options)
+        text = options.command(options)
     except FoundWrong as found:
         sys.stdout.write(f"{found}\n")
         sys.exit(1)
     except (NotWritten, EnvironmentNotLoadable, CheckFailed) as error:
         sys.exit(str(error))
-    sys.stdout.write(f"{said}\n")
+    sys.stdout.write(f"{text}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def check_command(options: argparse.Namespace) -> str:
 
 
 def serve_command(options: argparse.Namespace) -> str:
-    # It needs what the other commands do not.
+    # It needs packages that the other commands do not need.
     from rollout_env.serve import serve
 
     sys.path.insert(0, str(Path.cwd()))

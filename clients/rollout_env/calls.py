@@ -1,7 +1,7 @@
-"""Calls a method of an environment, which its author may have written plain or async. Blocks the event loop in neither.
+"""Calls a method of an environment, plain or async, without blocking the event loop.
 
-A plain method runs in a thread of its own. A pool would be full once as many calls hang as it has threads, and a
-process would wait for them when it ends.
+A plain method runs in a thread of its own: a pool would be exhausted by calls that hang, and the process would wait for
+them when it ends.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 _abandoned: set[threading.Thread] = set()
-"""Threads for whose calls nobody waits any longer. Some have ended since."""
+"""Threads whose callers have stopped waiting. Some have ended since."""
 
 
 def abandoned_threads() -> int:
-    """How many threads still run a call for which nobody waits any longer, such as one that has timed out."""
+    """Number of threads that still run a call whose caller has stopped waiting, for example after a timeout."""
     ended = {thread for thread in _abandoned if not thread.is_alive()}
     _abandoned.difference_update(ended)
     return len(_abandoned)
@@ -28,9 +28,9 @@ def is_plain(function: Callable[..., Any]) -> bool:
 
 
 async def call(function: Callable[..., Result | Awaitable[Result]], *args: Any) -> Result:
-    """Calls a plain or async function. Raises what it raises. If this is cancelled, a plain one runs on unheard."""
+    """Calls a plain or async function. If this is cancelled, a plain function runs on and its result is dropped."""
     result = await in_thread(function, *args) if is_plain(function) else function(*args)
-    # What is async but does not look so, such as a decorated method, runs in the event loop like any other.
+    # A function that is async but does not look so, such as a decorated one, runs in the event loop like any other.
     return await result if inspect.isawaitable(result) else result
 
 

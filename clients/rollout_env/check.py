@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Raises `CheckFailed`, with all findings, if the environment breaks a rule that the service relies on.
 
-    The rules, by the name that a finding gives:
+    The rules, by their names in findings:
 
     - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema, `max_concurrent_steps`
       a positive number or None.
@@ -46,23 +46,19 @@ def check(
     - `close`: does not raise.
 
     Args:
-        environment: what makes an instance, such as the class. The steps of a rollout then alternate between two
-            instances, as between two replicas of the service. Or an instance. All instances are closed in the end.
+        environment: an instance, or a factory such as the class. With a factory, the steps of a rollout alternate
+            between two instances, as between two replicas of the service. All instances are closed in the end.
         replies: played on each sample, one a turn; or a function that makes them for a sample. Some awkward replies,
-            such as an empty one, are played besides.
+            such as an empty one, are played too.
         samples: how many example samples to play, or the samples themselves.
-        seed: of the example samples.
+        seed: seed of the example samples.
         repeatable: whether equal replies give equal outcomes. False skips the rule `state`.
         max_block_s: how long a step may block the event loop, in seconds.
         step_timeout_s: how long a step may take, in seconds.
     """
-    instances = [environment] if isinstance(environment, TaskEnvironment) else made_twice(environment)
+    if not callable(environment) and not isinstance(environment, TaskEnvironment):
+        raise TypeError(f"check needs an environment or what makes one, such as its class; got {environment!r}.")
+    instances = [environment] if isinstance(environment, TaskEnvironment) else [environment(), environment()]
     checker = Checker(instances, replies, StepLimits(max_block_s, step_timeout_s))
     if findings := run(checker.findings(samples, seed, repeatable)):
         raise CheckFailed(findings)
-
-
-def made_twice(make: Callable[[], TaskEnvironment]) -> list[TaskEnvironment]:
-    if not callable(make):
-        raise TypeError(f"check needs an environment or what makes one, such as its class; got {make!r}.")
-    return [make(), make()]

@@ -1,4 +1,4 @@
-"""The rules that `check` applies while it plays an environment, and what it says of one that breaks a rule."""
+"""Rules that `check` applies while it plays an environment, and its findings."""
 
 import asyncio
 import time
@@ -27,13 +27,13 @@ Result = TypeVar("Result")
 
 
 class StepTooSlow(Exception):
-    """The step took longer than it may."""
+    """The step took longer than its limit."""
 
 
 async def longest_block(step: Awaitable[Result], timeout_s: float) -> tuple[Result, float]:
-    """Awaits the step and measures the longest time in seconds for which the event loop did not get to run.
+    """Awaits the step and measures the longest time in seconds for which it blocked the event loop.
 
-    Blocks shorter than `BEAT_S` are not seen, longer ones up to `BEAT_S` too short.
+    Blocks shorter than `BEAT_S` are missed; longer ones are measured up to `BEAT_S` too short.
 
     Raises:
         StepTooSlow: the step takes longer than `timeout_s`; it is cancelled.
@@ -61,7 +61,7 @@ Outcome = TypeVar("Outcome")
 Replies = Sequence[Reply] | Callable[[Sample], Sequence[Reply]]
 
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
-"""A model can generate any of them, so no environment may raise on one."""
+"""Replies that a model can generate, so that no environment may raise on them."""
 LONGEST_QUOTE = 40
 HERE = Path(__file__).parent
 
@@ -80,7 +80,7 @@ class Finding:
     message: str
     """A sentence: where it was found first, and what is wrong."""
     traceback: str = field(default="", compare=False)
-    """Of what the environment raised, from its own code on."""
+    """Traceback of the environment's exception, from its own code on."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}\n{indent(self.traceback, '    ')}".rstrip()
@@ -88,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Of one step, in seconds."""
+    """Limits of one step, in seconds."""
 
     block_s: float
     step_s: float
@@ -119,7 +119,8 @@ class Checker:
             alone = [each for each in played if each is not None]
             if repeatable and alone and not self._findings:
                 await self._compare(alone[0], alone[-1])
-        await self._close()
+        for environment in self._instances:
+            await self._close_one("close", call(environment.close))
         return list(self._findings.values())
 
     def _add(self, problem: RuleProblem, place: str = "") -> None:
@@ -127,7 +128,7 @@ class Checker:
         self._findings.setdefault((problem.rule, problem.text), Finding(problem.rule, sentence, problem.traceback))
 
     def _add_all(self, rule: Rule, place: str, texts: Iterable[str]) -> bool:
-        """Whether there were any."""
+        """Adds a problem for each text. Returns whether there were any."""
         problems = [RuleProblem(rule, text) for text in texts]
         for problem in problems:
             self._add(problem, place)
@@ -145,9 +146,7 @@ class Checker:
                 ):
                     self._add_all("example_samples", "", many_examples_problems(environment, seed))
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(
-                    RuleProblem("example_samples", f"example_samples raised {described(error)}", traceback_of(error))
-                )
+                self._add(raised("example_samples", "example_samples", error))
                 return []
         named = [(f"Sample {number}", sample) for number, sample in enumerate(samples)]
         return [
@@ -178,9 +177,9 @@ class Checker:
                 break
             if problem := await self._turn(rollout, steps, reply):
                 self._add(problem, f"{name}, turn {turn + 1}, reply {shortened(reply)}")
-                await self._close_session(steps)
+                await self._close_one("close of a session", steps.close())
                 return None
-        await self._close_session(steps)
+        await self._close_one("close of a session", steps.close())
         return rollout.result()
 
     async def _start_twice(self, sample: Sample) -> RuleProblem | None:
@@ -224,9 +223,10 @@ class Checker:
         except OutcomeInvalid as error:
             return None, RuleProblem("outcome", str(error).rstrip("."))
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return None, RuleProblem(rule, f"{rule} raised {described(error)}", traceback_of(error))
+            return None, raised(rule, rule, error)
         if blocked_s > self._limits.block_s:
-            return outcome, RuleProblem("blocking", blocking_text(subject, self._limits.block_s))
+            text = BLOCKING.format(subject=subject, limit_s=self._limits.block_s)
+            return outcome, RuleProblem("blocking", text)
         return outcome, None
 
     async def _compare(self, first: Played, second: Played) -> None:
@@ -238,7 +238,7 @@ class Checker:
         steps = [RolloutSteps(self._instances, first=place) for place, _ in enumerate(pair)]
         await self._compare_turns(pair, rollouts, steps)
         for of_rollout in steps:
-            await self._close_session(of_rollout)
+            await self._close_one("close of a session", of_rollout.close())
 
     async def _compare_turns(
         self, pair: Sequence[Played], rollouts: Sequence[ScriptedRollout], steps: Sequence[RolloutSteps]
@@ -251,25 +251,18 @@ class Checker:
                 problem = await self._turn(rollout, of_rollout, played.replies[turn])
                 difference = problem.text if problem else difference_in(played.result, rollout.result(), turn)
                 if difference:
-                    self._add(RuleProblem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
+                    self._add(RuleProblem("state", f"{difference} {STATE}"), f"{played.name}, turn {turn + 1}")
                     return
 
-    async def _close_session(self, steps: RolloutSteps) -> None:
+    async def _close_one(self, subject: str, closing: Awaitable[None]) -> None:
         try:
-            await steps.close()
+            await closing
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            self._add(RuleProblem("close", f"close of a session raised {described(error)}", traceback_of(error)))
-
-    async def _close(self) -> None:
-        for environment in self._instances:
-            try:
-                await call(environment.close)
-            except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(RuleProblem("close", f"close raised {described(error)}", traceback_of(error)))
+            self._add(raised("close", subject, error))
 
 
 def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> RuleProblem | None:
-    """What is wrong with metadata that the outcome's own validation lets through."""
+    """Problem with metadata that the outcome's own validation lets through."""
     if outcome.metadata is None:
         return None
     if not outcome.terminated and (problem := extra_env_info_problem(environment, outcome.metadata)):
@@ -278,25 +271,25 @@ def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Rule
 
 
 def difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | None:
-    """Which fields of the outcome of one turn differ, if any. Metrics may: they may hold times."""
+    """Names the fields of the outcome of one turn that differ, if any. Metrics may differ: they may hold times."""
     expected, found = alone.turns[turn].outcome, at_once.turns[turn].outcome
     compared = [field.name for field in fields(expected) if field.name != "metrics"]
     names = [name for name in compared if getattr(expected, name) != getattr(found, name)]
     return f"its {', '.join(names)} differed" if names else None
 
 
-def state_text(difference: str) -> str:
-    return (
-        f"{difference} when two rollouts were played at once, compared with one after the other. Keep the state of a "
-        "rollout in metadata, not in the environment; pass repeatable=False if steps are random on purpose"
-    )
+STATE = (
+    "when two rollouts were played at once, compared with one after the other. Keep the state of a rollout in "
+    "metadata, not in the environment; pass repeatable=False if steps are random on purpose"
+)
+BLOCKING = (
+    "{subject} blocked the event loop for more than {limit_s:g} s, during which no other step could run. Await what "
+    "takes long, or run it by asyncio.to_thread"
+)
 
 
-def blocking_text(what: str, limit_s: float) -> str:
-    return (
-        f"{what} blocked the event loop for more than {limit_s:g} s, during which no other step could run. Await "
-        "what takes long, or run it by asyncio.to_thread"
-    )
+def raised(rule: Rule, subject: str, error: Exception) -> RuleProblem:
+    return RuleProblem(rule, f"{subject} raised {described(error)}", traceback_of(error))
 
 
 def described(error: Exception) -> str:
@@ -306,7 +299,7 @@ def described(error: Exception) -> str:
 
 
 def traceback_of(error: Exception) -> str:
-    """Without the frames of this package before the environment's own."""
+    """Traceback without the frames of this package before the environment's own."""
     frames = error.__traceback__
     while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == HERE:
         frames = frames.tb_next

@@ -1,4 +1,4 @@
-"""The rules for attributes and samples of an environment, which need no step. Each function says what is wrong."""
+"""Rules for attributes and samples of an environment, which need no step. Each function yields or returns problems."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from rollout_env.steps import problems_of
 
 JSON_OBJECT = TypeAdapter(JsonObject)
 MANY_SAMPLES = 64
-"""A request may ask for so many at once, or for more."""
+"""Size of a large request for samples."""
 FEW_SAMPLES = 8
-"""Fewer different ones may come in the same order for two seeds by chance."""
+"""Fewer different samples may come in the same order for two seeds by chance."""
 TOOLS = TypeAdapter(list[JsonObject] | tuple[JsonObject, ...])
 
 
 def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
-    """What is wrong with its class attributes, and whether it has a step."""
+    """Problems with its class attributes, and a missing step."""
     if not has_a_step(type(environment)):
         yield "it implements neither step nor step_batch nor open_session"
     description = getattr(environment, "description", None)
@@ -49,7 +49,7 @@ def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
 
 
 def example_problems(environment: TaskEnvironment, count: int, seed: int) -> Iterator[str]:
-    """What is wrong with the example samples taken together."""
+    """Problems with the example samples taken together."""
     samples, again = environment.example_samples(count, seed), environment.example_samples(count, seed)
     if samples != again:
         yield f"example_samples({count}, seed={seed}) returned different samples the second time"
@@ -64,7 +64,7 @@ def different_samples(samples: list[JsonObject]) -> int:
 
 
 def many_examples_problems(environment: TaskEnvironment, seed: int) -> Iterator[str]:
-    """What is wrong with the example samples when a request asks for many."""
+    """Problems with the example samples when a request asks for many."""
     samples, others = (environment.example_samples(MANY_SAMPLES, each) for each in (seed, seed + 1))
     call = f"example_samples({MANY_SAMPLES}, seed={seed})"
     if len(samples) != MANY_SAMPLES:
@@ -73,14 +73,16 @@ def many_examples_problems(environment: TaskEnvironment, seed: int) -> Iterator[
         yield f"{call} returned the same samples as with seed {seed + 1}; choose or order them by the seed"
     for place, sample in enumerate(samples):
         if problem := next(sample_problems(environment, sample), None):
-            yield f"sample {place} of {call} is no sample: {problem}"
+            yield f"sample {place} of {call} is not a sample: {problem}"
             return
 
 
 def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
-    """What is wrong with one sample, posted to the service as it is."""
-    if problem := json_problem(sample, "sample"):
-        yield f"it is not JSON: {problem}"
+    """Problems with one sample, posted to the service as it is."""
+    try:
+        JSON_OBJECT.validate_python(sample)
+    except ValidationError as error:
+        yield f"it is not JSON: {problems_of(error, 'sample')}"
         return
     try:
         if not (prompt_of(sample) or has_a_start(type(environment))):
@@ -92,20 +94,11 @@ def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
 
 
 def extra_env_info_problem(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> str | None:
-    """Why `extra_env_info` is not valid for `ExtraEnvInfo`, if it is not."""
+    """Reason why `extra_env_info` is not valid for `ExtraEnvInfo`, if it is not."""
     try:
         environment.ExtraEnvInfo.model_validate(extra_env_info)
     except ValidationError as error:
         return f"ExtraEnvInfo does not accept it: {problems_of(error, 'extra_env_info')}"
     except Exception as error:  # noqa: BLE001 - a validator of the environment's own raises what it wants
         return f"ExtraEnvInfo raised {type(error).__name__}: {error}"
-    return None
-
-
-def json_problem(value: Any, name: str) -> str | None:
-    """Why `value` cannot be written as a JSON object, if it cannot."""
-    try:
-        JSON_OBJECT.validate_python(value)
-    except ValidationError as error:
-        return problems_of(error, name)
     return None

@@ -1,4 +1,4 @@
-"""The base classes of all environments and of the sessions that they open."""
+"""Base classes of environments and of the sessions that they open."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
@@ -12,9 +12,9 @@ from rollout_env.records import ChatMessage, JsonObject, StartOutcome, StepOutco
 
 
 class Session(ABC):
-    """What one rollout holds: a socket, a sandbox, a game in memory. `TaskEnvironment.open_session` makes it.
+    """State that one rollout holds: a socket, a sandbox, a game in memory. `TaskEnvironment.open_session` makes it.
 
-    All its methods may be plain or async, as those of an environment. The steps of one session never overlap.
+    All its methods may be plain or async, like those of an environment. The steps of one session never overlap.
     """
 
     @abstractmethod
@@ -22,10 +22,10 @@ class Session(ABC):
         """Judges the response, which is the last message of `message_log`.
 
         Arguments and outcome are those of `TaskEnvironment.step`. A step that raises, times out or is aborted ends the
-        session, because nobody knows how far it came.
+        session, because its progress is unknown.
 
         Raises:
-            TemporaryFailure: what the session holds is lost, such as a dropped connection.
+            TemporaryFailure: the session's state is lost, such as a dropped connection.
             SampleRejected: as in `TaskEnvironment.step`.
         """
 
@@ -34,7 +34,7 @@ class Session(ABC):
 
 
 LostSession = Literal["restart", "reopen", "fail"]
-"""What becomes of a rollout whose session is lost, because its replica has ended or a step has timed out.
+"""Policy for a rollout whose session is lost, because its replica has ended or a step has timed out.
 
 - `restart`: it is played anew from its prompt, which costs one of the request's `retries`.
 - `reopen`: `open_session` is given the messages so far and makes a session that stands where the lost one stood.
@@ -84,10 +84,10 @@ class TaskEnvironment(ABC):
     plain `step` that is not safe in several threads at once needs 1."""
 
     def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
-        """Hands the models to the environment. One that is made of other environments hands them on.
+        """Hands the models to the environment. An environment that wraps others passes them on.
 
-        Called once, after the constructor. A subclass may check here that the models are there that it needs: what it
-        raises keeps the environment from starting.
+        Called once, after the constructor, whose parameters are the author's own. A subclass may check here that it has
+        the models that it needs: an exception keeps the environment from starting.
         """
         self.chat_models, self.reward_models = chat_models, reward_models
 
@@ -163,7 +163,7 @@ class TaskEnvironment(ABC):
         raise NotImplementedError
 
     lost_session: LostSession = "restart"
-    """What becomes of a rollout whose session is lost. This and the next two mean nothing without `open_session`."""
+    """Policy for lost sessions. This and the next two have no effect without `open_session`."""
 
     max_sessions: int | None = None
     """How many sessions one replica holds at once; None for any number. The first steps of further rollouts wait until

@@ -1,4 +1,4 @@
-"""From the import path and arguments in the config to an environment. What is wrong with either is told in a sentence.
+"""Loads an environment from the import path and arguments in the config. Error messages are sentences.
 
 `load_environment_class` and `checked_arguments` start nothing, so that a config is checked before the service starts.
 Arguments are validated by the annotations of the constructor.
@@ -20,31 +20,8 @@ from rollout_env.environment import has_a_step
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
-class ArgumentsInvalid(Exception):
-    """Each wrong argument, what is wrong with it, and its value; without a final full stop."""
-
-
-def validated_arguments(environment_class: type[TaskEnvironment], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as their annotations make them. All are names of parameters.
-
-    Raises:
-        ArgumentsInvalid: values that their annotations do not accept.
-    """
-    annotations = annotations_of(environment_class)
-    validated: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, value in arguments.items():
-        try:
-            validated[name] = validator_of(annotations.get(name, Any)).validate_python(value)
-        except ValidationError as error:
-            problems += problems_of(name, error)
-    if problems:
-        raise ArgumentsInvalid("; ".join(problems))
-    return validated
-
-
 def annotations_of(environment_class: type[TaskEnvironment]) -> dict[str, Any]:
-    """By parameter. One that names what exists for type checkers only permits every value."""
+    """Annotations by parameter. One that names something that exists only for type checkers permits every value."""
     try:
         signature = inspect.signature(environment_class, eval_str=True)
     except Exception:  # noqa: BLE001 - evaluating a text raises anything
@@ -56,14 +33,11 @@ def annotations_of(environment_class: type[TaskEnvironment]) -> dict[str, Any]:
     }
 
 
-class TypeName:
-    """An annotation as a signature shows it."""
+class TypeName(str):
+    """The text of an annotation, which a signature shows by its `repr`."""
 
-    def __init__(self, annotation: Any) -> None:
-        self._text = type_name(annotation)
-
-    def __repr__(self) -> str:
-        return self._text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def signature_for_the_user(environment_class: type[TaskEnvironment]) -> str:
@@ -73,14 +47,14 @@ def signature_for_the_user(environment_class: type[TaskEnvironment]) -> str:
     parameters = [
         parameter
         if parameter.annotation is parameter.empty
-        else parameter.replace(annotation=TypeName(annotations.get(parameter.name, parameter.annotation)))
+        else parameter.replace(annotation=TypeName(type_name(annotations.get(parameter.name, parameter.annotation))))
         for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
 def type_name(annotation: Any) -> str:
-    """Such as `list[int] | None`, as its author would write it."""
+    """The annotation as its author would write it, such as `list[int] | None`."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, str):
         return annotation
@@ -105,7 +79,7 @@ def validator_of(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=ANY_CLASS)
     except PydanticUserError as error:
-        # A pydantic model has a config of its own. What pydantic cannot validate the constructor has to.
+        # A pydantic model has its own config. Types that pydantic cannot validate are left to the constructor.
         return TypeAdapter(annotation if error.code == "type-adapter-config-unused" else Any)
 
 
@@ -118,15 +92,15 @@ def problems_of(name: str, error: ValidationError) -> list[str]:
 
 
 class EnvironmentNotLoadable(Exception):
-    """The config names an environment that cannot be made. The message begins with the import path."""
+    """An environment of the config cannot be made. The message begins with the import path."""
 
 
 def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvironment:
     """Makes the environment at `package.module:Class`.
 
     Raises:
-        EnvironmentNotLoadable: nothing can be imported from there, it is no environment that can be made, it does not
-            take the arguments, its constructor raised, or its attributes are not set.
+        EnvironmentNotLoadable: the import failed, the class is not a complete environment or does not take the
+            arguments, its constructor raised, or its attributes are not set.
     """
     environment_class = load_environment_class(import_path)
     settings = checked_arguments(environment_class, arguments, import_path)
@@ -146,11 +120,11 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
     """Imports the class at `package.module:Class` and checks that it is an environment.
 
     Raises:
-        EnvironmentNotLoadable: nothing can be imported from there, or it is no environment that can be made.
+        EnvironmentNotLoadable: the import failed, or the class is not a complete environment.
     """
     module_name, _, class_name = import_path.rpartition(":" if ":" in import_path else ".")
     if not (module_name and class_name):
-        raise EnvironmentNotLoadable(f"{import_path!r} is no import path: write package.module:Class.")
+        raise EnvironmentNotLoadable(f"{import_path!r} is not an import path: write package.module:Class.")
     module = import_module(module_name, import_path)
     try:
         environment_class = getattr(module, class_name)
@@ -167,21 +141,31 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
 def checked_arguments(
     environment_class: type[TaskEnvironment], arguments: Mapping[str, Any], import_path: str
 ) -> dict[str, Any]:
-    """The arguments as the constructor's annotations make them, such as a pydantic model of a mapping.
+    """Arguments converted by the constructor's annotations, such as a mapping to a pydantic model.
 
     Checks names and values, and that none is missing, without making the environment.
 
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
+    validated: dict[str, Any] = {}
+    problems: list[str] = []
     try:
         inspect.signature(environment_class).bind(**arguments)
-        return validated_arguments(environment_class, arguments)
-    except (TypeError, ArgumentsInvalid) as error:
+        annotations = annotations_of(environment_class)
+        for name, value in arguments.items():
+            try:
+                validated[name] = validator_of(annotations.get(name, Any)).validate_python(value)
+            except ValidationError as error:
+                problems += problems_of(name, error)
+    except TypeError as error:
+        problems.append(str(error))
+    if problems:
         raise EnvironmentNotLoadable(
-            f"{import_path} does not take the arguments {dict(arguments)!r}: {error}. "
+            f"{import_path} does not take the arguments {dict(arguments)!r}: {'; '.join(problems)}. "
             f"Its constructor is {environment_class.__name__}{signature_for_the_user(environment_class)}."
-        ) from error
+        )
+    return validated
 
 
 def import_module(module_name: str, import_path: str) -> ModuleType:
@@ -204,7 +188,7 @@ def import_module(module_name: str, import_path: str) -> ModuleType:
 
 
 def problem_of_class(candidate: Any) -> str | None:
-    """What keeps `candidate` from being an environment that can be made, as the rest of a sentence."""
+    """Reason why `candidate` is not an environment that can be made, as the rest of a sentence."""
     if not (isinstance(candidate, type) and issubclass(candidate, TaskEnvironment)):
         return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
     if missing := [
@@ -216,7 +200,7 @@ def problem_of_class(candidate: Any) -> str | None:
 
 
 def environments_in(module: ModuleType) -> str:
-    """A sentence that names the environments that are defined in the module."""
+    """Sentence that names the environments that the module defines."""
     names = sorted(
         name
         for name, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""Models that an environment asks, such as judges: what the service hands to it, and scripted ones for tests."""
+"""Models that an environment calls, such as judges: their protocols, and scripted ones for tests."""
 
 import json
 import re
@@ -9,47 +9,47 @@ from typing import Any, Protocol
 from rollout_env.records import ChatMessage, JsonObject, TemporaryFailure
 
 MARKER_CHARACTERS = re.compile("[<~\u25c1]|\\[(?=[/|]|[a-z]?[A-Z])")
-"""One of them is in each control token of the common families of models: `<|im_end|>`, `</s>`, `[INST]`, `]~b]`."""
+"""Characters of which each control token of common model families has one: `<|im_end|>`, `</s>`, `[INST]`, `]~b]`."""
 
 
 def escape_control_tokens(text: str) -> str:
-    """The text with the characters of control tokens in JSON's spelling, such as `\\u003c|im_end|>`.
+    """The text with the characters of control tokens escaped as in JSON, such as `\\u003c|im_end|>`.
 
-    A model's server reads the spelling of a control token in a message as that token, so that what a policy wrote could
-    end the message to its judge and go on in the judge's place. Which tokens a server has is not known here; in this
-    spelling it has none. JSON stays the same value. A model reads other text as well.
+    A model's server reads the text of a control token in a message as that token, so a policy's output could end the
+    message to its judge and continue in the judge's place. The server's tokens are unknown here; escaped, none matches.
+    Escaped JSON keeps its value, and models can still read other escaped text.
     """
     return MARKER_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def json_data(value: Any) -> str:
-    """JSON of what a model is to judge, without control tokens, for a message to that model."""
+    """JSON without control tokens, for a message to a model."""
     return escape_control_tokens(json.dumps(value, ensure_ascii=False, indent=1))
 
 
 class ModelUnavailable(TemporaryFailure):
-    """The model did not answer, although it was asked again. The step is made again, as the `retries` allow."""
+    """The model did not answer, despite retries. The step is retried, as the request's `retries` allow."""
 
 
 class ModelRefused(Exception):
-    """The model's server refuses the request as it is, or answers what is no answer. Asking again would not help."""
+    """The model's server rejects the request, or its response is malformed. A retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a model answered."""
+    """A model's answer."""
 
     content: str
-    """Empty if it only made calls."""
+    """Text; empty if it only made calls."""
     tool_calls: list[JsonObject] = field(default_factory=list)
-    """In OpenAI's form."""
+    """Calls in OpenAI's form."""
     reasoning_content: str | None = None
     finish_reason: str = "stop"
     """`length` if it was cut off."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     seconds: float = 0.0
-    """From the call to the answer, with what was waited for a place and for retries."""
+    """Time from the call to the answer, including waits for capacity and for retries."""
     attempts: int = 1
 
 
@@ -60,20 +60,20 @@ class ChatModel(Protocol):
         """Asks the model.
 
         Args:
-            parameters: of OpenAI's chat completions, such as `temperature`; those of the config are the defaults.
+            parameters: those of OpenAI's chat completions, such as `temperature`; those of the config are the defaults.
 
         Raises:
-            ModelUnavailable: no answer, or failures that may pass, for as long as the config says.
+            ModelUnavailable: no answer, or temporary failures, for as long as the config says.
             ModelRefused: the server refuses the request.
         """
         ...
 
 
 class RewardModel(Protocol):
-    """A model that gives a conversation a number."""
+    """A model that scores conversations."""
 
     async def score(self, messages: Sequence[ChatMessage]) -> float:
-        """The score of the whole conversation, which is finite. Conversations of the same moment travel together.
+        """Returns the score of the whole conversation, which is finite. Concurrent calls are batched.
 
         Raises:
             ModelUnavailable: no replica answers.

@@ -26,12 +26,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply and what the environment made of it."""
+    """One reply and the environment's outcome."""
 
     reply: str
     """The reply as the environment saw it: it ends with the first stop string that it contains."""
     stop_strings: tuple[str, ...]
-    """Those of this reply."""
+    """Stop strings of this reply."""
     outcome: StepOutcome
 
 
@@ -48,13 +48,13 @@ class PlayResult:
     """Sum of `rewards`."""
     terminated: bool
     extra_env_info: dict[str, Any]
-    """As the last step left it."""
+    """State that the last step left."""
     metrics: dict[str, float]
     """Sums over all turns by name."""
     stop_strings: tuple[str, ...]
-    """Those that the next reply would have."""
+    """Stop strings that the next reply would have."""
     unused_replies: list[Reply]
-    """Replies that were left when the environment terminated the rollout."""
+    """Replies that remained when the environment terminated the rollout."""
 
     @property
     def outcomes(self) -> list[StepOutcome]:
@@ -62,14 +62,14 @@ class PlayResult:
 
     @property
     def answers(self) -> list[str | None]:
-        """What the environment read out of each reply."""
+        """Answers that the environment read from the replies."""
         return [turn.outcome.answer for turn in self.turns]
 
 
 def play(
     environment: TaskEnvironment, replies: Sequence[Reply], sample: Sample | int | None = None, seed: int = 0
 ) -> PlayResult:
-    """Steps the environment once for each reply, until it terminates the rollout or no reply is left.
+    """Steps the environment once for each reply, until it terminates the rollout or the replies run out.
 
     `extra_env_info` and outcomes are validated as the service validates them. Metadata and stop strings go from one
     step to the next, and rewards are summed, as in the service.
@@ -78,11 +78,11 @@ def play(
     environment that is tied to one loop, by an open connection for example.
 
     Args:
-        environment: stays open.
+        environment: the environment, which stays open.
         replies: the model's responses, one a turn: texts, or messages with `tool_calls` or `reasoning_content` as a
             service with parsers for them has them.
         sample: a sample, or the index of one of the environment's example samples; by default the first of them.
-        seed: of the example samples.
+        seed: seed of the example samples.
 
     Raises:
         SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
@@ -131,14 +131,14 @@ async def begin(rollout: "ScriptedRollout", environment: TaskEnvironment) -> Ste
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs the coroutine to its end in an event loop of its own, in a thread if this thread runs one already."""
+    """Runs the coroutine in a new event loop, in a thread if this thread runs a loop already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         has_loop = False
     else:
         has_loop = True
-    if not has_loop:  # Outside of `except`: what the coroutine raises has nothing to do with that error.
+    if not has_loop:  # Outside of `except`, so that exceptions of the coroutine do not have that error as context.
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

@@ -1,4 +1,4 @@
-"""The records that an environment and the service exchange, and what an environment raises."""
+"""Records that an environment and the service exchange, and the exceptions that an environment raises."""
 
 import math
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from typing_extensions import TypedDict
 
 
 class SampleRejected(Exception):
-    """The sample's `extra_env_info` is no state of this task.
+    """The sample's `extra_env_info` is not a state of this task.
 
     An environment raises it when `extra_env_info` has the right fields but cannot be played, such as a game that is
-    over. The service reports the sample as failed, with this message, and does not try it again.
+    over. The service reports the sample as failed, with this message, and does not retry it.
     """
 
 
 class TemporaryFailure(Exception):
-    """Nothing is wrong with the sample: something that the step needs cannot be had just now.
+    """Something that the step needs is temporarily unavailable; the sample itself is fine.
 
-    An environment raises it for a server that does not answer or a connection that broke. The service makes the step
-    again, as often as the request's `retries` allow, and reports the sample as failed, but retryable, after that.
+    An environment raises it for a server that does not answer or a connection that broke. The service retries the step
+    as often as the request's `retries` allow, and then reports the sample as failed, but retryable.
     """
 
 
 class OutcomeInvalid(Exception):
-    """A step returned something that is no valid `StepOutcome`. The message names the field and the problem."""
+    """A step did not return a valid `StepOutcome`. The message names the field and the problem."""
 
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
-"""Of a message. A model's chat template may know only some of them; `user` is known to all."""
+"""Role of a message. A model's chat template may know only some of them; `user` is known to all."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-"""A generation ends after the first one that it contains. The stop string stays in the text."""
+"""Text after which a generation ends. The stop string stays in the text."""
 
 LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32. Sums and variances of rewards within it are finite in float64."""
@@ -47,7 +47,7 @@ def refuse_beyond_float32(reward: float | dict[str, float]) -> float | dict[str,
 
 
 def refuse_half_surrogates(text: str) -> str:
-    """Returns `text`. Raises `ValueError` if half of a surrogate pair is in it: no answer could be written with it."""
+    """Returns `text`. Raises `ValueError` for a lone surrogate, which cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -57,7 +57,7 @@ def refuse_half_surrogates(text: str) -> str:
 
 
 def escaped_half_surrogates(text: str) -> str:
-    """`text` with `\\udc00` written out where half of a surrogate pair is, for a message that must be writable."""
+    """`text` with lone surrogates written out as `\\udc00`, for a message that must be writable."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -65,10 +65,7 @@ Text = Annotated[str, AfterValidator(refuse_half_surrogates)]
 
 
 def refuse_unwritable(value: Any) -> Any:
-    """Returns `value`, which is JSON otherwise.
-
-    Raises `ValueError` if NaN, infinity or half of a surrogate pair is anywhere in it.
-    """
+    """Returns `value`. Raises `ValueError` for NaN, infinity or a lone surrogate anywhere in it."""
     if isinstance(value, dict):
         for name, item in value.items():
             refuse_half_surrogates(name)
@@ -93,7 +90,7 @@ JsonObject = Annotated[
     GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue])),
     AfterValidator(refuse_unwritable),
 ]
-"""Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
+"""Object validated as JSON at any depth. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
 
 
 class ChatMessage(TypedDict):
@@ -101,24 +98,24 @@ class ChatMessage(TypedDict):
 
     role: Role
     content: Text
-    """All of the text, with the markup of calls and reasoning."""
+    """Whole text, with the markup of calls and reasoning."""
     name: NotRequired[Text]
-    """Of the speaker, or of the tool that a message of role `tool` comes from."""
+    """Name of the speaker, or of the tool that a message of role `tool` comes from."""
     tool_call_id: NotRequired[Text]
     """The call that a message of role `tool` answers."""
     tool_calls: NotRequired[list[JsonObject]]
     """The calls of an assistant message, if the service has a parser for them: `{"id": ..., "type": "function",
-    "function": {"name": ..., "arguments": JSON text}}`. Those of a prompt's message are as its sample has them."""
+    "function": {"name": ..., "arguments": JSON text}}`. A prompt's message has those of its sample."""
     reasoning_content: NotRequired[Text]
     """The reasoning of an assistant message, if the service has a parser for it."""
     parsed_content: NotRequired[Text]
-    """`content` without calls and reasoning; missing where nothing was read out of it."""
+    """`content` without calls and reasoning; missing if the parser found neither."""
     parse_error: NotRequired[Text]
-    """Why a response, or the calls in it, could not be read, such as JSON that is none."""
+    """Reason why a response, or the calls in it, could not be parsed, such as invalid JSON."""
 
 
 ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"
-"""Parts of the paths that pydantic reports, but not names of fields."""
+"""Parts of the paths that pydantic reports which are not names of fields."""
 
 
 def kind_of_observation(observation: Any) -> str:
@@ -133,7 +130,7 @@ Observation = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class StartOutcome:
-    """What an environment adds to a sample before the first response to it."""
+    """Additions of an environment to a sample before its first response."""
 
     observation: Observation | None = None
     """The message that follows the prompt, or several; None adds none."""
@@ -145,13 +142,13 @@ class StartOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What an environment answers to one step."""
+    """Result of one step."""
 
     observation: Observation | None
     """The message that follows the response in the message log; or several, such as one of role `tool` for each call
     of the response. None adds none, which only a step that ends the rollout can do."""
     reward: Reward
-    """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
+    """Reward of this step alone. The service sums rewards by name; a plain number has the name `reward`."""
     terminated: bool
     """Whether this step ends the rollout."""
     metadata: JsonObject | None = None
@@ -159,9 +156,9 @@ class StepOutcome:
     next_stop_strings: list[StopString] | None = None
     """The stop strings of all later generations; None leaves them unchanged, an empty list means no stop strings."""
     answer: Text | None = None
-    """What the environment read out of the response, such as the number in a box; None if it found nothing."""
+    """Answer that the environment read from the response, such as the number in a box; None if it found none."""
     metrics: Metrics | None = None
-    """Counts and times that are no reward, such as calls that were malformed. The service sums those of all steps by
+    """Counts and times that are not rewards, such as malformed calls. The service sums those of all steps by
     name, and shows their spread over the rollouts of a request."""
 
     @property

@@ -96,22 +96,22 @@ class WrittenEnvironment(NamedTuple):
     import_path: str
     files: list[Path]
     next_steps: str
-    """What to do with it."""
+    """Commands that test it, and its entry in the config."""
 
 
 class NotWritten(Exception):
-    """The new environment cannot be written. The message says why."""
+    """The new environment cannot be written. The message gives the reason."""
 
 
 def write_environment(name: str, folder: Path) -> WrittenEnvironment:
     """Writes `NAME.py` and `test_NAME.py` into the folder, which is made if it is missing.
 
     Raises:
-        NotWritten: the name is no module's, or one of the files exists.
+        NotWritten: the name is not that of a module, or one of the files exists.
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
-        raise NotWritten(f"{name!r} is no name for a module: use small letters, digits and _, such as number_game.")
+        raise NotWritten(f"{name!r} is not a name for a module: use small letters, digits and _, such as number_game.")
     task = "".join(part.capitalize() for part in module.split("_"))
     files = {folder / f"{module}.py": ENVIRONMENT, folder / f"test_{module}.py": TEST}
     if there := [str(path) for path in files if path.exists()]:

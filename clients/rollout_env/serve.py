@@ -3,11 +3,11 @@
 It needs the extra `serve` (starlette and uvicorn) and what the environment needs, but nothing of the service. The
 caller is `HostedEnvironment` (`deployments/environments/bridges/hosted.py`).
 
-- `GET /description`: what the caller must know of the environment.
+- `GET /description`: the properties of the environment that the caller needs.
 - `POST /examples`, `/start`, `/step`: its methods. `POST /sessions` gives the id under which a rollout is stepped.
 - `DELETE /sessions/{id}`: closes it.
 
-What the environment raises is an answer with status 409 and a `kind`.
+Exceptions of the environment are answers with status 409 and a `kind`.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure
 from rollout_env.steps import RolloutSteps, validated_start
 
 GRACE_S = 3
-"""How long steps may go on when the server ends."""
+"""Seconds that steps may take to finish when the server ends."""
 Handler = Callable[[Any], Awaitable[Any]]
 
 
 class UnknownSession(Exception):
-    """There is no session of this id: it was closed, or was another process's."""
+    """The session is closed, or belonged to another process."""
 
 
 class EnvironmentServer:
@@ -66,7 +66,7 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """At its end closes the sessions and then the environment, each also if others raise; raises the last error."""
+        """Closes the sessions and then the environment at the end, even if some raise; raises the last error."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(call, self._environment.close)
             yield
@@ -115,7 +115,7 @@ class EnvironmentServer:
 
 
 def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """A route that gives the handler the JSON of the body."""
+    """Makes a route of a handler that takes the JSON of the body."""
 
     async def answer(request: Request) -> Response:
         asked = await request.json()
@@ -141,11 +141,11 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 class Disconnected(Exception):
-    """Nobody waits for the answer any longer."""
+    """The caller has disconnected."""
 
 
 async def while_connected(request: Request, work: Awaitable[Any]) -> Any:
-    """Awaits the work, and cancels it when the caller goes. Raises `Disconnected` then."""
+    """Awaits the work. Cancels it and raises `Disconnected` when the caller disconnects."""
     running = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:

@@ -1,6 +1,5 @@
-"""Steps of an environment with validated input and outcome, as the replicas of the service run them.
-
-`play`, `check` and `serve` step through `RolloutSteps`, and the service through the same functions.
+"""Steps of an environment with validated input and outcome. The replicas of the service run them through the same
+functions as `play`, `check` and `serve`.
 """
 
 from collections.abc import Sequence
@@ -8,7 +7,6 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from rollout_env.calls import call
 from rollout_env.environment import Session, TaskEnvironment, has_sessions, steps_in_batches
@@ -33,7 +31,7 @@ async def validated_step(
 
     Raises:
         SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
-        OutcomeInvalid: the step returned no valid outcome.
+        OutcomeInvalid: the step did not return a valid outcome.
         Exception: what the environment raises.
     """
     state = validated_extra_env_info(environment, extra_env_info)
@@ -53,7 +51,7 @@ async def validated_start(
 
     Raises:
         SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
-        OutcomeInvalid: it returned no valid outcome.
+        OutcomeInvalid: it did not return a valid outcome.
         Exception: what the environment raises.
     """
     state = validated_extra_env_info(environment, extra_env_info)
@@ -70,14 +68,12 @@ async def opened_session(
     """Opens a session for the rollout whose next step judges the last of these messages.
 
     Raises:
-        OutcomeInvalid: `open_session` returned no session.
+        OutcomeInvalid: `open_session` did not return a session.
         Exception: what the environment raises.
     """
     session: Any = await call(environment.open_session, message_log[:-1], extra_env_info)
     if not isinstance(session, Session):
-        raise OutcomeInvalid(
-            f"The environment's outcome is not valid: open_session must return a Session, got {type(session).__name__}."
-        )
+        raise invalid(f"open_session must return a Session, got {type(session).__name__}")
     return session
 
 
@@ -87,16 +83,15 @@ async def batch_outcomes(
     """Calls `step_batch`. The outcomes themselves are not validated.
 
     Raises:
-        OutcomeInvalid: it returned no list of as many outcomes as there are responses.
+        OutcomeInvalid: it did not return a list with one outcome for each response.
         Exception: what the environment raises.
     """
     outcomes: Any = await call(environment.step_batch, message_logs, states)
     if isinstance(outcomes, list | tuple) and len(outcomes) == len(message_logs):
         return list(outcomes)
     got = f"{len(outcomes)}" if isinstance(outcomes, list | tuple) else type(outcomes).__name__
-    raise OutcomeInvalid(
-        "The environment's outcome is not valid: step_batch must return a list with one StepOutcome for each response, "
-        f"here {len(message_logs)}, got {got}."
+    raise invalid(
+        f"step_batch must return a list with one StepOutcome for each response, here {len(message_logs)}, got {got}"
     )
 
 
@@ -117,14 +112,13 @@ def validated_outcome(outcome: Any) -> StepOutcome:
     """Validates what `step` returned and copies it.
 
     Raises:
-        OutcomeInvalid: it is no `StepOutcome`, one of its fields has no permitted value, or it neither ends the rollout
-            nor has an observation.
+        OutcomeInvalid: it is not a `StepOutcome`, a field has a value that is not permitted, or it neither ends the
+            rollout nor has an observation.
     """
     checked = checked_record(outcome, StepOutcome, "step")
     if checked.observation is None and not checked.terminated:
-        raise OutcomeInvalid(
-            "The environment's outcome is not valid: outcome.observation: None is for the step that ends the rollout; "
-            "return a message, or terminated=True."
+        raise invalid(
+            "outcome.observation: None is for the step that ends the rollout; return a message, or terminated=True"
         )
     return checked
 
@@ -132,36 +126,38 @@ def validated_outcome(outcome: Any) -> StepOutcome:
 def checked_record(outcome: Any, record: type[Record], method: str) -> Record:
     """Validates what the method returned, which must be such a record, and copies it. Raises `OutcomeInvalid`."""
     if not isinstance(outcome, record):
-        raise OutcomeInvalid(
-            f"The environment's outcome is not valid: {method} must return a {record.__name__}, got "
-            f"{type(outcome).__name__}."
-        )
+        raise invalid(f"{method} must return a {record.__name__}, got {type(outcome).__name__}")
     try:
         given = {field.name: getattr(outcome, field.name) for field in fields(record)}
         checked: Record = TYPES[record].validate_python(given)
     except ValidationError as error:
-        raise OutcomeInvalid(f"The environment's outcome is not valid: {problems_of(error, 'outcome')}.") from error
+        raise invalid(problems_of(error, "outcome")) from error
     return checked
+
+
+def invalid(problem: str) -> OutcomeInvalid:
+    return OutcomeInvalid(f"The environment's outcome is not valid: {problem}.")
 
 
 def problems_of(error: ValidationError, whole: str) -> str:
     """Each problem with the path of its field, which begins with `whole`."""
-    return "; ".join(f"{path_of(problem, whole)}: {problem['msg']}" for problem in error.errors())
 
+    def path_of(place: tuple[int | str, ...]) -> str:
+        return ".".join((whole, *(str(part) for part in place if part not in (ONE_MESSAGE, SEVERAL_MESSAGES))))
 
-def path_of(problem: ErrorDetails, whole: str) -> str:
-    parts = (str(part) for part in problem["loc"] if part not in (ONE_MESSAGE, SEVERAL_MESSAGES))
-    return ".".join((whole, *parts))
+    return "; ".join(f"{path_of(problem['loc'])}: {problem['msg']}" for problem in error.errors())
 
 
 class RolloutSteps:
-    """The steps of one rollout, on several instances of its environment in turn, where it can move between them.
+    """Steps of one rollout, on several instances of its environment in turn, if it can move between them.
 
     A session stays with its instance, unless it can be opened again elsewhere: then each step has one of its own.
+
+    Args:
+        first: the index of the instance that makes the first step.
     """
 
     def __init__(self, instances: Sequence[TaskEnvironment], first: int = 0) -> None:
-        """Args: `first` is the place of the instance that makes the first step."""
         self._instances = instances
         self._next = first
         self._has_sessions = has_sessions(type(instances[0]))

@@ -9,7 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_env.records import ChatMessage
@@ -22,26 +22,26 @@ MISTRAL_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[ARGS\])?\s*(?=\{)")
 PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\(.*\)\s*\]", re.DOTALL)
 BETWEEN_CALLS = "; \n\t"
 LONGEST_PYTHON = 20_000
-"""Characters. Python's own parser takes memory in proportion, and can fail on deep nesting."""
+"""Limit in characters: Python's parser takes memory in proportion, and can fail on deep nesting."""
 LONGEST_QUOTE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call whose form is right. Whether there is such a tool, and what it takes, its schema says."""
+    """A well-formed call. Its tool may not exist, or not take these arguments."""
 
     name: str
     arguments: dict[str, Any]
     id: str | None = None
-    """For the `tool_call_id` of the answer; `None` if neither service nor model gave one."""
+    """Value for the `tool_call_id` of the answer; `None` if neither service nor model gave one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """What should be a call and is none."""
+    """Text in place of a call that cannot be read as one."""
 
     problem: str
-    """What is wrong with it, as a sentence for the model."""
+    """Sentence for the model that says what is wrong."""
     name: str | None = None
     id: str | None = None
 
@@ -68,7 +68,7 @@ def reply_text(message: ChatMessage) -> str:
 
 
 def without_thought(text: str) -> str:
-    """What follows the last `</think>`; nothing if a thought at the beginning never ends."""
+    """The text after the last `</think>`; empty if a thought at the beginning never ends."""
     _, end, after = text.rpartition("</think>")
     if end:
         return after
@@ -80,13 +80,7 @@ def call_of_record(record: Any) -> AnyCall:
     function = record.get("function", record) if isinstance(record, dict) else record
     call = call_of(function)
     id_ = record.get("id") if isinstance(record, dict) else None
-    if not isinstance(id_, str):
-        return call
-    return (
-        ToolCall(call.name, call.arguments, id_)
-        if isinstance(call, ToolCall)
-        else MalformedCall(call.problem, call.name, id_)
-    )
+    return replace(call, id=id_) if isinstance(id_, str) else call
 
 
 def calls_in_text(text: str) -> Iterator[AnyCall]:
@@ -129,9 +123,9 @@ def call_of(value: Any) -> AnyCall:
 
 
 def checked_call(name: str, arguments: dict[str, Any]) -> AnyCall:
-    """A call with arguments that JSON has: no NaN, no set, no half of a surrogate pair, all of which texts can spell.
+    """A call whose arguments are JSON: no NaN, no set, no lone surrogate, all of which texts can spell.
 
-    What has another value could be neither checked by a schema nor sent on.
+    Other values could be neither checked by a schema nor sent on.
     """
     try:
         name.encode()
@@ -218,7 +212,7 @@ def llama_calls(text: str, is_marked: bool) -> Iterator[AnyCall]:
 
 
 ARGUMENT_KEYS = {"arguments", "parameters"}
-"""What an object must have, one of them, to be a call and not an answer that is JSON."""
+"""Keys of which a call has one, in contrast to an answer that is JSON."""
 
 
 def python_calls(text: str) -> Iterator[AnyCall]:

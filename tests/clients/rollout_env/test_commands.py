@@ -42,7 +42,7 @@ def test_a_new_environment_overwrites_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Game", "1game", "game.py", "../game", ""])
 def test_what_is_no_name_of_a_module_is_refused(name: str, tmp_path: Path) -> None:
     assert refusal_of("init", name, "--folder", str(tmp_path)) == (
-        f"{name!r} is no name for a module: use small letters, digits and _, such as number_game."
+        f"{name!r} is not a name for a module: use small letters, digits and _, such as number_game."
     )
 
 

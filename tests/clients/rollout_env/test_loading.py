@@ -83,7 +83,7 @@ def test_an_unknown_class_is_refused_with_the_environments_of_its_module() -> No
 
 @pytest.mark.parametrize("import_path", ["", "Environment", ":Environment", "package.module:"])
 def test_what_is_no_import_path_is_refused(import_path: str) -> None:
-    assert message_of(import_path) == f"{import_path!r} is no import path: write package.module:Class."
+    assert message_of(import_path) == f"{import_path!r} is not an import path: write package.module:Class."
 
 
 @pytest.mark.parametrize(
