@@ -1,7 +1,7 @@
 """`Checksum`: one sha-256 over all tensors of a model, computed alike by the client, the service and each engine.
 
-With it `weights_digest`: a sha-256 that covers each byte of a safetensors file. Whoever has the checksum of the tensors
-has it without a further pass over their data, so a file is hashed once by its sender and once by its receiver.
+`weights_digest` covers each byte of a safetensors file. It is derived from the checksum without another pass over the
+data, so a file is hashed once by its sender and once by its receiver.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from rollout_client.weights.safetensors_file import (
     Data,
@@ -22,7 +23,7 @@ from rollout_client.weights.safetensors_file import (
 )
 
 HASHED_BEHIND = 1
-"""How many tensors of a `ThreadedChecksum` may wait while another one is hashed."""
+"""Number of tensors of a `ThreadedChecksum` that may wait while another one is hashed."""
 
 
 class Checksum:
@@ -37,10 +38,10 @@ class Checksum:
 
     def add(self, name: str, dtype: str, shape: Iterable[int], blocks: Iterable[Data]) -> None:
         """Adds a tensor, whose data are `blocks` in order. A second tensor of the same name replaces the first."""
-        for _ in self.passed(name, dtype, shape, blocks):
+        for _ in self.through(name, dtype, shape, blocks):
             pass
 
-    def passed(self, name: str, dtype: str, shape: Iterable[int], blocks: Iterable[Data]) -> Iterator[Data]:
+    def through(self, name: str, dtype: str, shape: Iterable[int], blocks: Iterable[Data]) -> Iterator[Data]:
         """Yields `blocks`; the tensor is added once all of them were taken."""
         digest = hashlib.sha256()
         for block in blocks:
@@ -50,7 +51,7 @@ class Checksum:
         self._lines[name] = f"{name} {dtype} {shape_json} {digest.hexdigest()}\n"
 
     def hexdigest(self, names: Iterable[str] | None = None) -> str:
-        """The checksum of all tensors that were added, or of those that are named."""
+        """The checksum of all tensors that were added, or of `names`."""
         digest = hashlib.sha256()
         for name in sorted(self._lines if names is None else names):
             digest.update(self._lines[name].encode())
@@ -106,25 +107,24 @@ def file_digest(path: str | os.PathLike[str], checksum: str | None = None) -> st
     """The `weights_digest` of a file; raises what `read_header` raises.
 
     Args:
-        checksum: of its tensors, where that is known: then only the header is read.
+        checksum: the checksum of its tensors, if known: then only the header is read.
     """
     header = read_header_bytes(path, read_header(path))
     return weights_digest(header, file_checksum(path) if checksum is None else checksum)
 
 
 class DigestedWeights:
-    """The bytes of `weights` on their way, hashed once: when all were taken, `digest` is their `weights_digest`."""
+    """The bytes of `weights`, hashed while they are sent: after the last block, `digest` is their `weights_digest`."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self.digest: str | None = None
 
     def blocks(self) -> Iterator[Data]:
-        header, checksum = self._weights.header, Checksum()
-        start = header_bytes(header.entries, header.metadata)
-        yield start
-        for entry in header.entries:
-            data = self._weights.read(entry)
-            is_known = self._weights.checksum is not None
-            yield from data if is_known else checksum.passed(entry.name, entry.dtype, entry.shape, data)
-        self.digest = weights_digest(start, self._weights.checksum or checksum.hexdigest())
+        weights, checksum = self._weights, Checksum()
+        hashed = replace(
+            weights, read=lambda entry: checksum.through(entry.name, entry.dtype, entry.shape, weights.read(entry))
+        )
+        yield from (hashed if weights.checksum is None else weights).blocks()
+        start = header_bytes(weights.header.entries, weights.header.metadata)
+        self.digest = weights_digest(start, weights.checksum or checksum.hexdigest())

@@ -44,7 +44,7 @@ class BadDelta(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorChanges:
-    """What changed in one tensor; both arrays are 1-D and of one length."""
+    """Changes of one tensor; both arrays are 1-D and of one length."""
 
     gaps: Gaps
     values: Bits
@@ -113,7 +113,7 @@ def changed_places(name: str, count: int, changes: TensorChanges) -> Places:
     if gaps.ndim != 1 or values.ndim != 1:
         raise BadDelta(name, f"gaps and values have {gaps.ndim} and {values.ndim} dimensions; each must have one.")
     if gaps.size != values.size:
-        raise BadDelta(name, f"there are {gaps.size} gaps and {values.size} values; there must be as many.")
+        raise BadDelta(name, f"there are {gaps.size} gaps and {values.size} values; the numbers must be equal.")
     if not gaps.size:
         return np.empty(0, np.int64)
     if gaps[0] < 0 or (gaps[1:] < 1).any():

@@ -47,10 +47,6 @@ class FileTensor(SourceTensor):
     def shape(self) -> tuple[int, ...]:
         return self.entry.shape
 
-    @property
-    def is_sharded(self) -> bool:
-        return False
-
     def blocks(self, dtype: str) -> Iterator[Data]:
         if dtype == self.dtype:
             yield from tensor_blocks(self.path, self.header, self.entry)
@@ -80,7 +76,7 @@ def file_tensors(path: Path) -> dict[str, SourceTensor]:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint: those of its index; without an index `model.safetensors`, or else all there are."""
+    """Files of a checkpoint: those of its index; without an index `model.safetensors`, or else all of the folder."""
     if (folder / INDEX_FILE).exists():
         try:
             names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
@@ -113,12 +109,12 @@ def adapter_weights(folder: Path) -> Weights:
     try:
         json.loads(text)
     except ValueError as error:
-        raise NotSafetensors(f"{folder / ADAPTER_CONFIG} is no JSON: {error}") from error
+        raise NotSafetensors(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
     return file_weights(folder / ADAPTER_FILE, {"adapter_config": text})
 
 
 UNNAMED = "default"
-"""What PEFT calls an adapter that was not given a name; it is saved in the folder itself."""
+"""PEFT's name for an adapter without a name, which it saves in the folder itself."""
 
 
 class RankTooHigh(ValueError):
@@ -126,10 +122,10 @@ class RankTooHigh(ValueError):
 
 
 def rank_problem(adapter_config: str, max_lora_rank: int | None) -> str | None:
-    """Why engines do not take an adapter, if they take none of its rank.
+    """Reason why engines do not take adapters of this rank, if they do not.
 
     Args:
-        adapter_config: the text of its `adapter_config.json`.
+        adapter_config: the text of the adapter's `adapter_config.json`.
         max_lora_rank: as in `PolicyLayout`.
     """
     if max_lora_rank is None:

@@ -1,4 +1,4 @@
-"""Names of a source's tensors: which tensor of the service's model each one is, and a refusal that names the others."""
+"""Maps the names of a source's tensors to those of the service's model; rejects sources that do not fit it."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -15,10 +15,10 @@ WRAPPERS = re.compile(
     r"^(?:(?:module|base_model\.model|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.)+"
     r"|(?<=\.)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\."
 )
-"""What DDP, PEFT, torch.compile, activation checkpointing and FSDP add to the names of the modules that they wrap: all
-of them in front, in any order, and the last three inside too. `module` is an ordinary name inside a model."""
+"""Parts that DDP, PEFT, torch.compile, activation checkpointing and FSDP add to names: all of them in front, in any
+order, the last three inside too, where `module` is an ordinary name."""
 TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
-"""What precedes the text model's layers: in a model with images, in some of their checkpoints, and without images."""
+"""Prefixes of the text model's layers: in a model with images, in some of its checkpoints, and without images."""
 
 
 class WeightsDoNotFit(ValueError):
@@ -27,7 +27,7 @@ class WeightsDoNotFit(ValueError):
     Args:
         missing: names that the service requires and the source lacks.
         extra: names that the service does not have, except tied ones: second names of a tensor that it has.
-        wrong: what is wrong with a tensor of another shape or dtype, by name.
+        wrong: the difference of a tensor in shape or dtype, by name.
     """
 
     def __init__(self, missing: list[str], extra: list[str], wrong: dict[str, str]) -> None:
@@ -52,8 +52,8 @@ def finding(title: str, names: list[str]) -> str:
 def names_in_model(names: Iterable[str], model: Container[str]) -> dict[str, str]:
     """For each name of a source's tensor the name that `model` has for it, or itself if `model` has none.
 
-    A name of the model is kept. Others are compared without what wrappers add, and with the other prefixes of the text
-    model. No two get the same name: of `module.x` beside `x` the first stays as it is, and is not known to the model.
+    Names of the model are kept. Others are compared without the parts of wrappers, and with the other prefixes of the
+    text model. No two get the same name: of `module.x` beside `x` the first stays unknown to the model.
     """
     names = list(names)
     found = {name: name for name in names if name in model}

@@ -1,4 +1,4 @@
-"""Tensors of a torch model as a source of weights, and those of its checkpoint that are made of them. Needs `torch`.
+"""Tensors of a torch model as a source of weights, converted to those of its checkpoint. Needs `torch`.
 
 transformers 5 computes with other tensors than checkpoints hold, for example with one tensor for all experts of a
 layer. Its own conversion, as in `save_pretrained`, is applied backwards, to one group of tensors at a time, while they
@@ -74,7 +74,7 @@ class TorchTensor(SourceTensor):
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """What safetensors calls the dtype, or torch where safetensors has none."""
+    """The name of the dtype in safetensors, or in torch where safetensors has none."""
     return NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
@@ -145,9 +145,6 @@ class ConvertedTensor(SourceTensor):
 
     def blocks(self, dtype: str) -> Iterator[Data]:
         yield data_of(self.gathered(dtype))
-
-    def is_tied_to(self, _other: SourceTensor) -> bool:
-        return False
 
 
 def checkpoint_tensors(

@@ -1,4 +1,4 @@
-"""A copy of the weights that were pushed last, from which the next push computes a delta. No I/O. Needs numpy.
+"""Copy of the weights of the last push, from which the next push computes a delta. No I/O. Needs numpy.
 
 It takes the host memory of one copy of the weights, in the service's dtypes, and during a push that of the changes.
 """
@@ -23,7 +23,7 @@ class CapturedWeights:
     checksum: str | None
     """The `Checksum` of all tensors; `None` if it was not asked for."""
     changes: dict[str, TensorChanges] = field(default_factory=dict)
-    """What a delta changes, by tensor; empty for full weights."""
+    """Changes of a delta by tensor; empty for full weights."""
     is_partial: bool = False
     """Whether the service has tensors that are not among these."""
 
@@ -39,7 +39,7 @@ class PushedWeights:
 
     Args:
         is_verified: compare checksums with the service's; each push then computes a sha-256 over all weights.
-        is_partial: what is captured are some of the service's tensors. Their checksum is not that of a version.
+        is_partial: captures hold only some of the service's tensors, whose checksum is not that of a version.
     """
 
     def __init__(self, is_verified: bool = True, is_partial: bool = False) -> None:
@@ -74,7 +74,7 @@ class PushedWeights:
         return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
 
     def _read(self, weights: Weights, checksum: ThreadedChecksum | None) -> dict[str, TensorChanges]:
-        """What changed; nothing of it where full weights are smaller, and the copy is what they are then."""
+        """The changes; none if full weights are smaller, which then are the copy."""
         changes: dict[str, TensorChanges] = {}
         changed_bytes = 0
         for entry in weights.header.entries:

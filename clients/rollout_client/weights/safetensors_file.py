@@ -139,7 +139,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         if start.startswith(PICKLE_PREFIXES) and header_length > file_bytes:
             raise NotSafetensors(f"{path} is a pickle or an archive: save the weights as safetensors.")
         if len(start) < LENGTH_BYTES or header_length > file_bytes - LENGTH_BYTES:
-            raise NotSafetensors(f"{path} is no safetensors file, or was cut off: it ends within its header.")
+            raise NotSafetensors(f"{path} is not a safetensors file, or was cut off: it ends within its header.")
         if header_length > MAX_HEADER_BYTES:
             raise NotSafetensors(f"{path} has a header of {header_length} bytes; at most {MAX_HEADER_BYTES} may be.")
         text = file.read(header_length)
@@ -165,14 +165,14 @@ def parse_header(text: bytes) -> Header:
     try:
         document = json.loads(text, object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
-        raise NotSafetensors(f"The header is no JSON: {error}") from error
+        raise NotSafetensors(f"The header is not JSON: {error}") from error
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) and is_text(value) for value in metadata.values()
     ):
-        raise NotSafetensors("The header's __metadata__ holds something that is no text.")
+        raise NotSafetensors("The header's __metadata__ holds a value that is not text.")
     if not all(map(is_text, document)):
-        raise NotSafetensors("The header holds a name that is no text.")
+        raise NotSafetensors("The header holds a name that is not text.")
     entries = sorted(
         (parse_entry(name, tensor) for name, tensor in document.items()), key=lambda entry: (entry.begin, entry.end)
     )
@@ -191,7 +191,7 @@ def parse_entry(name: str, document: object) -> TensorEntry:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise NotSafetensors(f"{name} has the dtype {dtype!r}, which is not known.")
     if not is_sizes(shape) or not is_sizes(offsets) or len(offsets) != 2:
-        raise NotSafetensors(f"{excerpt(name)} has a shape or data_offsets that are no sizes.")
+        raise NotSafetensors(f"{excerpt(name)} has a shape or data_offsets that are not sizes.")
     begin, end = offsets
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise NotSafetensors(f"{name} has {end - begin} bytes, which is not its shape {shape} of {dtype}.")
@@ -253,7 +253,7 @@ class SourceTensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The name that safetensors has for it: `BF16`, `F32`, ..."""
+        """Dtype as safetensors names it: `BF16`, `F32`, ..."""
         ...
 
     @property
@@ -262,15 +262,15 @@ class SourceTensor(Protocol):
     @property
     def is_sharded(self) -> bool:
         """Whether reading it is a collective operation of several processes."""
-        ...
+        return False
 
     def blocks(self, dtype: str) -> Iterator[Data]:
         """Its data, cast to `dtype`, little-endian, in blocks of any size."""
         ...
 
-    def is_tied_to(self, other: "SourceTensor") -> bool:
+    def is_tied_to(self, other: "SourceTensor") -> bool:  # noqa: ARG002 - for those that can compare
         """Whether `other`, of the same shape, is the same tensor under another name."""
-        ...
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class Weights:
     is_repeatable: bool = True
     """Whether the content can be read again. Sharded tensors cannot: every process would have to take part again."""
     checksum: str | None = None
-    """The `Checksum` of its tensors where it is known already: then sending them does not compute it again."""
+    """The `Checksum` of its tensors, if known: sending then does not compute it again."""
 
     def blocks(self) -> Iterator[Data]:
         """The bytes of the file in order, in blocks of any size."""

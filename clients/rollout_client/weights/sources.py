@@ -1,4 +1,4 @@
-"""From what a trainer has (a torch module, a state dict, files) to the weights that a push sends.
+"""Converts the sources of a trainer (a torch module, a state dict, files) to the weights that a push sends.
 
 Nothing is read before it is sent; memory then holds one tensor, or one block of a file.
 """
@@ -71,7 +71,7 @@ def full_weights(source: TensorsSource, layout: PolicyLayout, is_partial: bool =
     Floating tensors are cast. A tensor that `layout` does not name is left out if it is tied to one that it names.
 
     Args:
-        is_partial: of a module only what is trained, of any other source only what it holds.
+        is_partial: a module contributes only its trained parameters, any other source only the tensors that it has.
 
     Raises:
         WeightsDoNotFit: a name or shape differs, or a dtype that cannot be cast.

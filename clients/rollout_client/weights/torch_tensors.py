@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AdapterNotMerged(ValueError):
-    """The weights of a module lack what its adapter adds to them; nothing was sent."""
+    """The weights of a module lack those of its adapter; nothing was sent."""
 
 
 class AdaptedLayers:
@@ -33,7 +33,7 @@ class AdaptedLayers:
 
     def __init__(self, module: nn.Module) -> None:
         self._kept: dict[str, str] = {}
-        """By the name of a layer, the name of the module in it whose tensors the model has."""
+        """Name of the module inside a layer whose tensors the model has, by layer."""
         for name, layer in module.named_modules():
             if hasattr(layer, "base_layer") and hasattr(layer, "merged"):
                 refuse_unmerged(name, layer)
@@ -103,7 +103,7 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
         return dict(without_wrappers(tensors))
     adapted = AdaptedLayers(module)
     if is_partial:
-        # What is merged into the parameters of an adapted layer changes them, although they are frozen.
+        # Merging changes the parameters of an adapted layer, although they are frozen.
         frozen = {name for name in frozen_parameters(module) if name not in adapted}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
     tensors = without_wrappers(adapted.unwrapped(tensors))

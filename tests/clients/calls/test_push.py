@@ -395,7 +395,7 @@ def test_files_that_are_no_checkpoint_or_adapter_are_refused_by_name(policy: Scr
         call_sync(policy.url, "push_weights", tmp_path, kind="adapter")
     save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(NotSafetensors, match=r"adapter_config\.json is no JSON"):
+    with pytest.raises(NotSafetensors, match=r"adapter_config\.json is not JSON"):
         call_sync(policy.url, "push_weights", tmp_path, kind="adapter")
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(NotSafetensors, match="holds a, and so does another file"):

@@ -168,8 +168,8 @@ def test_one_of_many_example_samples_that_cannot_be_posted_is_found() -> None:
     assert findings_of(lambda: Counted(one_wrong)) == [
         Finding(
             "example_samples",
-            "sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value error, it holds nan, "
-            "which JSON cannot express.",
+            "sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value error, it holds "
+            "nan, which JSON cannot express.",
         )
     ]
 

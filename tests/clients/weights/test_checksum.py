@@ -133,7 +133,7 @@ def test_weights_whose_checksum_is_known_are_not_hashed(monkeypatch: pytest.Monk
     def read(_: TensorEntry) -> Iterator[bytes]:
         yield b"12"
 
-    monkeypatch.delattr(Checksum, "passed")
+    monkeypatch.delattr(Checksum, "through")
     digested = DigestedWeights(Weights(header_of([("a", "U8", (2,))]), read, checksum="known"))
     header, data = map(bytes, digested.blocks())
     assert (data, digested.digest) == (b"12", weights_digest(header, "known"))

@@ -22,7 +22,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     assert refusal(write_adapter, tmp_path, tmp_path / "packed") == [("weights", message)]
     adapter(tmp_path, "{")
     [(field, said)] = refusal(write_adapter, tmp_path, tmp_path / "packed")
-    assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is no JSON: ")) == ("weights", True)
+    assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is not JSON: ")) == ("weights", True)
 
 
 def test_partial_weights_take_the_place_of_those_of_the_base(tmp_path: Path) -> None:

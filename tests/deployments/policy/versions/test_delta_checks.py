@@ -64,5 +64,5 @@ def test_a_delta_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     message = f"the delta has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
     assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
     delta.write_bytes(b"")
-    message = "the delta is no safetensors file, or was cut off: it ends within its header"
+    message = "the delta is not a safetensors file, or was cut off: it ends within its header"
     assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]

@@ -176,11 +176,11 @@ def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (save(GOOD)[:-1], "what arrived has 233 bytes, its header says 234: it is not whole"),
-        (save(GOOD)[:100], "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (save(GOOD)[:100], "what arrived is not a safetensors file, or was cut off: it ends within its header"),
         (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
-        (b"", "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (b"", "what arrived is not a safetensors file, or was cut off: it ends within its header"),
         (pickle.dumps(Bomb()), "what arrived is a pickle or an archive: save the weights as safetensors"),
-        (b"<!DOCTYPE html>" * 9, "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (b"<!DOCTYPE html>" * 9, "what arrived is not a safetensors file, or was cut off: it ends within its header"),
         (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
     ],
 )
