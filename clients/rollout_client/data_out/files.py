@@ -14,7 +14,7 @@ from rollout_client.json_lines import numbered_lines
 JSON_LINES = ".jsonl"
 PARQUET = ".parquet"
 SUMMARY_LINE = b'{"summary":'
-"""How the last line of a file begins that `save` wrote."""
+"""Beginning of the last line of a file that `save` wrote."""
 
 Response = TypeVar("Response", bound=RolloutResponse)
 
@@ -49,18 +49,18 @@ def read_rollouts(path: str | Path) -> Iterator[SampleResult]:
     """The rollouts of a `.jsonl` or `.parquet` file that `save` or `rollout run` wrote, one after the other.
 
     Raises:
-        ValueError: the file ends otherwise, or is no file of rollouts; the message names the line or row.
+        ValueError: the name has another ending, or the file does not hold rollouts; the message names the line or row.
         ModuleNotFoundError: `.parquet` without the extra `arrow`.
     """
     return RolloutFile(Path(path)).rollouts()
 
 
 class RolloutFile:
-    """A file that is read from its beginning to its end."""
+    """A file of rollouts, read once from its beginning to its end."""
 
     def __init__(self, path: Path) -> None:
         self.summary: RolloutSummary | None = None
-        """What the file says of the request as a whole, after the last rollout was read."""
+        """Summary of the request, after the last rollout was read."""
         self._path = path
         self._is_parquet = is_parquet(path)
 
@@ -82,18 +82,18 @@ class RolloutFile:
                     else:
                         yield SampleResult.model_validate_json(line)
                 except ValidationError as error:
-                    raise ValueError(f"{self._path} line {number} is no rollout: {reason(error)}.") from error
+                    raise ValueError(f"{self._path} line {number} is not a rollout: {reason(error)}.") from error
 
 
 def reason(error: ValidationError) -> str:
-    """The first thing that is wrong, with its place."""
+    """First finding of the validation, with its place."""
     finding = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in finding["loc"])
     return f"{place}: {finding['msg']}" if place else finding["msg"]
 
 
 def is_parquet(path: Path) -> bool:
-    """Raises `ValueError` if the name of `path` says neither of the formats."""
+    """Whether `path` is a Parquet file by its name. Raises `ValueError` for a name of neither format."""
     if path.suffix not in (JSON_LINES, PARQUET):
-        raise ValueError(f"{path} is to be {JSON_LINES} or {PARQUET}: the end of its name says how it is written.")
+        raise ValueError(f"{path} must end in {JSON_LINES} or {PARQUET}, which says how it is written.")
     return path.suffix == PARQUET

@@ -1,4 +1,4 @@
-"""A response as HTML, for a notebook: its figures and its first rollouts. Text from outside is escaped."""
+"""HTML of a response for a notebook: its figures and its first rollouts. Text from outside is escaped."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def cells(sample: SampleResult) -> Iterator[str]:
 
 
 def last_text(sample: SampleResult) -> str:
-    """The last generated message, or why there is none, shortened."""
+    """The last generated message, or the error if there is none, shortened."""
     generated = [message.content for message in sample.message_log if message.generation_logprobs is not None]
     text = generated[-1] if generated else "" if sample.error is None else sample.error.message
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."

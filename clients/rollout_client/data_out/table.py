@@ -1,7 +1,7 @@
 """Rollouts as an Arrow table that loses nothing, for Parquet files and Hugging Face data sets. Needs the extra `arrow`.
 
-The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), and each message has its numbers too. The
-metrics also say how the last response ended, which the messages say; so it is not read back.
+The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), with the numbers of each message. Metrics
+also say how the last response ended; that follows from the messages and is not read back.
 Log-probabilities have 64 bits, because JSON has them: 32 would change them. The schema's metadata hold the
 `RolloutSummary` as JSON, under `summary`.
 """
@@ -38,14 +38,14 @@ MESSAGE = pa.struct(
 FIELDS = pa.schema(
     [pa.field("message_log", pa.list_(MESSAGE)) if field.name == "message_log" else field for field in ROLLOUTS]
 )
-"""Those columns that are read back."""
+"""Columns that are read back."""
 ENDING = [pa.field("finish_reason", pa.string()), pa.field("clipped", pa.bool_())]
 COLUMNS = pa.schema(
     [pa.field("metrics", pa.struct([*ENDING, *METRICS])) if field.name == "metrics" else field for field in FIELDS]
 )
 """The columns of `to_arrow` and of Parquet files. A null means that the field is absent."""
 ROWS_OF_A_BATCH = 1024
-"""An array of Arrow has no room for more than 2^31 numbers, nor for more than 2 GiB of text."""
+"""Bounds the arrays of a batch: one holds at most 2^31 numbers, or 2 GiB of text."""
 
 
 def arrow_table(response: AnyResponse) -> pa.Table:
@@ -74,15 +74,15 @@ def write_parquet(response: AnyResponse, path: Path) -> None:
 def read_parquet(path: Path) -> tuple[RolloutSummary | None, Iterator[SampleResult]]:
     """The summary of a Parquet file, if it has one, and its rollouts.
 
-    Raises `ValueError` if it is no Parquet file of rollouts, the iterator at the row that is none.
+    Raises `ValueError` if it is not a Parquet file of rollouts; the iterator raises it at a row that is not a rollout.
     """
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowException as error:
-        raise ValueError(f"{path} is no Parquet file: {error}") from error
+        raise ValueError(f"{path} is not a Parquet file: {error}") from error
     missing = [name for name in ("message_log", "status", "metrics") if name not in file.schema_arrow.names]
     if missing:
-        raise ValueError(f"{path} is no file of rollouts: it has no column {', '.join(missing)}.")
+        raise ValueError(f"{path} is not a file of rollouts: it has no column {', '.join(missing)}.")
     text = (file.schema_arrow.metadata or {}).get(SUMMARY)
     summary = None if text is None else RolloutSummary.model_validate_json(text)
     return summary, samples_of(file, path)
@@ -96,7 +96,7 @@ def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
             try:
                 yield SampleResult.model_validate(row)
             except ValidationError as error:
-                raise ValueError(f"{path} row {row_number} is no rollout: {error.errors()[0]['msg']}.") from error
+                raise ValueError(f"{path} row {row_number} is not a rollout: {error.errors()[0]['msg']}.") from error
 
 
 def hugging_face_dataset(response: AnyResponse) -> "datasets.Dataset":
@@ -105,7 +105,7 @@ def hugging_face_dataset(response: AnyResponse) -> "datasets.Dataset":
 
     table = arrow_table(response)
     place = table.schema.get_field_index("rewards")
-    # The data sets of Hugging Face know no maps.
+    # Data sets of Hugging Face have no maps.
     pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
     lists = [
         pa.ListArray.from_arrays(

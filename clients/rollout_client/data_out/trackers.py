@@ -1,6 +1,6 @@
-"""`log_rollouts`: the figures of a response in the run that is active in wandb, trackio or MLflow.
+"""`log_rollouts`: logs the figures of a response to the active run of wandb, trackio or MLflow.
 
-None of them is imported: a run that is active says that its package is.
+None of them is imported: where a run is active, its package is imported already.
 """
 
 import re
@@ -19,21 +19,20 @@ NOT_OF_MLFLOW = re.compile(r"[^\w\-. :/]")
 
 
 class NoActiveRun(RolloutError):
-    """No experiment tracker has a run to which something can be logged."""
+    """No experiment tracker has an active run."""
 
 
 def log_rollouts(response: AnyResponse, step: int, prefix: str = "rollouts/") -> list[str]:
-    """Logs the metrics of `response`, and how its rollouts ended, to every run that is active.
+    """Logs the metrics of `response`, and how its rollouts ended, to every active run.
 
-    Every tracker gets the numbers; wandb and trackio also get the histograms: of the final rewards, and those of the
-    metrics.
+    All trackers get the numbers; wandb and trackio also get histograms of the final rewards and of the metrics.
 
     Args:
         step: the step of the training.
-        prefix: before each name.
+        prefix: the prefix of each name.
 
     Returns:
-        The trackers: of `wandb`, `trackio`, `mlflow` those that have a run.
+        The trackers that have a run, of `wandb`, `trackio` and `mlflow`.
 
     Raises:
         NoActiveRun: none has one.
@@ -49,9 +48,9 @@ def log_rollouts(response: AnyResponse, step: int, prefix: str = "rollouts/") ->
 
 
 def figures_of(response: AnyResponse) -> dict[str, float]:
-    """The metrics that are one number, the number of rollouts, and by status the share that ended with it.
+    """Metrics that are one number, the number of rollouts, and the share of each status.
 
-    `per_worker_token_counts` is left out: its names are new with each replica that starts.
+    `per_worker_token_counts` is left out: its names change with each replica that starts.
     """
     summary, samples = parts_of(response)
     statuses = [sample.status for sample in samples]

@@ -1,16 +1,34 @@
-"""Rows of a trainer's dataset as the fields of a sample. Needs only pydantic."""
+"""Shared by the adapters of trainers: rows of a dataset as fields of a sample, and options. Needs only pydantic."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.rollouts import ObservationFormat, Sampling
 
 Prompt = Sequence[Mapping[str, Any]] | str
 """Chat messages, or plain text."""
 SAMPLE_COLUMNS = ("id", "stop_strings", "tools", "chat_template_kwargs", "observation_format")
 """Columns of a row that become the sample's fields of the same name."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Fields of the request that no trainer's arguments set; as in `RolloutOptions`."""
+
+    sampling: Sampling | Mapping[str, Any] | None
+    """Each field that is set here replaces the one of the trainer's arguments."""
+    observation_format: ObservationFormat | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    deadline_s: float | None
+    sample_retries: int | None
+
+
+def sampling_fields(options: GenerationOptions) -> dict[str, Any]:
+    """The fields of `sampling` that are set."""
+    given = options.get("sampling") or {}
+    return given.model_dump(exclude_unset=True) if isinstance(given, Sampling) else dict(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +51,8 @@ class RowReader:
     def extra_env_info(self, row: Mapping[str, Any]) -> JsonObject:
         """A text column is parsed as JSON.
 
-        Datasets give all rows of a struct column the same fields and fill up missing ones with null; JSON text keeps
-        the fields of different tasks apart.
+        Datasets give all rows of a struct column the same fields, missing ones as null; JSON text keeps the fields of
+        different tasks apart.
         """
         if (found := row.get("extra_env_info")) is not None:
             info: JsonObject = json.loads(found) if isinstance(found, str) else dict(found)
@@ -50,7 +68,7 @@ def messages_of(prompt: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """A text that is equal for equal prompts."""
+    """Key that is equal for equal prompts."""
     return json.dumps(prompt if isinstance(prompt, str) else messages_of(prompt), sort_keys=True, default=str)
 
 
@@ -58,14 +76,14 @@ def fields_by_prompt(dataset: Iterable[Mapping[str, Any]], reader: RowReader) ->
     """The fields of each row of `dataset`, by the `prompt_key` of its prompt.
 
     Raises:
-        ValueError: two rows have the same prompt and differ in another field; the prompt does not tell them apart.
+        ValueError: two rows have the same prompt and differ in another field.
     """
     found: dict[str, JsonObject] = {}
     for row in dataset:
         fields = reader.fields(row)
         if found.setdefault(key := prompt_key(row["prompt"]), fields) != fields:
             raise ValueError(
-                f"Two rows of the dataset have the same prompt and differ in other fields, so the prompt does not tell "
+                "Two rows of the dataset have the same prompt and differ in other fields, so the prompt does not tell "
                 f"which row is meant: {key[:200]}. Make the prompts differ, or give the adapter fields_of."
             )
     return found

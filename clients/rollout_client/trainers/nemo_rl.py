@@ -12,7 +12,7 @@ is not changed, `idx` is returned, and turns that are already in a posted log co
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 import torch
 
@@ -20,26 +20,21 @@ from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.messages import GivenMessage, JsonObject, Message
-from rollout_client.contract.rollouts import ObservationFormat, SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
+from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fields
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
 MESSAGE_TENSORS = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
 POSTED_FIELDS = tuple(GivenMessage.model_fields)
 MASKED_LOSS_MULTIPLIER = "masked_loss_multiplier"
-"""The column with what `not_final="mask"` took from `loss_multiplier`, which another run of the batch gives back."""
+"""Column of the values that `not_final="mask"` took from `loss_multiplier`; another run restores them."""
 
 
-class ServiceOptions(TypedDict, total=False):
-    """Fields of the request that NeMo-RL's arguments do not set; as in `RolloutOptions`."""
+class ServiceOptions(GenerationOptions, total=False):
+    """Fields of the request that NeMo-RL's arguments do not set. `observation_format` is `raw` by default, as there."""
 
-    sampling: Sampling | Mapping[str, Any] | None
-    observation_format: ObservationFormat | None
-    """Default: `raw`, as in NeMo-RL."""
-    chat_template_kwargs: Mapping[str, Any] | None
-    deadline_s: float | None
-    sample_retries: int | None
     policy: PolicyDemand | Mapping[str, Any] | None
 
 
@@ -81,7 +76,9 @@ def run_multi_turn_rollout(
         RolloutsNotFinal: see `not_final`.
         ValueError: the batch holds a value that is not JSON.
     """
-    return played(client, input_batch, not_final, limits(max_seq_len, max_rollout_turns, "lockstep", greedy, options))
+    return run_batch(
+        client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "lockstep", greedy, options)
+    )
 
 
 def run_async_multi_turn_rollout(
@@ -95,28 +92,28 @@ def run_async_multi_turn_rollout(
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
     """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
-    return played(client, input_batch, not_final, limits(max_seq_len, max_rollout_turns, "async", greedy, options))
+    return run_batch(
+        client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "async", greedy, options)
+    )
 
 
-def limits(
+def options_of(
     max_seq_len: int,
     max_rollout_turns: int,
     schedule: Literal["async", "lockstep"],
     greedy: bool,
     options: ServiceOptions,
 ) -> RolloutOptions:
-    given = options.get("sampling") or {}
-    sampling = given.model_dump(exclude_unset=True) if isinstance(given, Sampling) else dict(given)
     return {
         **cast(RolloutOptions, options),
-        "sampling": sampling | ({"greedy": True} if greedy else {}),
+        "sampling": sampling_fields(options) | ({"greedy": True} if greedy else {}),
         "max_seq_len": max_seq_len,
         "max_rollout_turns": max_rollout_turns,
         "schedule": schedule,
     }
 
 
-def played(
+def run_batch(
     client: RolloutClient, input_batch: Batch, not_final: NotFinal, options: RolloutOptions
 ) -> tuple[Batch, dict[str, Any]]:
     response = client.rollout(samples_of(input_batch), **options)
@@ -159,7 +156,7 @@ def changed_fields(
     logs = batch["message_log"]
     prompts = list(map(prompt_tokens, logs))
     changed = {
-        "message_log": [played_log(log, sample.message_log) for log, sample in zip(logs, samples, strict=True)],
+        "message_log": [merged_log(log, sample.message_log) for log, sample in zip(logs, samples, strict=True)],
         "extra_env_info": [sample.extra_env_info for sample in samples],
         "total_reward": torch.tensor(filled_in(rewards, prompts, 0.0), dtype=torch.float32),
         "truncated": torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
@@ -170,11 +167,11 @@ def changed_fields(
     )
 
 
-def played_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """The posted messages themselves, then the new ones.
+def merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The posted messages, then the new ones.
 
-    The service goes on with the last message where its generation was interrupted, and rewards it where only its step
-    was missing. It then comes back whole, and replaces the posted one with all that belongs to its tokens.
+    The service continues the last message if its generation was interrupted, and rewards it if only its step was
+    missing. It then comes back whole, and replaces the posted one.
     """
     if len(returned) < len(posted):
         return list(posted)
@@ -187,7 +184,7 @@ def played_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message])
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """The message in NeMo-RL's form, and finish reason, weight versions and reward where the service sent them."""
+    """The message in NeMo-RL's form, with finish reason, weight versions and reward if the service sent them."""
     fields = message.model_dump(exclude_none=True)
     return fields | {
         name: torch.tensor(fields[name], dtype=dtype) for name, dtype in MESSAGE_TENSORS.items() if name in fields
@@ -195,13 +192,13 @@ def message_of(message: Message) -> dict[str, Any]:
 
 
 def prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """The tokens before the first response: those that the rollouts of one prompt share, also when they are resumed."""
+    """Tokens before the first response, which the rollouts of one prompt share even when they are resumed."""
     prompt = takewhile(lambda message: message["role"] != "assistant" or "generation_logprobs" not in message, log)
     return tuple(token for message in prompt for token in as_json(message["token_ids"]))
 
 
 def loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:
-    """Those of the batch, with 0 for samples without a final reward; and beside them what these would have."""
+    """Multipliers with 0 for samples without a final reward, and the values that these had before."""
     multiplier, masked = batch.get("loss_multiplier"), batch.get(MASKED_LOSS_MULTIPLIER)
     given = torch.as_tensor([1.0] * len(rewards) if multiplier is None else multiplier)
     given = given if masked is None else given + torch.as_tensor(masked)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Unpack, cast
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list  # type: ignore[import-untyped]
@@ -26,10 +26,18 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
-from rollout_client.contract.rollouts import ObservationFormat, SampleResult, Sampling
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row
-from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
+from rollout_client.trainers.dataset_rows import (
+    GenerationOptions,
+    Prompt,
+    RowReader,
+    fields_by_prompt,
+    messages_of,
+    prompt_key,
+    sampling_fields,
+)
 from rollout_client.weights.torch_tensors import GatheredState
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
@@ -42,9 +50,9 @@ class WeightsNotPushed(RolloutError):
 def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | None = None) -> int:
     """Pushes the weights from the trainer's main process and returns their version on every process.
 
-    Of a model of PEFT that is its active adapter, for the full weights that the service has, which have to be those
-    under the adapter. Of any other model the first push and those for which it pays are full weights, all others what
-    changed; the main process keeps a copy.
+    For a PEFT model it pushes the active adapter; the service's full weights must be those under the adapter. For any
+    other model it pushes full weights the first time and where they are smaller, and otherwise a delta; the main
+    process keeps a copy.
 
     Every process of the trainer must call it: sharded weights (FSDP, DeepSpeed) are gathered by all of them.
 
@@ -54,7 +62,7 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
     Raises:
         ValueError: the weights do not fit the service's model, an adapter is sharded, or other weights have a name.
         RolloutError: the push failed. Only the main process raises the cause itself.
-        WeightsNotPushed: on every process except the main one, whatever made the push fail.
+        WeightsNotPushed: on every other process, whatever the cause.
     """
     push = push_of(pusher, trainer, policy_name)
     outcome: list[int | str] = [0]
@@ -73,7 +81,7 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
 
 
 def push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
-    """What the main process calls. Raises `ValueError` as `push_from_trainer` does."""
+    """The push that the main process calls. Raises `ValueError` as `push_from_trainer` does."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "peft_config"):
         if policy_name is not None:
@@ -100,22 +108,16 @@ FieldsOf = Callable[[Prompt], Mapping[str, Any]]
 MASKED_LOGPROB = 0.0
 
 
-class TrainerOptions(TypedDict, total=False):
+class TrainerOptions(GenerationOptions, total=False):
     """Fields of the request that a trainer's arguments do not set; as in `RolloutOptions`."""
 
-    sampling: Sampling | Mapping[str, Any] | None
-    """Each field that is set here replaces the one of the trainer's arguments."""
     max_seq_len: int | None
-    """In tokens: prompt, generations and observations together."""
+    """Limit in tokens: prompt, generations and observations together."""
     max_rollout_turns: int | None
-    observation_format: ObservationFormat | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    deadline_s: float | None
-    sample_retries: int | None
 
 
 class RolloutFuncOptions(TrainerOptions, total=False):
-    """What every `rollout_func` of the service takes; see `ServiceRolloutFunc`."""
+    """Options of every `rollout_func` of the service; see `ServiceRolloutFunc`."""
 
     task_name: str | None
     env_columns: Sequence[str]
@@ -127,7 +129,7 @@ class RolloutFuncOptions(TrainerOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the trainer gets of one rollout."""
+    """Part of one rollout that the trainer gets."""
 
     tokens: TokenRow
     """Up to the last generated token."""
@@ -137,17 +139,16 @@ class Completion:
     status: str
     answer: str | None = None
     finish_reason: str | None = None
-    """Of the last response: `length` if its length has cut it."""
+    """Reason of the last response: `length` if its length has cut it."""
 
 
 class ServiceRolloutFunc:
     """Plays one rollout per prompt of the trainer, with the trainer's current weights.
 
-    If the trainer has made a step since the last call, its weights are pushed first, because TRL without `use_vllm`
-    sends its weights nowhere: as a delta of the last push, of which it keeps a copy in host memory. Of a model of PEFT
-    the adapter is pushed, for the full weights that the service has: they have to be those that the adapter is trained
-    on, and the service needs `enable_lora`. The rollouts then require the pushed version. Temperature, top-p, top-k,
-    min-p and `max_completion_length` are the trainer's; the last one limits each generation, not the whole completion.
+    If the trainer has made a step since the last call, its weights are pushed first, as by `push_from_trainer`: TRL
+    without `use_vllm` sends them nowhere. A PEFT model needs a service with `enable_lora`. The rollouts then require
+    the pushed version. Temperature, top-p, top-k, min-p and `max_completion_length` are the trainer's; the last one
+    limits each generation, not the whole completion.
 
     Args:
         client: the caller owns it and closes it.
@@ -284,8 +285,7 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
         "min_p": args.min_p or 0.0,
         "max_new_tokens": args.max_completion_length,
     }
-    own = given.get("sampling") or {}
-    sampling |= own.model_dump(exclude_unset=True) if isinstance(own, Sampling) else own
+    sampling |= sampling_fields(given)
     template = given.get("chat_template_kwargs") or args.chat_template_kwargs or None
     return {**cast(RolloutOptions, given), "sampling": sampling, "chat_template_kwargs": template}
 

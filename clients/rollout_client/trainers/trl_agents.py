@@ -1,4 +1,4 @@
-"""An agent of the caller's as the `rollout_func` of TRL's `GRPOTrainer` (1.16). Needs the extra `trl`.
+"""The caller's agent as the `rollout_func` of TRL's `GRPOTrainer` (1.16). Needs the extra `trl`.
 
     trainer = GRPOTrainer(
         model, args=args, train_dataset=dataset,
@@ -6,7 +6,7 @@
     )
 
 `agent` is an `async def agent(base_url, api_key, sample)` as `play_agent` takes it: a program that brings its own loop
-and calls the model under `base_url`. The service records what the engine generates for it, and that is what is trained.
+and calls the model under `base_url`. The service records the generations, on which the model is trained.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Returned = TypeVar("Returned")
 
 
 class AgentsFailed(RolloutError):
-    """Every run of the agent in a batch has failed: its cause is the error of the first."""
+    """All runs of the agent in a batch have failed; the cause is the error of the first."""
 
 
 class AgentRolloutFunc(ServiceRolloutFunc):
@@ -48,13 +48,13 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         agent: returns its reward, or None.
         judge: where the agent returns None, the environment of the sample's task judges. Without it there is no reward.
         concurrency: runs at the same time.
-        timeout_s: of one run, in seconds.
+        timeout_s: limit of one run, in seconds.
         limits: bounds of each session.
         connect: makes the client of the sessions; by default one with the address and the headers of `client`.
-        options: as of `ServiceRolloutFunc`. Of the request's fields, sessions have `sampling` and `deadline_s` alone.
+        options: those of `ServiceRolloutFunc`. Of the request's fields, sessions have only `sampling` and `deadline_s`.
 
     Raises:
-        ValueError: an option is none of a session.
+        ValueError: sessions do not have one of the options.
     """
 
     def __init__(
@@ -123,6 +123,6 @@ def completion_of(rollout: AgentRollout) -> Completion:
 
 
 def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-    """Its result. In a notebook this thread has an event loop already."""
+    """Runs the coroutine to its result in a thread: in a notebook this one has an event loop already."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

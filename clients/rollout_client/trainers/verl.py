@@ -63,7 +63,7 @@ class VerlSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     url: str | None = None
-    """Of the service; by default the environment variable `ROLLOUT_URL`. The key is `ROLLOUT_API_KEY`."""
+    """Address of the service; by default the environment variable `ROLLOUT_URL`. The key is `ROLLOUT_API_KEY`."""
     task_name: str | None = None
     """The task of rows without a column `task_name`."""
     env_columns: list[str] = []
@@ -72,13 +72,13 @@ class VerlSettings(BaseModel):
     reward_names: list[str] = []
     """Named rewards of the environment that verl logs. Every rollout should have them."""
     not_final: Literal["mask", "raise"] = "mask"
-    """What happens to rollouts that failed or were cut off; see `ServiceAgentLoopManager`."""
+    """Treatment of rollouts that failed or were cut off; see `ServiceAgentLoopManager`."""
     check_tokenizer: bool = True
     """Check at the start that the tokenizer of `actor_rollout_ref.model` makes the service's tokens."""
     sampling: JsonObject = {}
     """Further fields, such as `stop_strings`. Temperature, top-p, top-k and lengths are verl's."""
     max_seq_len: int | None = None
-    """In tokens: prompt, generations and observations together; by default `prompt_length + response_length`."""
+    """Limit in tokens: prompt, generations and observations together; by default `prompt_length + response_length`."""
     max_rollout_turns: int | None = None
     observation_format: ObservationFormat | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -135,7 +135,7 @@ class ServiceAgentLoopManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> Self:
-        """As verl's trainer makes its manager."""
+        """Makes a manager as verl's trainer does."""
         return cls(*args, **kwargs)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -159,7 +159,7 @@ class ServiceAgentLoopManager:
         if lost and (self._settings.not_final == "raise" or len(lost) == len(rows)):
             raise RolloutsNotFinal(lost, len(rows))
         groups = list(prompts.non_tensor_batch.get("uid", range(len(rows))))
-        scores = filled([row.reward for row in rows], groups)
+        scores = with_group_means([row.reward for row in rows], groups)
         kept = prompts.non_tensor_batch if self._returns_inputs else {}
         timing = {f"rollout_service/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
         timing["rollout_service/not_final_rate"] = len(lost) / len(rows)
@@ -212,7 +212,7 @@ def settings_of(rollout_config: Any) -> VerlSettings:
 
 
 def plain(value: Any) -> Any:
-    """Containers of OmegaConf as those of Python."""
+    """Converts OmegaConf's containers to Python's."""
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -321,12 +321,14 @@ def columns_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
 
 def reward_columns(rows: Sequence[Row], groups: Sequence[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
     return {
-        name: np.array(filled([None if row.reward is None else row.sample.rewards.get(name) for row in rows], groups))
+        name: np.array(
+            with_group_means([None if row.reward is None else row.sample.rewards.get(name) for row in rows], groups)
+        )
         for name in names
     }
 
 
-def filled(rewards: Sequence[float | None], groups: Sequence[Any]) -> list[float]:
+def with_group_means(rewards: Sequence[float | None], groups: Sequence[Any]) -> list[float]:
     """A missing reward is the mean of its group, or of all rows; NaN if no row has one."""
     known = [reward for reward in rewards if reward is not None]
     return filled_in(rewards, groups, sum(known) / len(known) if known else float("nan"))
@@ -339,7 +341,7 @@ def objects(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def chat_turns(sample: SampleResult) -> int:
-    """As verl counts them: each generation, and what was said before it."""
+    """Turns as verl counts them: each generation, and the messages before it."""
     return 2 * sum(message.generation_logprobs is not None for message in sample.message_log)
 
 

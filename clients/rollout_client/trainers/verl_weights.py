@@ -19,7 +19,7 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.trainers.verl import plain
 
 SAVED_MODEL = "huggingface"
-"""Where verl puts the model of a checkpoint, in the format of transformers."""
+"""Folder of verl's checkpoints with the model in the format of transformers."""
 PUSHED = "pushed"
 """The folder below that of the settings. verl removes it when it counts as an old checkpoint, and nothing beside it."""
 
@@ -30,17 +30,17 @@ class WeightSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     url: str | None = None
-    """Of the service; by default the environment variable `ROLLOUT_URL`. The key is `ROLLOUT_API_KEY`."""
+    """Address of the service; by default the environment variable `ROLLOUT_URL`. The key is `ROLLOUT_API_KEY`."""
     folder: Path
-    """Where the trainer saves its weights, in place of the earlier ones. The first actor and the task runner have to
-    see the same folder."""
+    """Folder for the trainer's weights, which replace earlier ones. The first actor and the task runner must see the
+    same folder."""
 
 
 class CheckpointSaves:
     """Saves through verl's actors, so that pushes do not count towards `max_actor_ckpt_to_keep`.
 
     Each save is one more in the actors' list of checkpoints, of which verl keeps the last ones and removes the folders
-    of the others. So this takes the place of `save_checkpoint` of the worker group, knows which of that list are
+    of the others. verl offers no hook, so this replaces `save_checkpoint` of the worker group, tracks which saves are
     pushes, and asks verl to keep as many more as there are pushes among the trainer's last ones.
     """
 

@@ -6,7 +6,7 @@ is counted from index 0. Values are compared and stored as unsigned integers of 
 dtypes that numpy does not have are preserved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 
@@ -20,7 +20,6 @@ from rollout_client.weights.safetensors_file import (
     TensorEntry,
     Weights,
     header_of,
-    read_header,
     read_tensor,
 )
 
@@ -169,23 +168,3 @@ def read_changes(path: str | PathLike[str], header: Header, entry: DeltaEntry) -
     """The changes of one tensor, from the delta file at `path`; raises what `tensor_blocks` raises."""
     gaps = np.frombuffer(read_tensor(path, header, entry.gaps), dtype="<i4").astype(np.int32, copy=False)
     return TensorChanges(gaps, as_bits(entry.values.dtype, read_tensor(path, header, entry.values)))
-
-
-def apply_delta(base: str | PathLike[str], delta: str | PathLike[str]) -> Iterator[tuple[TensorEntry, Data]]:
-    """The tensors of the file `base` after the changes of the file `delta`, one by one in the order of `base`.
-
-    Raises:
-        NotSafetensors: one of the files is not a safetensors file.
-        BadDelta: the delta does not fit the base. What the headers show is raised before the first tensor.
-    """
-    base_header, delta_header = read_header(base), read_header(delta)
-    changed = delta_entries(delta_header, base_header.by_name)
-    for entry in base_header.entries:
-        data = read_tensor(base, base_header, entry)
-        if entry.name not in changed:
-            yield entry, data
-            continue
-        writable = bytearray(data)
-        changes = read_changes(delta, delta_header, changed[entry.name])
-        apply_changes(entry.name, as_bits(entry.dtype, writable), changes)
-        yield entry, writable

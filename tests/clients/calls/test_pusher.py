@@ -25,9 +25,9 @@ from rollout_client import (
 )
 from rollout_client.contract.policy import PushResult
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.delta import apply_delta
 from rollout_client.weights.safetensors_file import header_bytes, read_header
 from tests.clients.scripted_policy import CUT, PolicyServer, ScriptedPolicy
+from tests.clients.weights.applied_deltas import apply_delta
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 State = dict[str, torch.Tensor]

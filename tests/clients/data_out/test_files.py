@@ -72,12 +72,12 @@ def test_a_file_is_read_with_a_byte_order_mark_and_with_any_character_in_its_tex
     path.write_bytes(BYTE_ORDER_MARK + path.read_bytes())
     assert RolloutResponse.load(path) == response
     path.write_bytes(BYTE_ORDER_MARK + b"\n{}")
-    with pytest.raises(ValueError, match=r"run.jsonl line 2 is no rollout"):
+    with pytest.raises(ValueError, match=r"run.jsonl line 2 is not a rollout"):
         list(read_rollouts(path))
 
 
 def test_another_end_of_the_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"saved.csv is to be .jsonl or .parquet"):
+    with pytest.raises(ValueError, match=r"saved.csv must end in .jsonl or .parquet"):
         response_of().save(tmp_path / "saved.csv")
     assert list(tmp_path.iterdir()) == []
 
@@ -86,17 +86,17 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path: Path) -> None:
     path = tmp_path / "saved.jsonl"
     response_of(result()).save(path)
     path.write_bytes(path.read_bytes().splitlines()[0] + b'\n{"idx": 1}\n')
-    with pytest.raises(ValueError, match=r"saved.jsonl line 2 is no rollout: generation_index: Field required\."):
+    with pytest.raises(ValueError, match=r"saved.jsonl line 2 is not a rollout: generation_index: Field required\."):
         list(read_rollouts(path))
 
 
 def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
-    with pytest.raises(ValueError, match=r"other.parquet is no file of rollouts: it has no column message_log, status"):
+    with pytest.raises(ValueError, match=r"is not a file of rollouts: it has no column message_log, status"):
         list(read_rollouts(path))
     path.write_text("text")
-    with pytest.raises(ValueError, match=r"other.parquet is no Parquet file: "):
+    with pytest.raises(ValueError, match=r"other.parquet is not a Parquet file: "):
         list(read_rollouts(path))
 
 

@@ -15,7 +15,6 @@ from rollout_client.weights.delta import (
     BadDelta,
     TensorChanges,
     apply_changes,
-    apply_delta,
     as_bits,
     delta_entries,
     delta_weights,
@@ -26,6 +25,7 @@ from rollout_client.weights.safetensors_file import (
     header_bytes,
     header_of,
 )
+from tests.clients.weights.applied_deltas import apply_delta
 
 TENSORS = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
 

@@ -10,11 +10,11 @@ from safetensors.torch import load
 
 from rollout_client import PolicyState, PolicyUpdate, WeightsDiffer
 from rollout_client.contract.policy import VersionInfo
-from rollout_client.weights.delta import apply_delta
 from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights, joined
 from rollout_client.weights.safetensors_file import Weights, header_bytes, read_header
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import CREATED_AT, layout_of
+from tests.clients.weights.applied_deltas import apply_delta
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 

@@ -24,7 +24,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ModelVersions:
-    """The trainer's versions of its model, and the service's versions that hold the same weights."""
+    """Versions of the trainer's model, and the service's versions of the same weights."""
 
     current: int
     """The trainer's version now."""
@@ -41,13 +41,13 @@ class ModelVersions:
 
 @dataclass(frozen=True, slots=True)
 class GroupSamples:
-    """What the trainer gets of one group."""
+    """Samples of one group for the trainer, and counts of the others."""
 
     samples: list[RolloutSample]
     not_final: int
-    """Rollouts without a final reward, except for the stale ones."""
+    """Rollouts without a final reward, except stale ones."""
     stale: int
-    """Rollouts whose oldest token is too many versions old, those that the service cut off included."""
+    """Rollouts whose oldest token is too many versions old, including those that the service cut off."""
 
 
 def group_samples(
@@ -77,42 +77,28 @@ def group_samples(
         if versions.current - oldest > max_staleness:
             stale += 1
             continue
-        metrics = {"reward": reward, "reward_std": reward_std} | prefixed(rollout.rewards)
-        samples.append(rollout_sample(row, rollout, tokens, advantage, oldest, group_id, metrics))
+        named = {f"rewards/{name}": value for name, value in rollout.rewards.items()}
+        samples.append(
+            RolloutSample(
+                prompt=row["prompt"],
+                completion=completion_of(rollout),
+                input_ids=np.asarray(tokens.token_ids, dtype=np.int64),
+                completion_mask=np.asarray(tokens.loss_mask, dtype=np.int64),
+                old_log_probs=np.asarray(tokens.generation_logprobs, dtype=np.float32),
+                advantage=advantage,
+                model_version=oldest,
+                group_id=group_id,
+                metrics={"reward": reward, "reward_std": reward_std, **named},
+                enqueued_at=time.time(),
+            )
+        )
     return GroupSamples(samples, rewards.count(None) - cut_off, stale)
-
-
-def rollout_sample(
-    row: Mapping[str, Any],
-    rollout: SampleResult,
-    tokens: TokenRow,
-    advantage: float,
-    model_version: int,
-    group_id: int,
-    metrics: Metrics,
-) -> RolloutSample:
-    return RolloutSample(
-        prompt=row["prompt"],
-        completion=completion_of(rollout),
-        input_ids=np.asarray(tokens.token_ids, dtype=np.int64),
-        completion_mask=np.asarray(tokens.loss_mask, dtype=np.int64),
-        old_log_probs=np.asarray(tokens.generation_logprobs, dtype=np.float32),
-        advantage=advantage,
-        model_version=model_version,
-        group_id=group_id,
-        metrics=metrics,
-        enqueued_at=time.time(),
-    )
 
 
 def completion_of(rollout: SampleResult) -> list[dict[str, str]]:
     """The messages from the first generated one on."""
     log = itertools.dropwhile(lambda message: message.generation_logprobs is None, rollout.message_log)
     return [{"role": message.role, "content": message.content} for message in log]
-
-
-def prefixed(rewards: Mapping[str, float]) -> Metrics:
-    return {f"rewards/{name}": reward for name, reward in rewards.items()}
 
 
 def std_of(rewards: Sequence[float | None]) -> float:

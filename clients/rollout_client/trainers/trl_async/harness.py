@@ -25,7 +25,7 @@ from rollout_client.contract.sessions import SessionSample
 from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 
 SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")
-"""Of what TRL's worker says about sampling; its other fields are of no effect."""
+"""Fields of the worker's sampling that sessions use; others have no effect."""
 
 
 class AgentRunSession(ResourceSession):
@@ -65,14 +65,14 @@ class AgentSessionFactory(ResourceSessionFactory[AgentRunSession]):
     """Makes a run of the agent of each prompt that TRL's worker gives it.
 
     Args:
-        base_url: of the service.
+        base_url: address of the service.
         agent: an async function, as `play_agent` takes it. The worker pickles it: it must be a function of a module.
         rows: the dataset: TRL gives prompts alone, by which the other fields of a sample are found here.
-        sampling: the worker's.
+        sampling: the worker's sampling.
         task_name, env_columns: see `RowReader`.
-        max_new_tokens: of each call, where the agent does not say.
+        max_new_tokens: limit of each call that does not set its own.
         judge: the environment of the sample's task judges a run whose agent returned no reward.
-        timeout_s: of one run. What was generated until then counts as context; TRL leaves its reward out.
+        timeout_s: limit of one run. Its generations until then count as context; TRL leaves its reward out.
         connect: makes the client; by default `AsyncRolloutClient(base_url)`, with the key of `ROLLOUT_API_KEY`.
         session: further fields of `SessionRequest`, such as `limits` and `priority`.
     """
@@ -127,7 +127,7 @@ def training_trace(samples: Sequence[SessionSample]) -> TrainingTrace:
 
 
 def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
-    """The responses that no earlier branch has."""
+    """Responses that no earlier branch has."""
     prompt: list[int] = []
     messages: list[JsonObject] = []
     generation_ids = iter(sample.generation_ids)
@@ -150,7 +150,7 @@ def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
 
 
 def chat_message(message: Message) -> JsonObject:
-    """As chat completions have it."""
+    """The message in the form of chat completions."""
     content = message.content if message.parsed_content is None else message.parsed_content
     others = message.model_dump(include={"name", "tool_calls", "tool_call_id"}, exclude_none=True)
     return {"role": message.role, "content": content, **others}

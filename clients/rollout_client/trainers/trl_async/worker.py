@@ -1,6 +1,6 @@
-"""`ServiceRolloutWorker`, TRL's `RolloutWorkerProtocol` played by the service, and `ServiceWeightTransfer`.
+"""The service as TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`.
 
-The transfer is TRL's `WeightTransferProtocol`, by pushes of what changed over HTTP.
+`ServiceRolloutWorker` plays the rollouts, `ServiceWeightTransfer` pushes deltas over HTTP.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ class ServiceWeightTransfer(WeightTransferProtocol):
 MAX_LOST_GROUPS = 16
 """The worker fails after this many groups in succession without one final reward."""
 FIRST_ROW = "dataset_start_index"
-"""Where TRL's trainer reads a worker's position when it saves a checkpoint, and writes it before a resumed training."""
+"""Key under which TRL's trainer reads a worker's position for a checkpoint, and writes it before a resumed training."""
 FIRST_GROUP_ID = 1
-"""TRL adds to the position the lowest number from 0 on that is no group it has trained on. So that is always 0."""
+"""TRL adds to the position the lowest number that is not a group it has trained on: with this, always 0."""
 HEARTBEAT_S = 1.0
 ROOM_POLL_S = 0.02
 STOP_TIMEOUT_S = 15.0
@@ -118,7 +118,7 @@ class DatasetPosition:
 
 
 class RolloutBuffer(queue.Queue[RolloutSample]):
-    """A queue that tells `on_taken` of each sample that leaves it."""
+    """A queue that calls `on_taken` with each sample that leaves it."""
 
     def __init__(self, on_taken: Callable[[RolloutSample], None]) -> None:
         super().__init__()
@@ -138,9 +138,9 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
     At most `max_inflight_tasks` and at most `queue_maxsize` rollouts (both of `args`) run ahead of the trainer; those
     in progress and those in `rollout_buffer` count together. `group_samples` says which rollouts reach the buffer.
 
-    A training that resumes from a checkpoint goes on with the first row whose group the trainer had not taken, and its
-    epochs end where they would have ended. TRL saves and restores this for workers of its own class alone, which is
-    why this is one; nothing else of that class is in use. A streamed dataset begins anew, as with TRL's worker.
+    A training that resumes from a checkpoint continues with the first row whose group the trainer had not taken; its
+    epochs end where they would have ended. TRL saves and restores this only for its own class, so this is a subclass,
+    but uses nothing else of it. A streamed dataset restarts, as with TRL's worker.
 
     Args:
         client: the worker owns it and closes it.
