@@ -42,9 +42,6 @@ class ReplicaAffinity:
         self._group_sizes: Counter[str] = Counter()
         self._load: Counter[str] = Counter()
 
-    def __contains__(self, rollout_id: str) -> bool:
-        return rollout_id in self._assignments
-
     def load_of(self, replica: str) -> int:
         """How many rollouts are assigned to the replica."""
         return self._load[replica]

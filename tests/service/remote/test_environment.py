@@ -37,17 +37,6 @@ def steps_by_replica(handle: ScriptedEnvironmentHandle) -> Counter[str]:
     return counts
 
 
-def test_steps_of_one_iteration_for_one_replica_go_in_one_call() -> None:
-    handle = ScriptedEnvironmentHandle([[(1, outcome("b"))], [(0, outcome("a"))]])
-    environment = environment_over(handle, "one")
-
-    async def run() -> list[Any]:
-        return await asyncio.gather(*(environment.step(request(name)) for name in "ab"))
-
-    assert virtual_time.run(run()) == [outcome("a"), outcome("b")]
-    assert handle.stepped == [("one", ["a", "b"])]
-
-
 def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one", "two", "three")

@@ -90,12 +90,6 @@ def test_without_a_bound_or_a_known_current_version_no_rollout_is_stale() -> Non
     assert not versions.is_stale
 
 
-def test_skipped_numbers_count() -> None:
-    versions = versions_at(10, 10, max_staleness=5)
-    versions.bounds.note_current(20)
-    assert versions.is_stale
-
-
 def test_the_current_version_never_goes_back() -> None:
     bounds = VersionBounds()
     assert [bounds.note_current(version) for version in (3, 3, 5, 4)] == [None, None, 3, None]
@@ -114,12 +108,6 @@ def test_tokens_of_a_version_that_is_not_yet_called_current_have_a_staleness_of_
     versions = versions_at(8, 9)
     versions.note_end()
     assert versions.at_end == 0
-
-
-def test_without_tokens_there_is_no_staleness() -> None:
-    versions = versions_at(8)
-    versions.note_end()
-    assert versions.at_end is None
 
 
 def test_a_posted_log_counts_with_the_tokens_that_a_policy_generated() -> None:

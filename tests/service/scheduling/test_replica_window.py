@@ -9,7 +9,7 @@ CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
 
 
 def room_of(window: ReplicaWindow, tokens: float = 1.0) -> int:
-    """Fills the window and empties it again; how many generations fitted in."""
+    """Fills the window and empties it again; returns how many generations fitted in beside those that are there."""
     count = 0
     while window.has_room(tokens) and count < 100:
         window.add(tokens)
@@ -32,25 +32,14 @@ def test_generations_that_are_longer_than_expected_leave_less_room() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     for _ in range(2):
         window.add(100.0, shared_tokens=50.0)
-    assert room_of_more(window, tokens=100.0) == 8
+    assert room_of(window, tokens=100.0) == 8
     window.observe(ReplicaLoad(2, kv_tokens=300), ended=0)
-    assert room_of_more(window, tokens=100.0) == 8
+    assert room_of(window, tokens=100.0) == 8
     window.observe(ReplicaLoad(2, kv_tokens=600), ended=0)
-    assert room_of_more(window, tokens=100.0) == 5
+    assert room_of(window, tokens=100.0) == 5
     for _ in range(2):
         window.remove(100.0, shared_tokens=50.0)
     assert room_of(window, tokens=100.0) == 10
-
-
-def room_of_more(window: ReplicaWindow, tokens: float) -> int:
-    """How many generations fit beside those that are there."""
-    count = 0
-    while window.has_room(tokens):
-        window.add(tokens)
-        count += 1
-    for _ in range(count):
-        window.remove(tokens)
-    return count
 
 
 def test_one_generation_fits_however_large_it_is() -> None:
@@ -60,7 +49,7 @@ def test_one_generation_fits_however_large_it_is() -> None:
 def test_each_choice_of_a_call_takes_a_place() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.add(8.0, sequences=8)
-    assert room_of_more(window, tokens=1.0) == 12
+    assert room_of(window, tokens=1.0) == 12
     window.remove(8.0, sequences=8)
     assert (window.generations, room_of(window)) == (0, 20)
 
