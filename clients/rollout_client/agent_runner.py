@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
-from rollout_client.calls.async_client.sessions import AsyncSession
 from rollout_client.calls.progress import counting_bar
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
@@ -117,8 +116,8 @@ async def agent_rollouts(
     try:
         while True:
             for idx, generation_index in islice(places, concurrency - len(running)):
-                run = AgentRun(agent, inputs[idx], idx, generation_index, timeout_s, judge)
-                running.add(asyncio.create_task(run.play(client, session)))
+                run = run_agent(client, agent, inputs[idx], idx, generation_index, timeout_s, judge, session)
+                running.add(asyncio.create_task(run))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -131,49 +130,41 @@ async def agent_rollouts(
         await asyncio.gather(*running, *ended, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRun:
-    """One run that is still to be played."""
-
-    agent: Agent
-    sample: SampleInput
-    idx: int
-    generation_index: int
-    timeout_s: float | None
-    judge: bool
-
-    async def play(self, client: AsyncRolloutClient, fields: Mapping[str, Any]) -> AgentRollout:
-        """Raises `RolloutError` if its session cannot be opened. What fails later is the rollout's error."""
-        sample = self.sample if self.sample.idx is not None else self.sample.model_copy(update={"idx": self.idx})
-        session = client.session(**fields, sample=sample, generation_index=self.generation_index)
-        branches: list[SessionSample] = []
-        async with session:
-            reward, is_judged, error = await self._run_agent(session, sample)
+async def run_agent(
+    client: AsyncRolloutClient,
+    agent: Agent,
+    given: SampleInput,
+    idx: int,
+    generation_index: int,
+    timeout_s: float | None,
+    judge: bool,
+    fields: Mapping[str, Any],
+) -> AgentRollout:
+    """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is the rollout's error."""
+    sample = given if given.idx is not None else given.model_copy(update={"idx": idx})
+    branches: list[SessionSample] = []
+    reward: AgentReward = None
+    error: Exception | None = None
+    is_judged = False
+    async with client.session(**fields, sample=sample, generation_index=generation_index) as session:
         try:
-            branches = await session.samples()
-        except RolloutError as raised:
-            error = error or raised
-        if is_judged and branches:
-            reward = branches[-1].rewards
-        total = None if error is not None or reward is None else total_of(reward)
-        return AgentRollout(self.idx, self.generation_index, branches, total, error)
-
-    async def _run_agent(
-        self, session: AsyncSession, sample: SampleInput
-    ) -> tuple[AgentReward, bool, Exception | None]:
-        """The agent's reward, whether the environment has judged it, and the exception that was raised."""
-        is_judged = False
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                reward = await self.agent(session.base_url, session.api_key, sample)
+            async with asyncio.timeout(timeout_s):
+                reward = await agent(session.base_url, session.api_key, sample)
             if reward is not None:
                 await session.reward(reward)
-            elif self.judge:
+            elif judge:
                 await session.judge()
                 is_judged = True
-        except Exception as error:  # noqa: BLE001 - a rollout that fails is data beside the others
-            return None, False, error
-        return reward, is_judged, None
+        except Exception as raised:  # noqa: BLE001 - a rollout that fails is data beside the others
+            error = raised
+    try:
+        branches = await session.samples()
+    except RolloutError as raised:
+        error = error or raised
+    if is_judged and branches:
+        reward = branches[-1].rewards
+    total = None if error is not None or reward is None else total_of(reward)
+    return AgentRollout(idx, generation_index, branches, total, error)
 
 
 def total_of(reward: float | dict[str, float]) -> float:

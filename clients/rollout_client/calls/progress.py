@@ -27,16 +27,16 @@ def counting_bar(total: int, done: int = 0) -> Iterator[Callable[[int, bool, flo
         ModuleNotFoundError: rich is not installed; the message says what to install.
     """
     with needed_for("A progress bar", "cli"):
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
     columns = (
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("rollouts, {task.fields[figures]}", table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(),
+        progress.BarColumn(bar_width=10),
+        progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        progress.TextColumn("rollouts, {task.fields[figures]}", table_column=Column(no_wrap=True)),
+        progress.TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total, completed=done, figures="0 failed")
         shown = bar.tasks[task]
         tokens, failed, reward_sum, rewarded = 0, 0, 0.0, 0
@@ -62,23 +62,16 @@ def upload_bar(version: int) -> Iterator[Callable[[int, int | None], None]]:
         ModuleNotFoundError: rich is not installed; the message says what to install.
     """
     with needed_for("A progress bar", "cli"):
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TransferSpeedColumn,
-        )
     columns = (
-        BarColumn(bar_width=24),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
+        progress.BarColumn(bar_width=24),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"version {version}: uploading", total=None)
 
         def show(arrived_bytes: int, total_bytes: int | None) -> None:

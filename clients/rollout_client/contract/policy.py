@@ -90,15 +90,10 @@ class PushOptions(SwitchOptions):
     requests without a name get. Such a push pauses nothing, so that the other options of an update have no meaning."""
 
     @model_validator(mode="after")
-    def has_the_checksum_of_a_base_only_as_an_adapter(self) -> Self:
-        if self.base_checksum is not None and self.kind != "adapter":
-            raise ValueError(f"base_checksum goes with kind=adapter, and the kind is {self.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def has_a_name_only_as_an_adapter(self) -> Self:
-        if self.name is not None and self.kind != "adapter":
-            raise ValueError(f"name={self.name} goes with kind=adapter, and the kind is {self.kind}")
+    def check_options_of_adapters(self) -> Self:
+        option = f"name={self.name}" if self.base_checksum is None else "base_checksum"
+        if self.kind != "adapter" and (self.base_checksum, self.name) != (None, None):
+            raise ValueError(f"{option} goes with kind=adapter, and the kind is {self.kind}")
         return self
 
 

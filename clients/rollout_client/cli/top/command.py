@@ -4,33 +4,32 @@ What is not known is a dash.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, nullcontext, suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.box import SIMPLE
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from rollout_client.calls.options import DEFAULT_URL
 from rollout_client.cli.options import ApiKeyFile, Connection, Url, command
 from rollout_client.cli.output import FAILED, AsJson, out, plain
 from rollout_client.cli.top.readings import views
-from rollout_client.cli.top.view import GeneratorView, PolicyView, TaskView, TopView
+from rollout_client.cli.top.view import PolicyView, TopView
 
 UNKNOWN = "-"
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 def top_tables(view: TopView, url: str) -> Group:
-    parts: list[RenderableType] = [service_table(view, url)]
-    if view.generators:
-        parts.append(generators_table(view.generators))
-    if view.tasks:
-        parts.append(tasks_table(view.tasks))
-    return Group(*parts)
+    generators = [table_of(GENERATOR_COLUMNS, view.generators)] if view.generators else []
+    tasks = [table_of(TASK_COLUMNS, view.tasks)] if view.tasks else []
+    return Group(service_table(view, url), *generators, *tasks)
 
 
 def service_table(view: TopView, url: str) -> Table:
@@ -69,42 +68,15 @@ def policy_text(policy: PolicyView) -> str:
     return f"{name}version {policy.version} for {duration_text(policy.age_s)}"
 
 
-def generators_table(generators: list[GeneratorView]) -> Table:
-    table = table_of("generator", "version", "tokens/s", "hits", "KV cache", "running", "waiting")
-    for each in generators:
-        table.add_row(
-            plain(each.replica_id),
-            count_text(each.version),
-            rate_text(each.tokens_per_s),
-            percent_text(each.prefix_cache_hits),
-            percent_text(each.kv_cache_usage),
-            count_text(each.running),
-            count_text(each.waiting),
-        )
-    return table
-
-
-def tasks_table(tasks: list[TaskView]) -> Table:
-    table = table_of("task", "rollouts/s", "turns/s", "clipped", "tokens/s", "reward", "failed/s")
-    for each in tasks:
-        table.add_row(
-            plain(each.task_name),
-            rate_text(each.rollouts_per_s),
-            rate_text(each.turns_per_s),
-            percent_text(each.clipped_ratio),
-            rate_text(each.tokens_per_s),
-            UNKNOWN if each.mean_reward is None else f"{each.mean_reward:.3f}",
-            rate_text(each.failed_calls_per_s),
-        )
-    return table
-
-
-def table_of(*columns: str) -> Table:
+def table_of(columns: Sequence[tuple[str, str, Callable[[Any], str | Text]]], views: Sequence[BaseModel]) -> Table:
+    """A row for each of `views`. Columns are a heading, the name of a field, and how its value is shown."""
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
-    first, *others = columns
+    (first, _, _), *others = columns
     table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
+    for heading, _, _ in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for view in views:
+        table.add_row(*(shown(getattr(view, field)) for _, field, shown in columns))
     return table
 
 
@@ -141,6 +113,24 @@ def parts_of_duration(seconds: int) -> Iterator[str]:
         seconds %= unit_s
 
 
+GENERATOR_COLUMNS = (
+    ("generator", "replica_id", plain),
+    ("version", "version", count_text),
+    ("tokens/s", "tokens_per_s", rate_text),
+    ("hits", "prefix_cache_hits", percent_text),
+    ("KV cache", "kv_cache_usage", percent_text),
+    ("running", "running", count_text),
+    ("waiting", "waiting", count_text),
+)
+TASK_COLUMNS = (
+    ("task", "task_name", plain),
+    ("rollouts/s", "rollouts_per_s", rate_text),
+    ("turns/s", "turns_per_s", rate_text),
+    ("clipped", "clipped_ratio", percent_text),
+    ("tokens/s", "tokens_per_s", rate_text),
+    ("reward", "mean_reward", lambda reward: UNKNOWN if reward is None else f"{reward:.3f}"),
+    ("failed/s", "failed_calls_per_s", rate_text),
+)
 DEFAULT_INTERVAL_S = 2.0
 DEFAULT_WINDOW_S = 30.0
 """A service's counters are up to ten seconds old, and then jump: over three jumps a mean is steady enough."""

@@ -3,7 +3,8 @@
 `None` stands for a value that the service does not report, as on a service with `metrics: false`, of an engine that is
 idle, or before the second reading. It is unknown, not zero."""
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -101,6 +102,13 @@ class TopView(BaseModel):
     degraded: list[DegradedPart] = []
 
 
+TASK_RATES = {
+    "rollouts_per_s": "rollout_rollouts_total",
+    "turns_per_s": "rollout_turns_total",
+    "failed_calls_per_s": "rollout_failed_calls_total",
+}
+
+
 class Top:
     """Readings go in, views come out."""
 
@@ -171,7 +179,7 @@ class Top:
         tokens = self._rates.by_label("ReplicaId", "vllm_generation_tokens_total")
         hits = self._rates.by_label("ReplicaId", "vllm_prefix_cache_hits_total")
         queries = self._rates.by_label("ReplicaId", "vllm_prefix_cache_queries_total")
-        usage = gauges.highest_by_label("ReplicaId", "vllm_kv_cache_usage_perc")
+        usage = gauges.by_label("ReplicaId", "vllm_kv_cache_usage_perc", max)
         running = gauges.by_label("ReplicaId", "vllm_num_requests_running")
         waiting = gauges.by_label("ReplicaId", "vllm_num_requests_waiting")
         # Counters of an engine that has ended stay for a while: `/policy` knows better which live.
@@ -187,31 +195,22 @@ class Top:
             )
 
     def _tasks(self, replicas: dict[str, int]) -> Iterable[TaskView]:
-        rollouts, turns, clipped, failed, rewarded = (
-            self._rates.by_label("task_name", name)
-            for name in (
-                "rollout_rollouts_total",
-                "rollout_turns_total",
-                "rollout_clipped_turns_total",
-                "rollout_failed_calls_total",
-                "rollout_reward_count",
-            )
-        )
+        rates = {field: self._rates.by_label("task_name", name) for field, name in TASK_RATES.items()}
         tokens = self._rates.by_label("task_name", "rollout_tokens_total", kind="generated")
+        clipped = self._rates.by_label("task_name", "rollout_clipped_turns_total")
+        rewarded = self._rates.by_label("task_name", "rollout_reward_count")
         gained = self._rates.by_label("task_name", "rollout_reward_sums_total", sign="positive")
         lost = self._rates.by_label("task_name", "rollout_reward_sums_total", sign="negative")
         known = [] if self._info is None else self._info.tasks
-        for name in sorted({*known, *rollouts}):
+        for name in sorted({*known, *rates["rollouts_per_s"]}):
             yield TaskView(
                 task_name=name,
                 replicas=replicas.get(name),
-                rollouts_per_s=rollouts.get(name),
-                turns_per_s=turns.get(name),
+                **{field: rate.get(name) for field, rate in rates.items()},
                 tokens_per_s=tokens.get(name),
                 # Ray has no counter of a sign until there was such a reward.
                 mean_reward=share(gained.get(name, 0.0) - lost.get(name, 0.0), rewarded.get(name)),
-                clipped_ratio=share(clipped.get(name, 0.0), turns.get(name)),
-                failed_calls_per_s=failed.get(name),
+                clipped_ratio=share(clipped.get(name, 0.0), rates["turns_per_s"].get(name)),
             )
 
 
@@ -225,30 +224,26 @@ class GaugeReadings:
         return [(series, value) for series, value in self._values.items() if series.name == name]
 
     def total(self, name: str) -> float | None:
-        """Over all replicas; `None` if none of them says."""
+        """Sum over all replicas; `None` if none of them reports it."""
         found = self.named(name)
         return sum(value for _, value in found) if found else None
 
-    def by_label(self, label: str, name: str) -> dict[str, float]:
+    def by_label(
+        self, label: str, name: str, joined: Callable[[float, float], float] = operator.add
+    ) -> dict[str, float]:
+        """The values by `label`; `joined` makes one of the values of several series."""
         found: dict[str, float] = {}
         for series, value in self.named(name):
             key = series.label(label)
-            found[key] = found.get(key, 0.0) + value
-        return found
-
-    def highest_by_label(self, label: str, name: str) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for series, value in self.named(name):
-            key = series.label(label)
-            found[key] = max(value, found.get(key, value))
+            found[key] = joined(found[key], value) if key in found else value
         return found
 
 
 def policies_of(gauges: GaugeReadings, policy: PolicyState | None) -> list[PolicyView]:
     """By their names, that without one first. `/policy` knows versions sooner than the metrics do."""
-    counted = gauges.highest_by_label("policy", "rollout_policy_version")
+    counted = gauges.by_label("policy", "rollout_policy_version", max)
     versions = {name: round(value) for name, value in counted.items()}
-    ages = gauges.highest_by_label("policy", "rollout_policy_age_seconds")
+    ages = gauges.by_label("policy", "rollout_policy_age_seconds", max)
     current = dict(versions)
     if policy is not None:
         current = {"": policy.current}
