@@ -210,5 +210,5 @@ def test_a_request_that_is_cancelled_again_while_it_waits_for_its_turn_ends_too(
             request.cancel()
         await asyncio.wait(requests)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     assert ended == 100

@@ -90,19 +90,19 @@ def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str]
         (None, [["a", "b", "c", "d"], ["e"]]),
     ],
 )
-def test_requests_of_consecutive_iterations_go_in_one_call(most_iterations: int | None, sent: list[list[str]]) -> None:
+@virtual_time.test
+async def test_requests_of_consecutive_iterations_go_in_one_call(
+    most_iterations: int | None, sent: list[list[str]]
+) -> None:
     replica = ScriptedReplica([], [], [], [])
 
-    async def run() -> None:
-        batcher = stream_of(replica.start_call).batched(most_iterations=most_iterations)
-        calls = list[asyncio.Task[str]]()
-        # By iteration of the event loop.
-        for names in ("ab", "c", "d", "", "", "e"):
-            calls += (asyncio.create_task(batcher.call(name)) for name in names)
-            await asyncio.sleep(0)
-        await asyncio.gather(*calls, return_exceptions=True)
-
-    virtual_time.run(run())
+    batcher = stream_of(replica.start_call).batched(most_iterations=most_iterations)
+    calls = list[asyncio.Task[str]]()
+    # By iteration of the event loop.
+    for names in ("ab", "c", "d", "", "", "e"):
+        calls += (asyncio.create_task(batcher.call(name)) for name in names)
+        await asyncio.sleep(0)
+    await asyncio.gather(*calls, return_exceptions=True)
     assert replica.requests == sent
 
 
@@ -130,7 +130,8 @@ def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() ->
     assert replica.requests == [["a", "b"], ["c"], ["d", "e"]]
 
 
-def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch() -> None:
+@virtual_time.test
+async def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch() -> None:
     replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]], [[(0, "C")]])
     events: list[str] = []
 
@@ -139,11 +140,8 @@ def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch(
         asyncio.get_running_loop().call_soon(events.append, "other work")
         return replica.start_call(requests)
 
-    async def run() -> None:
-        batcher = stream_of(start_call).batched(bytes_of=lambda _: MOST_BYTES_PER_MESSAGE)
-        await asyncio.gather(*map(batcher.call, "abc"))
-
-    virtual_time.run(run())
+    batcher = stream_of(start_call).batched(bytes_of=lambda _: MOST_BYTES_PER_MESSAGE)
+    await asyncio.gather(*map(batcher.call, "abc"))
     assert events == ["call", "other work"] * 3
 
 
@@ -164,37 +162,33 @@ def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_boun
     assert [len(requests) for requests in replica.requests] == sizes
 
 
-def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_never_sent() -> None:
+@virtual_time.test
+async def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_never_sent() -> None:
     replica = ScriptedReplica([[(0, "A")]], [[(0, "C")]])
 
-    async def run() -> None:
-        def start_call(requests: list[str]) -> ScriptedCall:
-            calls["b"].cancel()
-            return replica.start_call(requests)
+    def start_call(requests: list[str]) -> ScriptedCall:
+        calls["b"].cancel()
+        return replica.start_call(requests)
 
-        sizes = {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1}
-        batcher = stream_of(start_call).batched(bytes_of=sizes.__getitem__)
-        calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
-        assert await calls["a"] == "A"
-        assert await calls["c"] == "C"
-
-    virtual_time.run(run())
+    sizes = {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1}
+    batcher = stream_of(start_call).batched(bytes_of=sizes.__getitem__)
+    calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
+    assert await calls["a"] == "A"
+    assert await calls["c"] == "C"
     assert replica.requests == [["a"], ["c"]]
 
 
-def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
-    async def run() -> None:
-        batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
-        ends: dict[str, float] = {}
+@virtual_time.test
+async def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
+    batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
+    ends: dict[str, float] = {}
 
-        async def timed(name: str) -> None:
-            await batcher.call(name)
-            ends[name] = virtual_time.now()
+    async def timed(name: str) -> None:
+        await batcher.call(name)
+        ends[name] = virtual_time.now()
 
-        await asyncio.gather(timed("a"), timed("b"))
-        assert ends == {"b": 1.0, "a": 2.0}
-
-    virtual_time.run(run())
+    await asyncio.gather(timed("a"), timed("b"))
+    assert ends == {"b": 1.0, "a": 2.0}
 
 
 def test_a_call_that_breaks_midway_fails_only_the_requests_without_a_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -260,15 +254,13 @@ def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog
     assert [vars(record)["cause"] for record in caplog.records] == ["ReplicaSilent(10)"]
 
 
-def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
+@virtual_time.test
+async def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
     replica = ScriptedReplica([TimeoutError("of the replica")])
 
-    async def run() -> None:
-        batcher = stream_of(replica.start_call, silence=ReplicaWatch(10)).batched()
-        with pytest.raises(TimeoutError, match=r"^of the replica$"):
-            await batcher.call("a")
-
-    virtual_time.run(run())
+    batcher = stream_of(replica.start_call, silence=ReplicaWatch(10)).batched()
+    with pytest.raises(TimeoutError, match=r"^of the replica$"):
+        await batcher.call("a")
 
 
 def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,18 +283,16 @@ def test_requests_whose_callers_were_cancelled_are_aborted_in_one_call_while_the
     assert replica.aborted == [["a", "c"]]
 
 
-def test_requests_cancelled_at_different_times_are_aborted_in_different_calls() -> None:
+@virtual_time.test
+async def test_requests_cancelled_at_different_times_are_aborted_in_different_calls() -> None:
     replica = ScriptedReplica([[(2, "C")]])
 
-    async def run() -> None:
-        batcher = replica.batcher()
-        calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
-        for name in "ab":
-            await virtual_time.settled()
-            calls[name].cancel()
-        await asyncio.gather(*calls.values(), return_exceptions=True)
-
-    virtual_time.run(run())
+    batcher = replica.batcher()
+    calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
+    for name in "ab":
+        await virtual_time.settled()
+        calls[name].cancel()
+    await asyncio.gather(*calls.values(), return_exceptions=True)
     assert replica.aborted == [["a"], ["b"]]
 
 
@@ -326,7 +316,8 @@ def test_an_abort_that_does_not_reach_its_replica_is_noted_and_breaks_nothing(
     ]
 
 
-def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -> None:
+@virtual_time.test
+async def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -> None:
     aborted: list[str] = []
 
     class SlowAbort(ScriptedReplica):
@@ -338,18 +329,15 @@ def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -> None
             aborted.extend(requests)
             return self.run_abort()
 
-    async def run() -> None:
-        batcher = SlowAbort([[(1, "B")], [(0, "A")]]).batcher()
-        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
-        await asyncio.sleep(0.5)
-        hung_up.cancel()
-        await waiting
-        await virtual_time.settled()
-        assert aborted == ["a"]
-        gc.collect()
-        assert len(asyncio.all_tasks()) == 2, "the test and the abort"
-
-    virtual_time.run(run())
+    batcher = SlowAbort([[(1, "B")], [(0, "A")]]).batcher()
+    hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
+    await asyncio.sleep(0.5)
+    hung_up.cancel()
+    await waiting
+    await virtual_time.settled()
+    assert aborted == ["a"]
+    gc.collect()
+    assert len(asyncio.all_tasks()) == 2, "the test and the abort"
 
 
 def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
@@ -366,21 +354,19 @@ def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends()
     assert replica.aborted == []
 
 
-def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
+@virtual_time.test
+async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     replica = ScriptedReplica([[(0, "B")]])
     results: list[str] = []
 
-    async def run() -> None:
-        batcher = replica.batcher()
-        hung_up = asyncio.create_task(batcher.call("a"))
-        await asyncio.sleep(0)
-        hung_up.cancel()
-        await asyncio.gather(hung_up, return_exceptions=True)
-        await virtual_time.settled()
-        assert replica.requests == []
-        results.append(await batcher.call("b"))
-
-    virtual_time.run(run())
+    batcher = replica.batcher()
+    hung_up = asyncio.create_task(batcher.call("a"))
+    await asyncio.sleep(0)
+    hung_up.cancel()
+    await asyncio.gather(hung_up, return_exceptions=True)
+    await virtual_time.settled()
+    assert replica.requests == []
+    results.append(await batcher.call("b"))
     assert (results, replica.requests) == (["B"], [["b"]])
 
 

@@ -37,61 +37,54 @@ def steps_by_replica(handle: ScriptedEnvironmentHandle) -> Counter[str]:
     return counts
 
 
-def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
+@virtual_time.test
+async def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one", "two", "three")
 
-    async def run() -> None:
-        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(512)))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(512)))
     assert sorted(steps_by_replica(handle).values()) == [170, 171, 171]
     assert len(handle.stepped) == 3
 
 
-def test_a_replica_that_others_keep_busy_gets_fewer_steps() -> None:
+@virtual_time.test
+async def test_a_replica_that_others_keep_busy_gets_fewer_steps() -> None:
     handle = ScriptedEnvironmentHandle()
     handle.loads = {"one": 31}
     environment = environment_over(handle, "one", "two")
 
-    async def run() -> None:
-        await asyncio.gather(*(environment.step(request(f"first {number}")) for number in range(2)))
-        handle.stepped.clear()
-        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(50)))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(environment.step(request(f"first {number}")) for number in range(2)))
+    handle.stepped.clear()
+    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(50)))
     # Its report counts its own step, which has ended since: 30 of others.
     assert steps_by_replica(handle) == {"one": 10, "two": 40}
 
 
-def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
+@virtual_time.test
+async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
     handle = ScriptedEnvironmentHandle([ActorDiedError()])
     environment = environment_over(handle, "one", "two")
 
-    async def run() -> None:
-        with pytest.raises(EnvironmentLost):
-            await environment.step(request("a"))
-        assert await environment.step(request("a")) == outcome()
-
-    virtual_time.run(run())
+    with pytest.raises(EnvironmentLost):
+        await environment.step(request("a"))
+    assert await environment.step(request("a")) == outcome()
     assert {replica for replica, _ in handle.stepped} == {"one", "two"}
 
 
-def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_go_on() -> None:
+@virtual_time.test
+async def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_go_on() -> None:
     handle = ScriptedEnvironmentHandle([[], [(0, outcome("a"))]])
     environment = environment_over(handle, "one")
 
-    async def run() -> None:
-        steps = {name: asyncio.create_task(environment.step(request(name))) for name in "ab"}
-        await asyncio.sleep(0.5)
-        steps["b"].cancel()
-        assert await steps["a"] == outcome("a")
-
-    virtual_time.run(run())
+    steps = {name: asyncio.create_task(environment.step(request(name))) for name in "ab"}
+    await asyncio.sleep(0.5)
+    steps["b"].cancel()
+    assert await steps["a"] == outcome("a")
     assert handle.aborted == [("one", ["b"])]
 
 
-def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are_known_and_share_them() -> None:
+@virtual_time.test
+async def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are_known_and_share_them() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
     described = 0
@@ -104,26 +97,21 @@ def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are_known
 
     handle.describe.remote = describe
 
-    async def run() -> None:
-        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(8)))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(8)))
     assert described == 1
     assert steps_by_replica(handle) == {"one": 4, "two": 4}
 
 
-def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_retry_asks_again() -> None:
+@virtual_time.test
+async def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_retry_asks_again() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
     handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
 
-    async def run() -> None:
-        with pytest.raises(EnvironmentLost):
-            await environment.step(request("a"))
-        handle.describe.remote = lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
-        assert await environment.step(request("a")) == outcome()
-
-    virtual_time.run(run())
+    with pytest.raises(EnvironmentLost):
+        await environment.step(request("a"))
+    handle.describe.remote = lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
+    assert await environment.step(request("a")) == outcome()
 
 
 def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
@@ -133,16 +121,14 @@ def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
     assert handle.stepped == [("", ["a"])]
 
 
-def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
+@virtual_time.test
+async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one")
 
-    async def run() -> None:
-        await environment.step(request("a"))
-        record_live_replicas(handle.deployment_id, ["two"])
-        await environment.step(request("b"))
-
-    virtual_time.run(run())
+    await environment.step(request("a"))
+    record_live_replicas(handle.deployment_id, ["two"])
+    await environment.step(request("b"))
     assert [destination.replica for destination in environment._batchers] == ["two"]
 
 
@@ -156,16 +142,14 @@ def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_
     assert (vars(record)["task_name"], vars(record)["replica_id"]) == ("task", "one")
 
 
-def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
+@virtual_time.test
+async def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
 
-    async def run() -> None:
-        assert await environment.describe() == TaskDescription("task", "A scripted task.", fields={})
-        assert await environment.example_samples(2, 7) == [{"task_name": "task"}] * 2
-        assert handle.examples_asked == [(2, 7)]
-
-    virtual_time.run(run())
+    assert await environment.describe() == TaskDescription("task", "A scripted task.", fields={})
+    assert await environment.example_samples(2, 7) == [{"task_name": "task"}] * 2
+    assert handle.examples_asked == [(2, 7)]
 
 
 def test_a_replica_that_dies_before_it_answers_is_a_lost_environment() -> None:
@@ -191,37 +175,35 @@ def described_as(handle: ScriptedEnvironmentHandle, *schemas: dict[str, Any]) ->
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
 
-def test_an_environment_is_asked_only_about_samples_that_its_schema_does_not_accept_and_has_the_last_word() -> None:
+@virtual_time.test
+async def test_an_environment_is_asked_only_about_samples_that_its_schema_does_not_accept_and_has_the_last_word() -> (
+    None
+):
     handle = ScriptedEnvironmentHandle()
     described = described_as(handle, COUNT)
     handle.refuses = lambda info: info["count"] == "x"
     environment = environment_over(handle, "one")
 
-    async def run() -> None:
-        assert await environment.refused_fields([{"count": 1}] * 3) == []
-        assert handle.checked == []
-        assert await environment.refused_fields([{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]) == [
-            RefusedField(3, ("count",), "wrong")
-        ]
-
-    virtual_time.run(run())
+    assert await environment.refused_fields([{"count": 1}] * 3) == []
+    assert handle.checked == []
+    assert await environment.refused_fields([{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]) == [
+        RefusedField(3, ("count",), "wrong")
+    ]
     assert handle.checked == [[{"count": "3"}, {"count": "x"}]]
     assert len(described) == 1
 
 
-def test_an_updated_environment_describes_itself_again() -> None:
+@virtual_time.test
+async def test_an_updated_environment_describes_itself_again() -> None:
     handle = ScriptedEnvironmentHandle()
     described = described_as(handle, {}, COUNT)
     handle.refuses = lambda info: "count" not in info
     environment = environment_over(handle, "old")
 
-    async def run() -> None:
-        assert await environment.refused_fields([{}]) == []
-        record_live_replicas(handle.deployment_id, ["new"])
-        for _ in range(2):
-            assert await environment.refused_fields([{}]) == [RefusedField(0, ("count",), "wrong")]
-
-    virtual_time.run(run())
+    assert await environment.refused_fields([{}]) == []
+    record_live_replicas(handle.deployment_id, ["new"])
+    for _ in range(2):
+        assert await environment.refused_fields([{}]) == [RefusedField(0, ("count",), "wrong")]
     assert len(described) == 2
 
 
@@ -251,27 +233,23 @@ def test_in_lockstep_an_environment_gets_one_call_per_turn(samples: int) -> None
     assert [len(requests) for requests in handle.requests] == [samples] * 3
 
 
-def test_two_requests_in_lockstep_are_shared_by_the_replicas() -> None:
+@virtual_time.test
+async def test_two_requests_in_lockstep_are_shared_by_the_replicas() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one", "two")
 
-    async def run() -> None:
-        steps = [request(f"{lockstep_id}{number}", lockstep_id) for number in range(3) for lockstep_id in "ab"]
-        await asyncio.gather(*map(environment.step, steps))
-
-    virtual_time.run(run())
+    steps = [request(f"{lockstep_id}{number}", lockstep_id) for number in range(3) for lockstep_id in "ab"]
+    await asyncio.gather(*map(environment.step, steps))
     assert sorted(step_ids for _, step_ids in handle.stepped) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
     assert {replica for replica, _ in handle.stepped} == {"one", "two"}
 
 
-def test_steps_in_lockstep_that_are_too_large_for_one_message_go_to_one_replica_in_several() -> None:
+@virtual_time.test
+async def test_steps_in_lockstep_that_are_too_large_for_one_message_go_to_one_replica_in_several() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one", "two")
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
 
-    async def run() -> None:
-        await asyncio.gather(*(environment.step(request(half, "lockstep")) for _ in range(3)))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(environment.step(request(half, "lockstep")) for _ in range(3)))
     assert len(handle.stepped) == 3
     assert len({replica for replica, _ in handle.stepped}) == 1

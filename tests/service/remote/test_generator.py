@@ -40,44 +40,40 @@ def request(name: str, rollout_id: str = "", group: str = "") -> GenerationReque
     return GenerationRequest(name, [1], 1, (), SamplingOptions(), rollout_id=rollout_id or name, group=group or name)
 
 
-def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
+@virtual_time.test
+async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b")
 
-    async def run() -> None:
-        for turn in range(10):
-            assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
-
-    virtual_time.run(run())
+    for turn in range(10):
+        assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
     assert len({replica for replica, _ in handle.generated}) == 1
 
 
-def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> None:
+@virtual_time.test
+async def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b")
 
-    async def run() -> None:
-        await generator.generate(request("stays"))
-        for number in range(10):
-            await generator.generate(request(f"{number}"))
-            generator.release(f"{number}")
-
-    virtual_time.run(run())
+    await generator.generate(request("stays"))
+    for number in range(10):
+        await generator.generate(request(f"{number}"))
+        generator.release(f"{number}")
     [(busy, _), *others] = handle.generated
     assert [replica for replica, _ in others] == [{"a": "b", "b": "a"}[busy]] * 10
 
 
-def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
+async def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
     """Two generations at a time on each replica."""
     generator = generator_over(handle, *replicas, window_factor=1.0)
     handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
-    virtual_time.run(generator.describe())
+    await generator.describe()
     return generator
 
 
 def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = virtual_time.run(windowed(handle, "a"))
 
     async def run() -> float:
         names = ("one", "two", "three", "four", "five")
@@ -89,154 +85,136 @@ def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> No
     assert handle.waiting == [3, 1, 0], "each call tells how many wait"
 
 
-def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
+@virtual_time.test
+async def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
 
-    async def run() -> None:
-        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
-        await virtual_time.settled()
-        running[2].cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        assert generator._turns == {}
-
-    virtual_time.run(run())
+    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    await virtual_time.settled()
+    running[2].cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert generator._turns == {}
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
 
 
-def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_starts_leaves_its_place_to_others() -> None:
+@virtual_time.test
+async def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_starts_leaves_its_place_to_others() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
 
-    async def run() -> None:
-        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
-        await virtual_time.settled()
-        running[2].cancel()
-        generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-        assert generator._scheduler._windows["a"].generations == 3
-        await virtual_time.settled()
-        assert generator._scheduler._windows["a"].generations == 2
-        await asyncio.gather(*running, return_exceptions=True)
-
-    virtual_time.run(run())
+    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+    await virtual_time.settled()
+    running[2].cancel()
+    generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
+    assert generator._scheduler._windows["a"].generations == 3
+    await virtual_time.settled()
+    assert generator._scheduler._windows["a"].generations == 2
+    await asyncio.gather(*running, return_exceptions=True)
     assert handle.generated == [("a", ["one", "two"])]
 
 
-def test_a_waiting_generation_that_is_interrupted_returns_at_once_without_tokens_and_is_never_sent() -> None:
+@virtual_time.test
+async def test_a_waiting_generation_that_is_interrupted_returns_at_once_without_tokens_and_is_never_sent() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
+    began = virtual_time.now()
 
-    async def run() -> None:
-        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
-        await virtual_time.settled()
-        assert [generator.interrupt("three"), generator.interrupt("three")] == [True, True]
-        assert await running[2] == Generation([], [], "abort")
-        assert virtual_time.now() == 0.0
-        assert not generator.interrupt("three"), "it has ended"
-        await asyncio.gather(*running)
-        assert (generator._turns, generator._waiting, generator._interrupted) == ({}, {}, set())
-
-    virtual_time.run(run())
+    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    await virtual_time.settled()
+    assert [generator.interrupt("three"), generator.interrupt("three")] == [True, True]
+    assert await running[2] == Generation([], [], "abort")
+    assert virtual_time.now() == began
+    assert not generator.interrupt("three"), "it has ended"
+    await asyncio.gather(*running)
+    assert (generator._turns, generator._waiting, generator._interrupted) == ({}, {}, set())
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
 
 
-def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
+@virtual_time.test
+async def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
 
-    async def run() -> None:
-        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
-        await virtual_time.settled()
-        generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-        assert generator.interrupt("three")
-        assert await running[2] == Generation([], [], "abort")
-        assert generator._scheduler._windows["a"].generations == 2
-        await asyncio.gather(*running)
-
-    virtual_time.run(run())
+    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+    await virtual_time.settled()
+    generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
+    assert generator.interrupt("three")
+    assert await running[2] == Generation([], [], "abort")
+    assert generator._scheduler._windows["a"].generations == 2
+    await asyncio.gather(*running)
     assert handle.generated == [("a", ["one", "two"])]
 
 
-def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
+@virtual_time.test
+async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
+    began = virtual_time.now()
 
-    async def run() -> None:
-        running = asyncio.gather(*(generator.generate(request(f"{number}")) for number in range(4)))
-        await asyncio.sleep(0.5)
-        record_live_replicas(handle.deployment_id, ["a", "b"])
-        await running
-        assert virtual_time.now() < 2.0
-
-    virtual_time.run(run())
+    running = asyncio.gather(*(generator.generate(request(f"{number}")) for number in range(4)))
+    await asyncio.sleep(0.5)
+    record_live_replicas(handle.deployment_id, ["a", "b"])
+    await running
+    assert virtual_time.now() - began < 2.0
     assert {replica: sorted(names) for replica, names in handle.generated} == {"a": ["0", "1"], "b": ["2", "3"]}
 
 
-def test_a_heartbeat_tells_the_scheduler_of_other_ingresses_before_any_result() -> None:
+@virtual_time.test
+async def test_a_heartbeat_tells_the_scheduler_of_other_ingresses_before_any_result() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
     busy = ReplicaLoad(ongoing_generations=3, ingresses=2, virtual_time=70)
     generator._results_of("a", GenerationResults([], busy))
 
-    async def run() -> None:
-        await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
     assert [names for _, names in handle.generated] == [["one"], ["two"]]
     assert {sent.virtual_time for sent in handle.requests} == {70, 71}
 
 
-def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
+@virtual_time.test
+async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a")
+    generator = await windowed(handle, "a")
 
-    async def run() -> None:
-        share = RequestShare("r", weight=0.5)
-        for name in ("one", "two", "three"):
-            await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
-
-    virtual_time.run(run())
+    share = RequestShare("r", weight=0.5)
+    for name in ("one", "two", "three"):
+        await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
 
 
-def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:
+@virtual_time.test
+async def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generators = [generator_over(handle, "a"), generator_over(handle, "a")]
 
-    async def run() -> None:
-        for generator in generators:
-            for name in ("one", "two"):
-                await generator.generate(request(name))
-
-    virtual_time.run(run())
+    for generator in generators:
+        for name in ("one", "two"):
+            await generator.generate(request(name))
     first, again, other, other_again = handle.callers
     assert (first, other) == (again, other_again)
     assert first != other
 
 
-def test_the_rollouts_of_a_group_share_a_replica() -> None:
+@virtual_time.test
+async def test_the_rollouts_of_a_group_share_a_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b", "c")
 
-    async def run() -> None:
-        await asyncio.gather(*(generator.generate(request(name, group="group")) for name in ("one", "two", "three")))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(generator.generate(request(name, group="group")) for name in ("one", "two", "three")))
     [(_, names)] = handle.generated
     assert names == ["one", "two", "three"]
 
 
-def test_before_any_replica_is_known_a_call_names_none() -> None:
+@virtual_time.test
+async def test_before_any_replica_is_known_a_call_names_none() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle)
 
-    async def run() -> None:
-        first = await generator.generate(request("turn 0", rollout_id="one"))
-        record_live_replicas(handle.deployment_id, ["a"])
-        second = await generator.generate(request("turn 1", rollout_id="one"))
-        assert (first.replica, second.replica) == ("", "a")
-
-    virtual_time.run(run())
+    first = await generator.generate(request("turn 0", rollout_id="one"))
+    record_live_replicas(handle.deployment_id, ["a"])
+    second = await generator.generate(request("turn 1", rollout_id="one"))
+    assert (first.replica, second.replica) == ("", "a")
     assert handle.generated == [("", ["turn 0"]), ("a", ["turn 1"])]
 
 
@@ -255,42 +233,38 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
         (CUT_BY_WEIGHTS, {"a"}),
     ],
 )
-def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
+@virtual_time.test
+async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
     handle = ScriptedGeneratorHandle(result)
     record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        for number in range(2):
-            again = generator.generate(request(f"try {number}", rollout_id="one"))
-            await asyncio.gather(again, return_exceptions=True)
-            record_live_replicas(handle.deployment_id, ["a", "b"])
-
-    virtual_time.run(run())
+    for number in range(2):
+        again = generator.generate(request(f"try {number}", rollout_id="one"))
+        await asyncio.gather(again, return_exceptions=True)
+        record_live_replicas(handle.deployment_id, ["a", "b"])
     assert {replica for replica, _ in handle.generated} == replicas
 
 
-def test_a_rollout_leaves_a_replica_of_another_version_which_is_not_suspect_for_that() -> None:
+@virtual_time.test
+async def test_a_rollout_leaves_a_replica_of_another_version_which_is_not_suspect_for_that() -> None:
     handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
     record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        for number in range(2 * SUSPECT_AFTER):
-            await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
-        record_live_replicas(handle.deployment_id, ["a", "b"])
-        pinned = [generator.generate(request(f"again {number}", f"rollout {number}")) for number in range(4)]
-        await asyncio.gather(*pinned, return_exceptions=True)
-        handle.generated.clear()
-        others = [generator.generate(request(f"new {number}")) for number in range(2)]
-        await asyncio.gather(*others, return_exceptions=True)
-
-    virtual_time.run(run())
+    for number in range(2 * SUSPECT_AFTER):
+        await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
+    record_live_replicas(handle.deployment_id, ["a", "b"])
+    pinned = [generator.generate(request(f"again {number}", f"rollout {number}")) for number in range(4)]
+    await asyncio.gather(*pinned, return_exceptions=True)
+    handle.generated.clear()
+    others = [generator.generate(request(f"new {number}")) for number in range(2)]
+    await asyncio.gather(*others, return_exceptions=True)
     assert {replica for replica, _ in handle.generated} == {"a", "b"}
 
 
 def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
-    generator = windowed(ScriptedGeneratorHandle(DONE), "a")
+    generator = virtual_time.run(windowed(ScriptedGeneratorHandle(DONE), "a"))
 
     async def run() -> list[dict[str, bool]]:
         names = [f"{number}" for number in range(3)]
@@ -307,67 +281,59 @@ def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
     assert ended == {"0": False, "1": False, "2": False}
 
 
-def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:
+@virtual_time.test
+async def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        names = ("one", "two", "three")
-        running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
-        await asyncio.sleep(0.5)
-        assert [generator.interrupt(name) for name in ("one", "two", "unknown")] == [True, True, False]
-        assert await asyncio.gather(*running) == [CUT_BY_WEIGHTS] * 3
-        assert [generator.interrupt(name) for name in names] == [False] * 3, "they have ended"
-
-    virtual_time.run(run())
+    names = ("one", "two", "three")
+    running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
+    await asyncio.sleep(0.5)
+    assert [generator.interrupt(name) for name in ("one", "two", "unknown")] == [True, True, False]
+    assert await asyncio.gather(*running) == [CUT_BY_WEIGHTS] * 3
+    assert [generator.interrupt(name) for name in names] == [False] * 3, "they have ended"
     assert handle.interrupted == [("a", ["one-0", "two-0"])]
 
 
-def test_a_generation_arrives_before_its_interruption() -> None:
+@virtual_time.test
+async def test_a_generation_arrives_before_its_interruption() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
-        await asyncio.sleep(0)
-        assert generator.interrupt("one")
-        running += [asyncio.create_task(generator.generate(request("three")))]
-        await asyncio.gather(*running)
-
-    virtual_time.run(run())
+    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
+    await asyncio.sleep(0)
+    assert generator.interrupt("one")
+    running += [asyncio.create_task(generator.generate(request("three")))]
+    await asyncio.gather(*running)
     assert handle.events[:2] == [("generate", ["one", "two"]), ("interrupt", ["one"])]
     assert sorted(handle.events[2:]) == [("generate", ["three"])]
 
 
-def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
+@virtual_time.test
+async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
     handle = ScriptedGeneratorHandle()
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        running = {name: asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")}
-        await asyncio.sleep(1)
-        running["two"].cancel()
-        await asyncio.sleep(1)
-        assert handle.aborted == [("a", ["two"])]
-        running["one"].cancel()
-        await asyncio.gather(*running.values(), return_exceptions=True)
-        await virtual_time.settled()
-        assert handle.calls[0].cancelled
-
-    virtual_time.run(run())
+    running = {name: asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")}
+    await asyncio.sleep(1)
+    running["two"].cancel()
+    await asyncio.sleep(1)
+    assert handle.aborted == [("a", ["two"])]
+    running["one"].cancel()
+    await asyncio.gather(*running.values(), return_exceptions=True)
+    await virtual_time.settled()
+    assert handle.calls[0].cancelled
 
 
-def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
+@virtual_time.test
+async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a")
 
-    async def run() -> None:
-        await generator.generate(request("one"))
-        record_live_replicas(handle.deployment_id, ["b"])
-        await generator.generate(request("two"))
-        assert list(generator._calls) == ["b"]
-
-    virtual_time.run(run())
+    await generator.generate(request("one"))
+    record_live_replicas(handle.deployment_id, ["b"])
+    await generator.generate(request("two"))
+    assert list(generator._calls) == ["b"]
 
 
 def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -391,7 +357,8 @@ def test_the_description_is_that_of_a_replica() -> None:
     assert virtual_time.run(generator.describe()) == DESCRIPTION
 
 
-def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
+@virtual_time.test
+async def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     reported: list[tuple[str, Generation, str]] = []
 
@@ -399,29 +366,23 @@ def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None
         reported.append((request.generation_id, generation, replica))
 
     generator = generator_over(handle, "a", observer_of=lambda _: note)
-
-    async def run() -> None:
-        await generator.generate(request("one"))
-        handle.raised = ActorDiedError()
-        with pytest.raises(GenerationLost):
-            await generator.generate(request("two"))
-
-    virtual_time.run(run())
+    await generator.generate(request("one"))
+    handle.raised = ActorDiedError()
+    with pytest.raises(GenerationLost):
+        await generator.generate(request("two"))
     assert reported == [("one", DONE, "a")]
 
 
-def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
+@virtual_time.test
+async def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = windowed(handle, "a", "b")
+    generator = await windowed(handle, "a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
 
-    async def run() -> None:
-        busy = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
-        await virtual_time.settled()
-        assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
-        await asyncio.gather(*busy)
-
-    virtual_time.run(run())
+    busy = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    await virtual_time.settled()
+    assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
+    await asyncio.gather(*busy)
     assert generator.replicas() == ("a", "b")
     assert ("b", ["score"] * 3) in handle.generated
 
@@ -429,7 +390,8 @@ def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
 @pytest.mark.parametrize(
     ("result", "logged"), [(None, []), (ActorDiedError(), ["The replica was not taken out of service"])]
 )
-def test_a_replica_is_told_that_it_is_out_of_service(
+@virtual_time.test
+async def test_a_replica_is_told_that_it_is_out_of_service(
     result: Exception | None, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -437,10 +399,7 @@ def test_a_replica_is_told_that_it_is_out_of_service(
     handle.take_out_result = result
     generator = generator_over(handle, "a", "b")
 
-    async def run() -> None:
-        generator.take_out_of_service("b", "it differs")
-        await asyncio.sleep(2)
-
-    virtual_time.run(run())
+    generator.take_out_of_service("b", "it differs")
+    await asyncio.sleep(2)
     assert handle.taken_out == [("b", "it differs")]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == logged

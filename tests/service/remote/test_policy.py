@@ -83,33 +83,29 @@ def test_an_exact_version_is_always_waited_for_at_the_store(known: int | None) -
     assert wait(PolicyDemand(version=3), known=known, current=3) == ([(0, 3, PolicyDemand().wait_s)], 3)
 
 
-def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() -> None:
+@virtual_time.test
+async def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() -> None:
     store = ScriptedStore(0, 4)
 
-    async def run() -> None:
-        policy = policy_over(store)
-        policy.follow()
-        known = []
-        for _ in range(3):
-            await asyncio.sleep(0.75)
-            known.append(policy.version)
-        assert known == [None, 0, 4]
-        assert store.seen == [(0.0, None), (1.0, 0), (2.0, 4)]
-
-    virtual_time.run(run())
+    policy = policy_over(store)
+    policy.follow()
+    known = []
+    for _ in range(3):
+        await asyncio.sleep(0.75)
+        known.append(policy.version)
+    assert known == [None, 0, 4]
+    assert store.seen == [(0.0, None), (1.0, 0), (2.0, 4)]
 
 
-def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     store = ScriptedStore(LOST, LOST, 5, LOST)
 
-    async def run() -> None:
-        policy = policy_over(store)
-        policy.follow()
-        await asyncio.sleep(6)
-        assert policy.version == 5
-
-    virtual_time.run(run())
+    policy = policy_over(store)
+    policy.follow()
+    await asyncio.sleep(6)
+    assert policy.version == 5
     again = 1 + RETRY_WATCH_AFTER_S
     assert store.seen == [(0.0, None), (again, None), (2 * again, None), (2 * again + 1, 5), (3 * again + 1, 5)]
     message = f"The policy store cannot be watched, retrying: {LOST}"
@@ -119,18 +115,16 @@ def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pyt
 
 
 @pytest.mark.parametrize("failure", [ValueError("a version that cannot be read"), RuntimeError("closed")])
-def test_a_watch_that_fails_in_any_way_is_logged_with_its_traceback_and_tried_again(
+@virtual_time.test
+async def test_a_watch_that_fails_in_any_way_is_logged_with_its_traceback_and_tried_again(
     caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     store = ScriptedStore(3, failure, failure, 5)
 
-    async def run() -> None:
-        policy = policy_over(store)
-        policy.follow()
-        await asyncio.sleep(6)
-        assert policy.version == 5
-
-    virtual_time.run(run())
+    policy = policy_over(store)
+    policy.follow()
+    await asyncio.sleep(6)
+    assert policy.version == 5
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == (
         "ERROR",
@@ -139,20 +133,18 @@ def test_a_watch_that_fails_in_any_way_is_logged_with_its_traceback_and_tried_ag
     assert record.exc_info is not None
 
 
-def test_a_subscriber_that_fails_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_a_subscriber_that_fails_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: int | None) -> None:
         raise ValueError("closed")
 
     heard = list[int | None]()
 
-    async def run() -> None:
-        policy = policy_over(ScriptedStore(3, 4))
-        policy.subscribe(fail)
-        policy.subscribe(heard.append)
-        policy.follow()
-        await asyncio.sleep(3)
-
-    virtual_time.run(run())
+    policy = policy_over(ScriptedStore(3, 4))
+    policy.subscribe(fail)
+    policy.subscribe(heard.append)
+    policy.follow()
+    await asyncio.sleep(3)
     assert heard == [3, 4]
     messages = [f"A subscriber did not take version {version} of the policy without a name." for version in (3, 4)]
     assert [record.getMessage() for record in caplog.records] == messages

@@ -9,6 +9,7 @@ from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ParsedResponse, ResponseToParse
 from deployments.workers.pool import ProcessorTimeExceeded
 from service.remote.response_parser import MOST_PER_CALL, ProcessResponseParser
+from tests import virtual_time
 
 BAD = 13
 
@@ -49,44 +50,38 @@ async def iterations(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_responses_of_one_iteration_travel_together_and_each_gets_its_own_result() -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers()
-        workers.let_end()
-        tasks = started(ProcessResponseParser(workers.parse, 1), [1, 2, 3])
-        assert [parsed.reasoning_content for parsed in await asyncio.gather(*tasks)] == ["[1]", "[2]", "[3]"]
-        assert workers.sizes == [3]
-        assert all(response.prompt_token_ids == () for response in workers.calls[0]), "no parser asked for them"
-
-    asyncio.run(scenario())
+@virtual_time.test
+async def test_responses_of_one_iteration_travel_together_and_each_gets_its_own_result() -> None:
+    workers = ScriptedWorkers()
+    workers.let_end()
+    tasks = started(ProcessResponseParser(workers.parse, 1), [1, 2, 3])
+    assert [parsed.reasoning_content for parsed in await asyncio.gather(*tasks)] == ["[1]", "[2]", "[3]"]
+    assert workers.sizes == [3]
+    assert all(response.prompt_token_ids == () for response in workers.calls[0]), "no parser asked for them"
 
 
-def test_what_comes_while_all_processes_work_waits_for_the_first_that_ends_and_goes_together() -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers()
-        parser = ProcessResponseParser(workers.parse, 2)
-        tasks = []
-        for token_id in (1, 2, 3, 4):
-            tasks += started(parser, [token_id])
-            await iterations()
-        assert workers.sizes == [1, 1]
-        workers.let_end(1)
+@virtual_time.test
+async def test_what_comes_while_all_processes_work_waits_for_the_first_that_ends_and_goes_together() -> None:
+    workers = ScriptedWorkers()
+    parser = ProcessResponseParser(workers.parse, 2)
+    tasks = []
+    for token_id in (1, 2, 3, 4):
+        tasks += started(parser, [token_id])
         await iterations()
-        assert workers.sizes == [1, 1, 2]
-        workers.let_end()
-        await asyncio.gather(*tasks)
+    assert workers.sizes == [1, 1]
+    workers.let_end(1)
+    await iterations()
+    assert workers.sizes == [1, 1, 2]
+    workers.let_end()
+    await asyncio.gather(*tasks)
 
-    asyncio.run(scenario())
 
-
-def test_a_call_carries_a_bounded_number_of_responses() -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers()
-        workers.let_end()
-        await asyncio.gather(*started(ProcessResponseParser(workers.parse, 1), range(100, 101 + MOST_PER_CALL)))
-        assert workers.sizes == [MOST_PER_CALL, 1]
-
-    asyncio.run(scenario())
+@virtual_time.test
+async def test_a_call_carries_a_bounded_number_of_responses() -> None:
+    workers = ScriptedWorkers()
+    workers.let_end()
+    await asyncio.gather(*started(ProcessResponseParser(workers.parse, 1), range(100, 101 + MOST_PER_CALL)))
+    assert workers.sizes == [MOST_PER_CALL, 1]
 
 
 @pytest.mark.parametrize(
@@ -100,44 +95,38 @@ def test_a_call_carries_a_bounded_number_of_responses() -> None:
         (MemoryError("none"), "MemoryError: none"),
     ],
 )
-def test_a_response_that_breaks_its_process_costs_no_other_its_result(error: Exception, says: str) -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers(error)
-        workers.let_end()
-        parser = ProcessResponseParser(workers.parse, 1)
-        first, bad, last = await asyncio.gather(*started(parser, [1, BAD, 3]))
-        assert (first.reasoning_content, last.reasoning_content) == ("[1]", "[3]")
-        assert bad == ParsedResponse(parse_error=says)
-        [later] = await asyncio.gather(*started(parser, [4]))
-        assert later.reasoning_content == "[4]"
-
-    asyncio.run(scenario())
+@virtual_time.test
+async def test_a_response_that_breaks_its_process_costs_no_other_its_result(error: Exception, says: str) -> None:
+    workers = ScriptedWorkers(error)
+    workers.let_end()
+    parser = ProcessResponseParser(workers.parse, 1)
+    first, bad, last = await asyncio.gather(*started(parser, [1, BAD, 3]))
+    assert (first.reasoning_content, last.reasoning_content) == ("[1]", "[3]")
+    assert bad == ParsedResponse(parse_error=says)
+    [later] = await asyncio.gather(*started(parser, [4]))
+    assert later.reasoning_content == "[4]"
 
 
-def test_a_response_that_nobody_waits_for_any_longer_is_not_sent() -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers()
-        parser = ProcessResponseParser(workers.parse, 1)
-        [running] = started(parser, [1])
-        await iterations()
-        cancelled, waiting = started(parser, [2, 3])
-        await iterations()
-        cancelled.cancel()
-        await iterations()
-        workers.let_end()
-        assert (await waiting).reasoning_content == "[3]"
-        assert [[list(response.token_ids) for response in call] for call in workers.calls] == [[[1]], [[3]]]
-        await running
-
-    asyncio.run(scenario())
+@virtual_time.test
+async def test_a_response_that_nobody_waits_for_any_longer_is_not_sent() -> None:
+    workers = ScriptedWorkers()
+    parser = ProcessResponseParser(workers.parse, 1)
+    [running] = started(parser, [1])
+    await iterations()
+    cancelled, waiting = started(parser, [2, 3])
+    await iterations()
+    cancelled.cancel()
+    await iterations()
+    workers.let_end()
+    assert (await waiting).reasoning_content == "[3]"
+    assert [[list(response.token_ids) for response in call] for call in workers.calls] == [[[1]], [[3]]]
+    await running
 
 
-def test_a_parser_that_reads_the_prompt_gets_its_tokens() -> None:
-    async def scenario() -> None:
-        workers = ScriptedWorkers()
-        workers.let_end()
-        parser = ProcessResponseParser(workers.parse, 1, needs_prompt=True)
-        await asyncio.gather(*started(parser, [1], prompt=[5, 6]))
-        assert workers.calls[0][0].prompt_token_ids == [5, 6]
-
-    asyncio.run(scenario())
+@virtual_time.test
+async def test_a_parser_that_reads_the_prompt_gets_its_tokens() -> None:
+    workers = ScriptedWorkers()
+    workers.let_end()
+    parser = ProcessResponseParser(workers.parse, 1, needs_prompt=True)
+    await asyncio.gather(*started(parser, [1], prompt=[5, 6]))
+    assert workers.calls[0][0].prompt_token_ids == [5, 6]

@@ -102,14 +102,12 @@ def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
     assert not handle.calls[0].cancelled
 
 
-def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> None:
+@virtual_time.test
+async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a", "b")
 
-    async def run() -> None:
-        await asyncio.gather(*(answered(generator, request(f"{number}", "session")) for number in range(5)))
-
-    virtual_time.run(run())
+    await asyncio.gather(*(answered(generator, request(f"{number}", "session")) for number in range(5)))
     assert len({replica for replica, _ in handle.sent}) == 1
     assert len(handle.sent) == 5
 
@@ -199,18 +197,16 @@ def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
     assert [call.cancelled for call in handle.calls] == [True, False]
 
 
-def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
+@virtual_time.test
+async def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a", window_factor=1.0)
 
-    async def run() -> None:
-        await generator.describe()
-        first, second = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
-        await virtual_time.settled()
-        second.cancel()
-        assert await first == b"ab"
-
-    virtual_time.run(run())
+    await generator.describe()
+    first, second = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
+    await virtual_time.settled()
+    second.cancel()
+    assert await first == b"ab"
     assert [sent.generation_id for _, sent in handle.sent] == ["one"]
 
 

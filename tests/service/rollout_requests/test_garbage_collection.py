@@ -45,15 +45,15 @@ def full(made: list[tuple[int, float]]) -> list[float]:
     return [at for generation, at in made if generation == FULL]
 
 
-def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(made: list[tuple[int, float]]) -> None:
-    async def play() -> None:
-        collections = PacedCollections(lambda: 0)
+@virtual_time.test
+async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(
+    made: list[tuple[int, float]],
+) -> None:
+    collections = PacedCollections(lambda: 0)
+    with collections.request_in_flight():
+        await asyncio.sleep(3.5 * PORTION_S)
         with collections.request_in_flight():
-            await asyncio.sleep(3.5 * PORTION_S)
-            with collections.request_in_flight():
-                await asyncio.sleep(PORTION_S)
-
-    virtual_time.run(play())
+            await asyncio.sleep(PORTION_S)
     assert [generation for generation, _ in made] == [0] * 4
     assert [at for _, at in made] == pytest.approx([PORTION_S, 2 * PORTION_S, 3 * PORTION_S, 4 * PORTION_S])
 
@@ -77,19 +77,17 @@ def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(mad
     assert made[-1][0] == FULL, "nothing is collected after it"
 
 
-def test_a_full_collection_waits_until_only_few_objects_are_left_of_the_requests(
+@virtual_time.test
+async def test_a_full_collection_waits_until_only_few_objects_are_left_of_the_requests(
     made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play() -> None:
-        collections = PacedCollections(lambda: 0)
-        with collections.request_in_flight():
-            await asyncio.sleep(10)
-        monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS + 1)
-        await asyncio.sleep(5.5)
-        monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
+    collections = PacedCollections(lambda: 0)
+    with collections.request_in_flight():
         await asyncio.sleep(10)
-
-    virtual_time.run(play())
+    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS + 1)
+    await asyncio.sleep(5.5)
+    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
+    await asyncio.sleep(10)
     assert full(made) == [pytest.approx(16, abs=7 * PORTION_S)]
     assert made[-1][0] == FULL, "nothing is collected after it"
 
@@ -97,16 +95,14 @@ def test_a_full_collection_waits_until_only_few_objects_are_left_of_the_requests
 @pytest.mark.parametrize(
     ("rollouts", "after_s"), [(FEW_ROLLOUTS, LONGEST_WAIT_S), (FEW_ROLLOUTS + 1, LONGEST_WAIT_FOR_FEW_S)]
 )
-def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
+@virtual_time.test
+async def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
     rollouts: int, after_s: float, made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "PORTION_S", 1.0)
 
-    async def play() -> None:
-        with PacedCollections(lambda: rollouts).request_in_flight():
-            await asyncio.sleep(2.5 * after_s)
-
-    virtual_time.run(play())
+    with PacedCollections(lambda: rollouts).request_in_flight():
+        await asyncio.sleep(2.5 * after_s)
     assert full(made) == [after_s, 2 * after_s]
 
 

@@ -127,16 +127,14 @@ def test_without_a_task_that_answers_the_service_is_not_ready() -> None:
         checked(Generators(any=0), a=Environments(c=lost), b=Environments(any=NEVER_S))
 
 
-def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_another() -> None:
+@virtual_time.test
+async def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_another() -> None:
     generator = Generators(a=1)
     readiness = Readiness(generator, {"math": Environments(any=0)}, {})
 
-    async def check() -> None:
-        await asyncio.gather(*(readiness.check() for _ in range(5)))
-        assert generator.asked == 1
-        await readiness.check()
-
-    virtual_time.run(check())
+    await asyncio.gather(*(readiness.check() for _ in range(5)))
+    assert generator.asked == 1
+    await readiness.check()
     assert generator.asked == 2
 
 

@@ -182,90 +182,80 @@ def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
     }
 
 
-def test_a_request_that_bounds_staleness_is_not_started_before_the_current_version_is_known() -> None:
-    async def run() -> None:
-        service = Service()
-        starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
-        await asyncio.sleep(5)
-        assert (service.store.asked, service.has_started_something) == ([(0, None, None)], False)
-        service.store.gate.set()
-        assert (await starting)[0].status == "completed"
-        assert service.policy.version == 3
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_request_that_bounds_staleness_is_not_started_before_the_current_version_is_known() -> None:
+    service = Service()
+    starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
+    await asyncio.sleep(5)
+    assert (service.store.asked, service.has_started_something) == ([(0, None, None)], False)
+    service.store.gate.set()
+    assert (await starting)[0].status == "completed"
+    assert service.policy.version == 3
 
 
-def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
+@virtual_time.test
+async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
     class OfVersion3(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
             generation = await super().generate(request)
             return replace(generation, weight_versions=(WeightSpan("3", 0, len(generation.token_ids)),))
 
-    async def run() -> None:
-        service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
-        service.policy.version = 3
-        request = request_of(num_generations=3, policy={"max_staleness": 1})
-        running = await service.service.rollout(request, "request", 0)
+    service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
+    service.policy.version = 3
+    request = request_of(num_generations=3, policy={"max_staleness": 1})
+    running = await service.service.rollout(request, "request", 0)
 
-        async def push() -> None:
-            for version in (4, 5):
-                await asyncio.sleep(2)
-                service.policy.version = version
+    async def push() -> None:
+        for version in (4, 5):
+            await asyncio.sleep(2)
+            service.policy.version = version
 
-        pushing = asyncio.create_task(push())
-        results = [result async for _, result, _ in running]
-        await pushing
-        assert virtual_time.now() == 4
-        assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
-        assert running.summary.metrics == {"histogram/staleness": [], "stale_rate": 1.0}
-        assert running.summary.policy == PolicyVersions(oldest="3", newest="3", current="5")
-
-    virtual_time.run(run())
+    pushing = asyncio.create_task(push())
+    results = [result async for _, result, _ in running]
+    await pushing
+    assert virtual_time.now() == 4
+    assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
+    assert running.summary.metrics == {"histogram/staleness": [], "stale_rate": 1.0}
+    assert running.summary.policy == PolicyVersions(oldest="3", newest="3", current="5")
 
 
-def test_a_request_is_not_started_before_the_weights_that_it_demands_are_current() -> None:
-    async def run() -> None:
-        service = Service()
-        starting = asyncio.create_task(
-            service.service.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
-        )
-        await asyncio.sleep(5)
-        assert not starting.done()
-        service.store.gate.set()
-        running = await starting
-        assert service.store.asked == [(3, None, 7.0)]
-        assert not service.has_started_something
-        assert [result.status async for _, result, _ in running] == ["completed"]
-        assert [request.min_weight_version for request in service.generator.requests] == [3]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_request_is_not_started_before_the_weights_that_it_demands_are_current() -> None:
+    service = Service()
+    starting = asyncio.create_task(
+        service.service.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
+    )
+    await asyncio.sleep(5)
+    assert not starting.done()
+    service.store.gate.set()
+    running = await starting
+    assert service.store.asked == [(3, None, 7.0)]
+    assert not service.has_started_something
+    assert [result.status async for _, result, _ in running] == ["completed"]
+    assert [request.min_weight_version for request in service.generator.requests] == [3]
 
 
 @pytest.mark.parametrize(
     "failure", [PolicyNotCurrent(FieldProblem(field="policy", message="still at 3")), PolicyStoreLost("gone")]
 )
-def test_a_request_whose_weights_do_not_become_current_is_refused(failure: Exception) -> None:
-    async def run() -> None:
-        service = Service()
-        service.store.gate.set()
-        service.store.failure = failure
-        with pytest.raises(type(failure)) as raised:
-            await service.service.rollout(request_of(policy={"version": 4}), "request", 0)
-        assert raised.value is failure
-        assert not service.has_started_something
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_request_whose_weights_do_not_become_current_is_refused(failure: Exception) -> None:
+    service = Service()
+    service.store.gate.set()
+    service.store.failure = failure
+    with pytest.raises(type(failure)) as raised:
+        await service.service.rollout(request_of(policy={"version": 4}), "request", 0)
+    assert raised.value is failure
+    assert not service.has_started_something
 
 
-def test_an_invalid_request_is_refused_before_anything_is_asked_or_started() -> None:
-    async def run() -> None:
-        service = Service()
-        unknown = request_of({**SAMPLE, "task_name": "chess"}, policy={"min_version": 3})
-        with pytest.raises(RequestProblem, match="chess"):
-            await service.service.rollout(unknown, "request", 0)
-        assert (service.store.asked, service.has_started_something) == ([], False)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_an_invalid_request_is_refused_before_anything_is_asked_or_started() -> None:
+    service = Service()
+    unknown = request_of({**SAMPLE, "task_name": "chess"}, policy={"min_version": 3})
+    with pytest.raises(RequestProblem, match="chess"):
+        await service.service.rollout(unknown, "request", 0)
+    assert (service.store.asked, service.has_started_something) == ([], False)
 
 
 class NotingFactory(EpisodeFactory):
@@ -354,32 +344,29 @@ def test_a_request_that_is_cancelled_while_a_thread_prepares_it_ends_when_the_th
     asyncio.run(run())
 
 
-def test_closing_after_some_results_cancels_the_others() -> None:
-    async def run() -> None:
-        service = Service(generator=SlowAfterTheFirst(["A"], 60))
-        async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
-            position, _, _ = await anext(aiter(results))
-        assert (position, service.generator.cancelled) == (0, 2)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_closing_after_some_results_cancels_the_others() -> None:
+    service = Service(generator=SlowAfterTheFirst(["A"], 60))
+    async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
+        position, _, _ = await anext(aiter(results))
+    assert (position, service.generator.cancelled) == (0, 2)
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
-    async def run() -> None:
-        service = Service()
-        running = await service.service.rollout(request_of(deadline_s=60), "request", 0)
-        await virtual_time.settled()
-        if closes:
-            await running.aclose()
-        del running
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert (service.has_started_something, service.generator.released) == (False, [])
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
+    service = Service()
+    running = await service.service.rollout(request_of(deadline_s=60), "request", 0)
+    await virtual_time.settled()
+    if closes:
+        await running.aclose()
+    del running
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (service.has_started_something, service.generator.released) == (False, [])
 
 
-def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_the_others_are_cancelled() -> None:
+@virtual_time.test
+async def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_the_others_are_cancelled() -> None:
     class SecondFails(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
             if len(self.requests) == 3:
@@ -387,41 +374,36 @@ def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_the_oth
             self.delay_s = 60
             return await super().generate(request)
 
-    async def run() -> None:
-        service = Service(generator=SecondFails(["A"]))
-        running = await service.service.rollout(
-            request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0), "request", 0
-        )
-        yielded = []
+    service = Service(generator=SecondFails(["A"]))
+    running = await service.service.rollout(
+        request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0), "request", 0
+    )
+    yielded = []
 
-        async def drain() -> None:
-            async for position, result, _ in running:
-                yielded.append((position, result.status))
+    async def drain() -> None:
+        async for position, result, _ in running:
+            yielded.append((position, result.status))
 
-        with pytest.raises(SampleFailed) as failed:
-            await drain()
-        assert yielded == [(3, "error")]
-        assert (failed.value.sample_position, failed.value.kind) == (1, "generation")
-        assert str(failed.value) == "generation 1 failed: no"
-        assert service.generator.cancelled == 3
-
-    virtual_time.run(run())
+    with pytest.raises(SampleFailed) as failed:
+        await drain()
+    assert yielded == [(3, "error")]
+    assert (failed.value.sample_position, failed.value.kind) == (1, "generation")
+    assert str(failed.value) == "generation 1 failed: no"
+    assert service.generator.cancelled == 3
 
 
-def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
-    async def run() -> None:
-        service = Service(generator=SlowAfterTheFirst(["A"], 1))
-        running = await service.service.rollout(request_of(num_generations=2), "request", 0)
-        assert running.summary.model_dump()["metrics"] == {}
-        turns = []
-        async for _ in running:
-            turns.append(running.summary.metrics["total_turns"])
-        assert turns == [1, 2]
-        assert running.summary.request_id == running.request_id == "request"
-        service.policy.version = 5
-        assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
+    service = Service(generator=SlowAfterTheFirst(["A"], 1))
+    running = await service.service.rollout(request_of(num_generations=2), "request", 0)
+    assert running.summary.model_dump()["metrics"] == {}
+    turns = []
+    async for _ in running:
+        turns.append(running.summary.metrics["total_turns"])
+    assert turns == [1, 2]
+    assert running.summary.request_id == running.request_id == "request"
+    service.policy.version = 5
+    assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
 
 
 def test_the_configured_timeout_without_a_token_goes_to_the_engine_with_each_generation() -> None:

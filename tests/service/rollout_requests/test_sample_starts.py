@@ -101,7 +101,8 @@ def test_a_sample_without_a_prompt_of_a_task_without_a_start_is_refused() -> Non
     )
 
 
-def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
+@virtual_time.test
+async def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
     cancelled: list[StepRequest] = []
 
     class Waiting(ScriptedEnvironment):
@@ -112,12 +113,9 @@ def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
                 cancelled.append(request)
             raise AssertionError
 
-    async def run() -> None:
-        request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}] * 2})
-        starting = asyncio.create_task(start_samples(request, "mine", {"deal"}, {"deal": Waiting([])}))
-        await virtual_time.settled()
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-
-    virtual_time.run(run())
+    request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}] * 2})
+    starting = asyncio.create_task(start_samples(request, "mine", {"deal"}, {"deal": Waiting([])}))
+    await virtual_time.settled()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
     assert len(cancelled) == 2

@@ -116,51 +116,45 @@ def test_each_task_is_stepped_by_its_own_environment() -> None:
     assert (len(ours.requests), len(other.requests)) == (1, 0)
 
 
-def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(caplog: pytest.LogCaptureFixture) -> None:
     episodes = episodes_of([EpisodeRecipe()] * 4)
     generator = ScriptedGenerator(["A"], delay_s=60)
     context = async_context(generator, ScriptedEnvironment([outcome()]))
 
-    async def play_for_a_second() -> None:
-        playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)), deadline_s=3600)
-        async with aclosing(playing) as ended:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(ended), 1)
-        assert (generator.cancelled, generator.interrupted, len(generator.released)) == (4, [], 4)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtual_time.run(play_for_a_second())
+    playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)), deadline_s=3600)
+    async with aclosing(playing) as ended:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(ended), 1)
+    assert (generator.cancelled, generator.interrupted, len(generator.released)) == (4, [], 4)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert caplog.records == [], "a client that hangs up is no failure"
 
 
-def test_the_timer_of_a_deadline_does_not_outlive_its_request() -> None:
-    async def run() -> None:
-        [episode] = episodes_of([EpisodeRecipe()])
-        context = async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([TERMINATING]))
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.TimerHandle] = []
-        call_later = loop.call_later
-        loop.call_later = lambda *args, **options: timers.append(call_later(*args, **options)) or timers[-1]  # type: ignore[method-assign, func-returns-value]
-        playing = play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}), deadline_s=3600)
-        async with aclosing(playing) as ended:
-            assert [each async for each in ended] == [episode]
-        assert [timer.cancelled() for timer in timers] == [True]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_the_timer_of_a_deadline_does_not_outlive_its_request() -> None:
+    [episode] = episodes_of([EpisodeRecipe()])
+    context = async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([TERMINATING]))
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+    call_later = loop.call_later
+    loop.call_later = lambda *args, **options: timers.append(call_later(*args, **options)) or timers[-1]  # type: ignore[method-assign, func-returns-value]
+    playing = play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}), deadline_s=3600)
+    async with aclosing(playing) as ended:
+        assert [each async for each in ended] == [episode]
+    assert [timer.cancelled() for timer in timers] == [True]
 
 
-def test_nothing_starts_before_the_first_iteration() -> None:
+@virtual_time.test
+async def test_nothing_starts_before_the_first_iteration() -> None:
     generator = ScriptedGenerator(["A"])
 
-    async def never_iterate() -> None:
-        [episode] = episodes_of([EpisodeRecipe()])
-        early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
-        playing = play_request([episode], async_context(generator, ScriptedEnvironment([])), early_stopping, 60)
-        await virtual_time.settled()
-        await playing.aclose()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtual_time.run(never_iterate())
+    [episode] = episodes_of([EpisodeRecipe()])
+    early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
+    playing = play_request([episode], async_context(generator, ScriptedEnvironment([])), early_stopping, 60)
+    await virtual_time.settled()
+    await playing.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert generator.requests == []
 
 
@@ -337,22 +331,20 @@ def test_a_generation_that_ends_while_its_interruption_is_under_way_is_kept_whol
     assert environment.requests == []
 
 
-def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_kept() -> None:
+@virtual_time.test
+async def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_kept() -> None:
     """All generations end at the same instant, and one goes on in each iteration of the loop."""
     episodes = episodes_of([EpisodeRecipe()] * 10)
     context = async_context(ScriptedGenerator(["ab"], delay_s=4), ScriptedEnvironment([TERMINATING]))
     context = replace(context, pacer=LoopPacer(per_iteration=1))
 
-    async def run() -> None:
-        running = RunningEpisodes(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
-        await virtual_time.until(lambda: context.pacer.is_waiting(episodes[-1]))
-        running.cut_off_all("deadline")
-        for _ in episodes:
-            await running.ended.get()
-        assert virtual_time.now() == 4
-        await running.stop()
-
-    virtual_time.run(run())
+    running = RunningEpisodes(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
+    await virtual_time.until(lambda: context.pacer.is_waiting(episodes[-1]))
+    running.cut_off_all("deadline")
+    for _ in episodes:
+        await running.ended.get()
+    assert virtual_time.now() == 4
+    await running.stop()
     assert {(episode.status, *texts(episode.result())) for episode in episodes[-8:]} == {("deadline", "Q", "ab")}
 
 

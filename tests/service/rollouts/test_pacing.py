@@ -116,29 +116,25 @@ def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
     assert without_second["third"] == without_third["second"]
 
 
-def test_a_pacer_that_nobody_waits_for_lets_all_of_the_next_iteration_go_on() -> None:
-    async def go_on() -> None:
-        pacer = LoopPacer(per_iteration=2)
-        await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
-        await virtual_time.settled()
-        await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
-
-    virtual_time.run(go_on())
+@virtual_time.test
+async def test_a_pacer_that_nobody_waits_for_lets_all_of_the_next_iteration_go_on() -> None:
+    pacer = LoopPacer(per_iteration=2)
+    await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
+    await virtual_time.settled()
+    await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
 
 
-def test_an_episode_waits_until_it_has_gone_on() -> None:
-    async def go_on() -> None:
-        pacer = LoopPacer(per_iteration=1)
-        first, second = (asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second"))
+@virtual_time.test
+async def test_an_episode_waits_until_it_has_gone_on() -> None:
+    pacer = LoopPacer(per_iteration=1)
+    first, second = (asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second"))
+    await asyncio.sleep(0)
+    assert (pacer.is_waiting("first"), pacer.is_waiting("second")) == (False, True)
+    while not second.done():
+        assert pacer.is_waiting("second")
         await asyncio.sleep(0)
-        assert (pacer.is_waiting("first"), pacer.is_waiting("second")) == (False, True)
-        while not second.done():
-            assert pacer.is_waiting("second")
-            await asyncio.sleep(0)
-        assert not pacer.is_waiting("second")
-        await first
-
-    virtual_time.run(go_on())
+    assert not pacer.is_waiting("second")
+    await first
 
 
 def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
@@ -164,25 +160,23 @@ def test_at_least_a_few_episodes_go_on_however_long_iterations_take() -> None:
     assert by_iteration == [64, 32, 16, 16, 16]
 
 
-def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
-    async def work() -> None:
-        done: list[int] = []
-        by_iteration = Counter[int]()
+@virtual_time.test
+async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
+    done: list[int] = []
+    by_iteration = Counter[int]()
 
-        def do(number: int) -> None:
-            done.append(number)
-            by_iteration[virtual_time.iteration()] += 1
+    def do(number: int) -> None:
+        done.append(number)
+        by_iteration[virtual_time.iteration()] += 1
 
-        paced = PacedWork[int](per_iteration=2)
-        paced.add(do, range(5))
-        assert done == [0, 1]
-        paced.add(do, [5])
-        assert done == [0, 1]
-        await paced.finish()
-        assert done == [0, 1, 2, 3, 4, 5]
-        assert list(by_iteration.values()) == [2, 2, 2]
-
-    virtual_time.run(work())
+    paced = PacedWork[int](per_iteration=2)
+    paced.add(do, range(5))
+    assert done == [0, 1]
+    paced.add(do, [5])
+    assert done == [0, 1]
+    await paced.finish()
+    assert done == [0, 1, 2, 3, 4, 5]
+    assert list(by_iteration.values()) == [2, 2, 2]
 
 
 def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:

@@ -161,7 +161,8 @@ def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) ->
         virtual_time.run(with_timeout(seconds, call(), "The call"))
 
 
-def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
+@virtual_time.test
+async def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
     taken_in: list[int] = []
 
     class RecordingBudget(RetryBudget):
@@ -174,11 +175,8 @@ def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
     async def fail() -> None:
         raise LOST
 
-    async def run() -> None:
-        pacer = LoopPacer(per_iteration=2)
-        calls = [with_retries(fail, RecordingBudget({}, 0), pacer) for _ in range(10)]
-        assert await asyncio.gather(*calls, return_exceptions=True) == [LOST] * 10
-
-    virtual_time.run(run())
+    pacer = LoopPacer(per_iteration=2)
+    calls = [with_retries(fail, RecordingBudget({}, 0), pacer) for _ in range(10)]
+    assert await asyncio.gather(*calls, return_exceptions=True) == [LOST] * 10
     assert len(taken_in) == 10
     assert max(Counter(taken_in).values()) <= 2

@@ -9,16 +9,14 @@ from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 
 
-def test_an_async_schedule_lets_every_sample_begin_at_once() -> None:
-    async def run() -> None:
-        schedule = AsyncSchedule()
-        for _ in range(2):
-            schedule.add_sample()
-        await asyncio.wait_for(schedule.wait_for_phase(), 1)
-        schedule.remove_sample()
-        await asyncio.wait_for(schedule.wait_for_phase(), 1)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_an_async_schedule_lets_every_sample_begin_at_once() -> None:
+    schedule = AsyncSchedule()
+    for _ in range(2):
+        schedule.add_sample()
+    await asyncio.wait_for(schedule.wait_for_phase(), 1)
+    schedule.remove_sample()
+    await asyncio.wait_for(schedule.wait_for_phase(), 1)
 
 
 class Waiting:
@@ -45,46 +43,42 @@ class Waiting:
         await virtual_time.settled()
 
 
-def test_in_lockstep_a_phase_begins_when_the_last_sample_waits_for_it() -> None:
-    async def run() -> None:
-        waiting = Waiting(3)
-        await waiting.wait("a", "b")
-        assert sorted(waiting.begun) == []
-        await waiting.wait("c")
-        assert sorted(waiting.begun) == ["a", "b", "c"]
-        await waiting.wait("a", "b")
-        assert sorted(waiting.begun) == ["a", "b", "c"]
-        await waiting.wait("c")
-        assert sorted(waiting.begun) == ["a", "a", "b", "b", "c", "c"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_a_phase_begins_when_the_last_sample_waits_for_it() -> None:
+    waiting = Waiting(3)
+    await waiting.wait("a", "b")
+    assert sorted(waiting.begun) == []
+    await waiting.wait("c")
+    assert sorted(waiting.begun) == ["a", "b", "c"]
+    await waiting.wait("a", "b")
+    assert sorted(waiting.begun) == ["a", "b", "c"]
+    await waiting.wait("c")
+    assert sorted(waiting.begun) == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_in_lockstep_the_requests_of_a_phase_can_be_batched_into_one_call() -> None:
-    async def run() -> None:
-        schedule = LockstepSchedule()
-        batch: list[str] = []
-        calls: list[list[str]] = []
+@virtual_time.test
+async def test_in_lockstep_the_requests_of_a_phase_can_be_batched_into_one_call() -> None:
+    schedule = LockstepSchedule()
+    batch: list[str] = []
+    calls: list[list[str]] = []
 
-        def send() -> None:
-            calls.append(batch.copy())
-            batch.clear()
+    def send() -> None:
+        calls.append(batch.copy())
+        batch.clear()
 
-        async def play(name: str) -> None:
-            for _ in range(2):
-                await schedule.wait_for_phase()
-                if not batch:
-                    asyncio.get_running_loop().call_soon(send)
-                batch.append(name)
-                await asyncio.sleep(1)
+    async def play(name: str) -> None:
+        for _ in range(2):
+            await schedule.wait_for_phase()
+            if not batch:
+                asyncio.get_running_loop().call_soon(send)
+            batch.append(name)
+            await asyncio.sleep(1)
 
-        for _ in "abc":
-            schedule.add_sample()
-        await asyncio.gather(*map(play, "abc"))
-        await virtual_time.settled()
-        assert [sorted(call) for call in calls] == [["a", "b", "c"]] * 2
-
-    virtual_time.run(run())
+    for _ in "abc":
+        schedule.add_sample()
+    await asyncio.gather(*map(play, "abc"))
+    await virtual_time.settled()
+    assert [sorted(call) for call in calls] == [["a", "b", "c"]] * 2
 
 
 def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
@@ -113,62 +107,52 @@ def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> N
     assert set(by_iteration[:-3]) == {0}
 
 
-def test_in_lockstep_nobody_waits_for_a_sample_that_was_removed() -> None:
-    async def run() -> None:
-        waiting = Waiting(3)
-        await waiting.wait("a", "b")
-        waiting.schedule.remove_sample()
-        await virtual_time.settled()
-        assert sorted(waiting.begun) == ["a", "b"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_nobody_waits_for_a_sample_that_was_removed() -> None:
+    waiting = Waiting(3)
+    await waiting.wait("a", "b")
+    waiting.schedule.remove_sample()
+    await virtual_time.settled()
+    assert sorted(waiting.begun) == ["a", "b"]
 
 
-def test_in_lockstep_a_cancelled_sample_counts_neither_as_waiting_nor_as_a_sample() -> None:
-    async def run() -> None:
-        waiting = Waiting(3)
-        await waiting.wait("a", "b")
-        await waiting.cancel("b")
-        waiting.schedule.remove_sample()
-        await virtual_time.settled()
-        assert sorted(waiting.begun) == [], "two samples are left, and one of them waits"
-        await waiting.wait("c")
-        assert sorted(waiting.begun) == ["a", "c"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_a_cancelled_sample_counts_neither_as_waiting_nor_as_a_sample() -> None:
+    waiting = Waiting(3)
+    await waiting.wait("a", "b")
+    await waiting.cancel("b")
+    waiting.schedule.remove_sample()
+    await virtual_time.settled()
+    assert sorted(waiting.begun) == [], "two samples are left, and one of them waits"
+    await waiting.wait("c")
+    assert sorted(waiting.begun) == ["a", "c"]
 
 
-def test_in_lockstep_a_sample_that_is_removed_before_its_cancelled_task_ran_is_not_waited_for() -> None:
-    async def run() -> None:
-        waiting = Waiting(2)
-        await waiting.wait("a")
-        waiting.tasks["a"].cancel()
-        waiting.schedule.remove_sample()
-        await waiting.wait("b")
-        assert sorted(waiting.begun) == ["b"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_a_sample_that_is_removed_before_its_cancelled_task_ran_is_not_waited_for() -> None:
+    waiting = Waiting(2)
+    await waiting.wait("a")
+    waiting.tasks["a"].cancel()
+    waiting.schedule.remove_sample()
+    await waiting.wait("b")
+    assert sorted(waiting.begun) == ["b"]
 
 
-def test_in_lockstep_a_sample_that_is_cancelled_as_its_phase_begins_raises_the_cancellation() -> None:
-    async def run() -> None:
-        waiting = Waiting(2)
-        await waiting.wait("a")
-        waiting.schedule.remove_sample()
-        waiting.tasks["a"].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting.tasks["a"]
-        assert waiting.begun == []
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_a_sample_that_is_cancelled_as_its_phase_begins_raises_the_cancellation() -> None:
+    waiting = Waiting(2)
+    await waiting.wait("a")
+    waiting.schedule.remove_sample()
+    waiting.tasks["a"].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.tasks["a"]
+    assert waiting.begun == []
 
 
-def test_in_lockstep_a_cancelled_wait_raises_the_cancellation() -> None:
-    async def run() -> None:
-        waiting = Waiting(2)
-        await waiting.wait("a")
-        await waiting.cancel("a")
-        with pytest.raises(asyncio.CancelledError):
-            await waiting.tasks["a"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_in_lockstep_a_cancelled_wait_raises_the_cancellation() -> None:
+    waiting = Waiting(2)
+    await waiting.wait("a")
+    await waiting.cancel("a")
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.tasks["a"]

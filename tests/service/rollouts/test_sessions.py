@@ -127,18 +127,16 @@ def test_every_end_of_a_rollout_releases_its_session() -> None:
     assert sorted(environment.released) == ["request-0-0-0", "request-1-0-0", "request-2-0-0"]
 
 
-def test_a_request_that_is_cancelled_releases_its_sessions() -> None:
+@virtual_time.test
+async def test_a_request_that_is_cancelled_releases_its_sessions() -> None:
     environment = SessionEnvironment([outcome("1")])
     episodes = [replace(EpisodeRecipe(max_rollout_turns=10**6), position=position).make() for position in range(2)]
     early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
 
-    async def cancelled() -> None:
-        generator = ScriptedGenerator(["A"], delay_s=1.0)
-        async with aclosing(play_request(episodes, async_context(generator, environment), early_stopping)) as ended:
-            first = asyncio.ensure_future(anext(ended))
-            await asyncio.sleep(3)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-
-    virtual_time.run(cancelled())
+    generator = ScriptedGenerator(["A"], delay_s=1.0)
+    async with aclosing(play_request(episodes, async_context(generator, environment), early_stopping)) as ended:
+        first = asyncio.ensure_future(anext(ended))
+        await asyncio.sleep(3)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
     assert sorted(environment.released) == ["request-0-0-0", "request-1-0-0"]
