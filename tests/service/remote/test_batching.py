@@ -117,16 +117,14 @@ def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> CallBatche
     return stream_of(replica.start_call).batched(bytes_of=sizes.__getitem__)
 
 
-def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() -> None:
+@virtual_time.test
+async def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() -> None:
     replica = ScriptedReplica([[(0, "A"), (1, "B")]], [[(0, "C")]], [[(1, "E")], [(0, "D")]])
     half = MOST_BYTES_PER_MESSAGE // 2
     sizes = {"a": half, "b": half, "c": 10 * half, "d": 1, "e": 1}
 
-    async def run() -> list[str]:
-        batcher = sized_batcher(replica, sizes)
-        return await asyncio.gather(*map(batcher.call, sizes))
-
-    assert virtual_time.run(run()) == ["A", "B", "C", "D", "E"]
+    batcher = sized_batcher(replica, sizes)
+    assert await asyncio.gather(*map(batcher.call, sizes)) == ["A", "B", "C", "D", "E"]
     assert replica.requests == [["a", "b"], ["c"], ["d", "e"]]
 
 
@@ -149,16 +147,14 @@ async def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_
     ("most_requests", "sizes"),
     [(MOST_ITEMS_PER_MESSAGE, [MOST_ITEMS_PER_MESSAGE, 1]), (None, [MOST_ITEMS_PER_MESSAGE + 1])],
 )
-def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_bound(
+@virtual_time.test
+async def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_bound(
     most_requests: int | None, sizes: list[int]
 ) -> None:
     replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
 
-    async def run() -> list[str]:
-        batcher = stream_of(replica.start_call).batched(most_items=most_requests)
-        return await asyncio.gather(*(batcher.call(f"{number}") for number in range(sum(sizes))))
-
-    assert virtual_time.run(run()) == ["A"] * sum(sizes)
+    batcher = stream_of(replica.start_call).batched(most_items=most_requests)
+    assert await asyncio.gather(*(batcher.call(f"{number}") for number in range(sum(sizes)))) == ["A"] * sum(sizes)
     assert [len(requests) for requests in replica.requests] == sizes
 
 
@@ -230,7 +226,10 @@ def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> No
     assert replica.calls[0].cancelled
 
 
-def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Hanging(ScriptedCall):
         """Answers the first request and sends two heartbeats, then nothing."""
 
@@ -241,14 +240,11 @@ def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog
 
     call = Hanging([[(0, "A")], [], []])
 
-    async def run() -> tuple[float, BaseException | str]:
-        batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10)).batched()
-        first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
-        assert await first == "A"
-        [lost] = await asyncio.gather(second, return_exceptions=True)
-        return virtual_time.now(), lost
-
-    at, lost = virtual_time.run(run())
+    batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10)).batched()
+    first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
+    assert await first == "A"
+    [lost] = await asyncio.gather(second, return_exceptions=True)
+    at = virtual_time.now()
     assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
     assert call.cancelled
     assert [vars(record)["cause"] for record in caplog.records] == ["ReplicaSilent(10)"]
@@ -340,17 +336,15 @@ async def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -
     assert len(asyncio.all_tasks()) == 2, "the test and the abort"
 
 
-def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
+@virtual_time.test
+async def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
 
-    async def run() -> str:
-        batcher = stream_of(replica.start_call).batched()
-        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
-        await asyncio.sleep(0.5)
-        hung_up.cancel()
-        return await waiting
-
-    assert virtual_time.run(run()) == "B"
+    batcher = stream_of(replica.start_call).batched()
+    hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
+    await asyncio.sleep(0.5)
+    hung_up.cancel()
+    assert await waiting == "B"
     assert replica.aborted == []
 
 
@@ -370,7 +364,8 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     assert (results, replica.requests) == (["B"], [["b"]])
 
 
-def test_a_call_is_made_in_the_context_of_no_request() -> None:
+@virtual_time.test
+async def test_a_call_is_made_in_the_context_of_no_request() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
     seen: list[str] = []
     replica = ScriptedReplica([[(0, "A")]])
@@ -379,10 +374,7 @@ def test_a_call_is_made_in_the_context_of_no_request() -> None:
         seen.append(variable.get())
         return replica.start_call(requests)
 
-    async def run() -> str:
-        variable.set("a request")
-        batcher = stream_of(start_call).batched()
-        return await batcher.call("a")
-
-    assert virtual_time.run(run()) == "A"
+    variable.set("a request")
+    batcher = stream_of(start_call).batched()
+    assert await batcher.call("a") == "A"
     assert seen == ["none"]

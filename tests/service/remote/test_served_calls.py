@@ -89,16 +89,14 @@ async def answered(generator: RemoteGenerator, asked: ServedRequest) -> bytes:
     return b"".join([part.body async for part in generator.serve(asked)])
 
 
-def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
+@virtual_time.test
+async def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
     handle = ScriptedServingHandle([WHOLE[0], None, WHOLE[1]])
     generator = generator_over(handle, "a")
 
-    async def run() -> list[ServedPart]:
-        parts = [part async for part in generator.serve(request("one"))]
-        await asyncio.sleep(SERVE_ENDS_S)
-        return parts
-
-    assert virtual_time.run(run()) == WHOLE
+    parts = [part async for part in generator.serve(request("one"))]
+    await asyncio.sleep(SERVE_ENDS_S)
+    assert parts == WHOLE
     assert not handle.calls[0].cancelled
 
 
@@ -112,31 +110,27 @@ async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() 
     assert len(handle.sent) == 5
 
 
-def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> None:
+@virtual_time.test
+async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> None:
     other = [ServedPart(b"x", 400, "application/json", ServedTokens())]
     handle = ScriptedServingHandle(WHOLE, other, [GenerationRejected("never")])
     generator = generator_over(handle, "a")
 
-    async def run() -> list[Any]:
-        calls = (answered(generator, request(name)) for name in ("one", "two", "three"))
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    one, two, three = virtual_time.run(run())
+    calls = (answered(generator, request(name)) for name in ("one", "two", "three"))
+    one, two, three = await asyncio.gather(*calls, return_exceptions=True)
     assert (one, two, str(three)) == (b"ab", b"x", "never")
     assert handle.batches == [["one", "two", "three"]]
 
 
-def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_it_go_on() -> None:
+@virtual_time.test
+async def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_it_go_on() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a")
 
-    async def run() -> bytes:
-        one, two = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
-        await asyncio.sleep(1.5)
-        one.cancel()
-        return await two
-
-    assert virtual_time.run(run()) == b"ab"
+    one, two = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
+    await asyncio.sleep(1.5)
+    one.cancel()
+    assert await two == b"ab"
     assert handle.aborted == ["one"]
 
 
@@ -146,16 +140,14 @@ def test_a_call_that_ends_without_its_last_part_is_lost() -> None:
         virtual_time.run(answered(generator_over(handle, "a"), request("one")))
 
 
-def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
+@virtual_time.test
+async def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a", window_factor=1.0)
 
-    async def run() -> float:
-        await generator.describe()
-        assert await asyncio.gather(*(answered(generator, request(name)) for name in ("one", "two"))) == [b"ab"] * 2
-        return virtual_time.now()
-
-    assert virtual_time.run(run()) == 5.0, "one second of describe, then two of each call"
+    await generator.describe()
+    assert await asyncio.gather(*(answered(generator, request(name)) for name in ("one", "two"))) == [b"ab"] * 2
+    assert virtual_time.now() == 5.0, "one second of describe, then two of each call"
 
 
 def test_a_call_without_a_part_yet_is_made_again_elsewhere() -> None:
@@ -181,19 +173,17 @@ def test_a_failure_that_no_retry_mends_is_raised(answer: list[Any], attempts: in
     assert len(handle.sent) == attempts
 
 
-def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
+@virtual_time.test
+async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a", window_factor=1.0)
 
-    async def run() -> bytes:
-        await generator.describe()
-        async with aclosing(generator.serve(request("one"))) as parts:
-            await anext(parts)
-        whole = await answered(generator, request("two"))
-        await asyncio.sleep(SERVE_ENDS_S)
-        return whole
-
-    assert virtual_time.run(run()) == b"ab"
+    await generator.describe()
+    async with aclosing(generator.serve(request("one"))) as parts:
+        await anext(parts)
+    whole = await answered(generator, request("two"))
+    await asyncio.sleep(SERVE_ENDS_S)
+    assert whole == b"ab"
     assert [call.cancelled for call in handle.calls] == [True, False]
 
 

@@ -143,43 +143,38 @@ def test_where_none_waits_the_next_generation_tries_a_failing_replica(
     assert fleet.starts_after(WORKS_AT + 10) == pytest.approx(1, rel=0.1)
 
 
-def test_a_replica_that_hung_for_a_while_gets_its_share_again() -> None:
-    async def play() -> Fleet:
-        fleet = Fleet(2.0)
-        playing = asyncio.create_task(fleet.play(40, 1))
-        await asyncio.sleep(BREAKS_AT + 1)
-        fleet.handle.set_hanging("a", True)
-        await asyncio.sleep(15)
-        fleet.handle.set_hanging("a", False)
-        await playing
-        return fleet
-
-    fleet = virtual_time.run(play())
+@virtual_time.test
+async def test_a_replica_that_hung_for_a_while_gets_its_share_again() -> None:
+    fleet = Fleet(2.0)
+    playing = asyncio.create_task(fleet.play(40, 1))
+    await asyncio.sleep(BREAKS_AT + 1)
+    fleet.handle.set_hanging("a", True)
+    await asyncio.sleep(15)
+    fleet.handle.set_hanging("a", False)
+    await playing
     assert sum(fleet.losses.values()) in range(3, 2 * SEQUENCES + 1)
     assert fleet.starts_after(40) == pytest.approx(1, rel=0.1)
 
 
-def test_a_failing_replica_is_tried_again_after_a_try_that_its_caller_cancelled() -> None:
-    async def play() -> list[int]:
-        fleet = Fleet(2.0)
-        engine = fleet.replicas["a"].engine
-        engine.is_broken = True
-        playing = asyncio.create_task(fleet.play(8, 1))
-        await asyncio.sleep(BREAKS_AT)
-        playing.cancel()
-        await asyncio.wait([playing])
-        engine.is_broken = False
-        tries = []
-        for place in range(3):
-            await asyncio.sleep(TRY_SUSPECTS_S + 1)
-            before = len(engine.asked_at)
-            request = GenerationRequest(f"g-{place}", [1], 1, (), SamplingOptions(), rollout_id=f"r-{place}")
-            trying = asyncio.create_task(fleet.generator.generate(request))
-            await asyncio.sleep(1)
-            tries.append(len(engine.asked_at) - before)
-            trying.cancel()
-            await asyncio.wait([trying])
-            fleet.generator.release(request.rollout_id)
-        return tries
-
-    assert virtual_time.run(play()) == [1, 1, 1]
+@virtual_time.test
+async def test_a_failing_replica_is_tried_again_after_a_try_that_its_caller_cancelled() -> None:
+    fleet = Fleet(2.0)
+    engine = fleet.replicas["a"].engine
+    engine.is_broken = True
+    playing = asyncio.create_task(fleet.play(8, 1))
+    await asyncio.sleep(BREAKS_AT)
+    playing.cancel()
+    await asyncio.wait([playing])
+    engine.is_broken = False
+    tries = []
+    for place in range(3):
+        await asyncio.sleep(TRY_SUSPECTS_S + 1)
+        before = len(engine.asked_at)
+        request = GenerationRequest(f"g-{place}", [1], 1, (), SamplingOptions(), rollout_id=f"r-{place}")
+        trying = asyncio.create_task(fleet.generator.generate(request))
+        await asyncio.sleep(1)
+        tries.append(len(engine.asked_at) - before)
+        trying.cancel()
+        await asyncio.wait([trying])
+        fleet.generator.release(request.rollout_id)
+    assert tries == [1, 1, 1]

@@ -58,21 +58,20 @@ async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flig
     assert [at for _, at in made] == pytest.approx([PORTION_S, 2 * PORTION_S, 3 * PORTION_S, 4 * PORTION_S])
 
 
-def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(made: list[tuple[int, float]]) -> None:
-    async def play() -> float:
-        collections = PacedCollections(lambda: 0)
-        with collections.request_in_flight():
-            with collections.request_in_flight():
-                await asyncio.sleep(10)
-            await asyncio.sleep(10)
-        await asyncio.sleep(IDLE_S / 2)
+@virtual_time.test
+async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(
+    made: list[tuple[int, float]],
+) -> None:
+    collections = PacedCollections(lambda: 0)
+    with collections.request_in_flight():
         with collections.request_in_flight():
             await asyncio.sleep(10)
-        ended_at = asyncio.get_running_loop().time()
         await asyncio.sleep(10)
-        return ended_at
-
-    ended_at = virtual_time.run(play())
+    await asyncio.sleep(IDLE_S / 2)
+    with collections.request_in_flight():
+        await asyncio.sleep(10)
+    ended_at = asyncio.get_running_loop().time()
+    await asyncio.sleep(10)
     assert full(made) == [pytest.approx(ended_at + IDLE_S, abs=PORTION_S)]
     assert made[-1][0] == FULL, "nothing is collected after it"
 

@@ -138,14 +138,12 @@ async def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_anot
     assert generator.asked == 2
 
 
-def test_a_caller_that_goes_away_leaves_the_look_to_the_others() -> None:
+@virtual_time.test
+async def test_a_caller_that_goes_away_leaves_the_look_to_the_others() -> None:
     readiness = Readiness(Generators(a=1), {"math": Environments(any=0)}, {})
 
-    async def check() -> list[DegradedPart]:
-        gone = asyncio.create_task(readiness.check())
-        stays = asyncio.create_task(readiness.check())
-        await asyncio.sleep(0.5)
-        gone.cancel()
-        return await stays
-
-    assert virtual_time.run(check()) == []
+    gone = asyncio.create_task(readiness.check())
+    stays = asyncio.create_task(readiness.check())
+    await asyncio.sleep(0.5)
+    gone.cancel()
+    assert await stays == []

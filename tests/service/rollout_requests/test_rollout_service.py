@@ -412,14 +412,12 @@ def test_the_configured_timeout_without_a_token_goes_to_the_engine_with_each_gen
     assert [request.token_timeout_s for request in generator.requests] == [3]
 
 
-def test_the_deadline_of_the_request_is_honoured() -> None:
-    async def run() -> float:
-        service = Service(generator=ScriptedGenerator(["A"], delay_s=60))
-        results = await service.play(request_of(deadline_s=5))
-        assert results[0].status == "deadline"
-        return virtual_time.now()
-
-    assert virtual_time.run(run()) == 5
+@virtual_time.test
+async def test_the_deadline_of_the_request_is_honoured() -> None:
+    service = Service(generator=ScriptedGenerator(["A"], delay_s=60))
+    results = await service.play(request_of(deadline_s=5))
+    assert results[0].status == "deadline"
+    assert virtual_time.now() == 5
 
 
 def test_early_stopping_as_the_request_asks_for_it() -> None:
@@ -428,14 +426,12 @@ def test_early_stopping_as_the_request_asks_for_it() -> None:
     assert [results[position].status for position in range(3)] == ["completed", "cancelled", "cancelled"]
 
 
-def test_the_samples_of_a_request_are_freed_before_it_is_played() -> None:
-    async def begin() -> bool:
-        request = request_of(num_generations=2)
-        first = weakref.ref(request.samples[0])
-        await Service().service.rollout(request, "request", 0)
-        return first() is None
-
-    assert virtual_time.run(begin())
+@virtual_time.test
+async def test_the_samples_of_a_request_are_freed_before_it_is_played() -> None:
+    request = request_of(num_generations=2)
+    first = weakref.ref(request.samples[0])
+    await Service().service.rollout(request, "request", 0)
+    assert first() is None
 
 
 @pytest.mark.parametrize(("schedule", "steps_began_at"), [("lockstep", [9, 9]), ("async", [0, 9])])

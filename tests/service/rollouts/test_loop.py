@@ -375,19 +375,17 @@ def test_a_generation_that_stalls_goes_on_where_it_ended_and_costs_a_retry(retri
     assert (result.error.kind if result.error else None) == ("timeout" if retries == 0 else None)
 
 
-def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
+@virtual_time.test
+async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
     class CutTwice(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
             whole = await super().generate(request)
             return first_part(whole, 1) if len(self.requests) < 3 else whole
 
-    async def run() -> float:
-        episode = EpisodeRecipe(retries=0).make()
-        await play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
-        assert texts(episode.result()) == ["Q", "acef", "O"]
-        return virtual_time.now()
-
-    assert virtual_time.run(run()) == 0
+    episode = EpisodeRecipe(retries=0).make()
+    await play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
+    assert texts(episode.result()) == ["Q", "acef", "O"]
+    assert virtual_time.now() == 0
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 5), deadline_s=st.integers(1, 12))
@@ -422,7 +420,8 @@ def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
     virtual_time.run(run())
 
 
-def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
+@virtual_time.test
+async def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
     class Endless(ScriptedEnvironment):
         async def step(self, request: StepRequest) -> StepOutcome:
             await asyncio.sleep(1)
@@ -431,16 +430,13 @@ def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
     episodes = episodes_of([EpisodeRecipe(max_rollout_turns=10_000)] * 3)
     context = async_context(ScriptedGenerator(["A"]), Endless([]))
 
-    async def read_slowly() -> list[int]:
-        turns = []
-        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=4.5)) as ended:
-            async for episode in ended:
-                turns.append(episode.result().metrics.turn_count)
-                await asyncio.sleep(100)
-        return turns
-
-    assert virtual_time.run(read_slowly()) == [5, 5, 5]
+    turns = []
+    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+    async with aclosing(play_request(episodes, context, early_stopping, deadline_s=4.5)) as ended:
+        async for episode in ended:
+            turns.append(episode.result().metrics.turn_count)
+            await asyncio.sleep(100)
+    assert turns == [5, 5, 5]
 
 
 @pytest.mark.parametrize(

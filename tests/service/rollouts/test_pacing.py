@@ -10,7 +10,6 @@ import pytest
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest
-from rollout_client.contract.rollouts import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import (
@@ -58,38 +57,33 @@ def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order(
     assert (order, max(by_iteration)) == (list(range(10)), 3)
 
 
-def test_a_pacer_delays_nobody_below_its_bound() -> None:
-    async def go_on() -> bool:
-        pacer = LoopPacer(per_iteration=2)
-        for _ in range(3):
-            for _ in range(2):
-                with pytest.raises(StopIteration):
-                    pacer.wait_for_turn("any").send(None)
-            await asyncio.sleep(0)
-        return True
-
-    assert virtual_time.run(go_on())
+@virtual_time.test
+async def test_a_pacer_delays_nobody_below_its_bound() -> None:
+    pacer = LoopPacer(per_iteration=2)
+    for _ in range(3):
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                pacer.wait_for_turn("any").send(None)
+        await asyncio.sleep(0)
+    assert True
 
 
-def test_those_that_come_while_others_wait_go_on_after_them_and_no_iteration_has_more_of_both() -> None:
-    async def go_on() -> tuple[list[str], Counter[int]]:
-        pacer = LoopPacer(per_iteration=3)
-        order, by_iteration = list[str](), Counter[int]()
+@virtual_time.test
+async def test_those_that_come_while_others_wait_go_on_after_them_and_no_iteration_has_more_of_both() -> None:
+    pacer = LoopPacer(per_iteration=3)
+    order, by_iteration = list[str](), Counter[int]()
 
-        async def one(name: str) -> None:
-            await pacer.wait_for_turn(name)
-            order.append(name)
-            by_iteration[virtual_time.iteration()] += 1
+    async def one(name: str) -> None:
+        await pacer.wait_for_turn(name)
+        order.append(name)
+        by_iteration[virtual_time.iteration()] += 1
 
-        early = [asyncio.create_task(one("early")) for _ in range(8)]
-        late: list[asyncio.Task[None]] = []
-        while len(order) < 8:
-            await asyncio.sleep(0)
-            late.append(asyncio.create_task(one("late")))
-        await asyncio.gather(*early, *late)
-        return order, by_iteration
-
-    order, by_iteration = virtual_time.run(go_on())
+    early = [asyncio.create_task(one("early")) for _ in range(8)]
+    late: list[asyncio.Task[None]] = []
+    while len(order) < 8:
+        await asyncio.sleep(0)
+        late.append(asyncio.create_task(one("late")))
+    await asyncio.gather(*early, *late)
     assert order[:8] == ["early"] * 8
     assert len(order) > 8
     assert max(by_iteration.values()) == 3
@@ -179,17 +173,15 @@ async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterat
     assert list(by_iteration.values()) == [2, 2, 2]
 
 
-def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:
-    async def work() -> list[int]:
-        done: list[int] = []
-        paced = PacedWork[int](per_iteration=1)
-        paced.add(done.append, [0, 1])
-        await paced.finish()
-        paced.add(done.append, [2, 3])
-        await paced.finish()
-        return done
-
-    assert virtual_time.run(work()) == [0, 1, 2, 3]
+@virtual_time.test
+async def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:
+    done: list[int] = []
+    paced = PacedWork[int](per_iteration=1)
+    paced.add(done.append, [0, 1])
+    await paced.finish()
+    paced.add(done.append, [2, 3])
+    await paced.finish()
+    assert done == [0, 1, 2, 3]
 
 
 class NotingGenerator(ScriptedGenerator):
@@ -213,19 +205,16 @@ class NotingGenerator(ScriptedGenerator):
 
 
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
-def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_large_request(
+@virtual_time.test
+async def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_large_request(
     ignores_interrupts: bool,
 ) -> None:
-    async def play() -> tuple[Counter[SampleStatus | None], NotingGenerator]:
-        generator = NotingGenerator(ignores_interrupts)
-        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-        context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
-        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
-            statuses = Counter([episode.status async for episode in ended])
-        return statuses, generator
-
-    statuses, generator = virtual_time.run(play())
+    generator = NotingGenerator(ignores_interrupts)
+    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+    async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
+        statuses = Counter([episode.status async for episode in ended])
     assert statuses == {"deadline": 500}
     assert generator.begun.total() == generator.asked.total() == 500
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
@@ -248,21 +237,19 @@ class BrokenGenerator(ScriptedGenerator):
         self.ended[virtual_time.iteration()] += 1
 
 
-def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
-    async def play() -> tuple[Counter[SampleStatus | None], Counter[int]]:
-        generator = BrokenGenerator()
-        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-        context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
-        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping)) as ended:
-            asyncio.get_running_loop().call_later(1.0, generator.broken.set)
-            statuses = Counter([episode.status async for episode in ended])
-        return statuses, generator.ended
+@virtual_time.test
+async def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
+    generator = BrokenGenerator()
+    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+    async with aclosing(play_request(episodes, context, early_stopping)) as ended:
+        asyncio.get_running_loop().call_later(1.0, generator.broken.set)
+        statuses = Counter([episode.status async for episode in ended])
 
-    statuses, ended = virtual_time.run(play())
     assert statuses == {"error": 500}
-    assert ended.total() == 500
-    assert max(ended.values()) == EPISODES_PER_ITERATION
+    assert generator.ended.total() == 500
+    assert max(generator.ended.values()) == EPISODES_PER_ITERATION
 
 
 def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
@@ -283,25 +270,22 @@ def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_coll
         gc.enable()
 
 
-def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:
-    async def play() -> Counter[int]:
-        freed = Counter[int]()
-        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-        for episode in episodes:
-            weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
-        context = RolloutContext(
-            ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()
-        )
-        playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
-        del episode, episodes
-        async with aclosing(playing):
-            await anext(playing)
-            # Most of them end meanwhile, and nobody takes them.
-            for _ in range(40):
-                await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return freed
-
-    freed = virtual_time.run(play())
+@virtual_time.test
+async def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:
+    freed = Counter[int]()
+    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+    for episode in episodes:
+        weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
+    context = RolloutContext(
+        ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()
+    )
+    playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
+    del episode, episodes
+    async with aclosing(playing):
+        await anext(playing)
+        # Most of them end meanwhile, and nobody takes them.
+        for _ in range(40):
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert freed.total() >= 499
     assert max(freed.values()) <= 2 * EPISODES_PER_ITERATION

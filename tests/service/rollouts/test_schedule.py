@@ -81,28 +81,25 @@ async def test_in_lockstep_the_requests_of_a_phase_can_be_batched_into_one_call(
     assert [sorted(call) for call in calls] == [["a", "b", "c"]] * 2
 
 
-def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
-    async def run() -> list[int]:
-        schedule, begun = LockstepSchedule(), 0
-        samples = 2 * EPISODES_PER_ITERATION + 1
-        for _ in range(samples):
-            schedule.add_sample()
+@virtual_time.test
+async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
+    schedule, begun = LockstepSchedule(), 0
+    samples = 2 * EPISODES_PER_ITERATION + 1
+    for _ in range(samples):
+        schedule.add_sample()
 
-        async def play() -> None:
-            nonlocal begun
-            await schedule.wait_for_phase()
-            begun += 1
+    async def play() -> None:
+        nonlocal begun
+        await schedule.wait_for_phase()
+        begun += 1
 
-        playing = [asyncio.create_task(play()) for _ in range(samples)]
-        by_iteration = list[int]()
-        while begun < samples:
-            before = begun
-            await asyncio.sleep(0)
-            by_iteration.append(begun - before)
-        await asyncio.gather(*playing)
-        return by_iteration
-
-    by_iteration = virtual_time.run(run())
+    playing = [asyncio.create_task(play()) for _ in range(samples)]
+    by_iteration = list[int]()
+    while begun < samples:
+        before = begun
+        await asyncio.sleep(0)
+        by_iteration.append(begun - before)
+    await asyncio.gather(*playing)
     assert by_iteration[-3:] == [EPISODES_PER_ITERATION, EPISODES_PER_ITERATION, 1]
     assert set(by_iteration[:-3]) == {0}
 

@@ -375,7 +375,8 @@ def test_every_token_of_a_rollout_of_an_exact_version_is_of_that_version(
             assert result.status in STATUSES_WITH_FINAL_REWARD
 
 
-def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
+@virtual_time.test
+async def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
     class Endless(ScriptedEnvironment):
         async def step(self, request: StepRequest) -> StepOutcome:
             try:
@@ -391,16 +392,13 @@ def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
     generator = TimedGenerator(world)
     context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), versions=world)
 
-    async def play() -> float:
-        publishing = asyncio.create_task(world.run())
-        early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
-        async with aclosing(play_request([episode], context, early_stopping)) as ended:
-            [only] = [each async for each in ended]
-        assert only.result().status == "stale"
-        await publishing
-        return virtual_time.now()
-
-    assert virtual_time.run(play()) == 20.5
+    publishing = asyncio.create_task(world.run())
+    early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
+    async with aclosing(play_request([episode], context, early_stopping)) as ended:
+        [only] = [each async for each in ended]
+    assert only.result().status == "stale"
+    await publishing
+    assert virtual_time.now() == 20.5
     assert len(environment.requests) == 1, "the step was cancelled"
     assert generator.released == [episode.identity.rollout_id]
 
