@@ -1,4 +1,4 @@
-"""What the job store keeps of a job, and what its callers send and get."""
+"""The records of the job store, and the messages between it and the ingress."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,12 +27,11 @@ class JobRequest:
     kind: str
     """Which route made it."""
     media_type: str
-    """Of the body."""
     request_id: str
     key: str | None = None
     """The `Idempotency-Key`, if there is one."""
     fingerprint: str = ""
-    """Of the request: a key belongs to one."""
+    """The hash of the request: a key belongs to one."""
     runs_alone: bool = True
     """Whether it runs when nobody listens."""
 
@@ -47,7 +46,7 @@ class JobRecord(JobRequest):
     owner: str = ""
     """The ingress replica that plays it; empty unless it runs."""
     epoch: int = 1
-    """How often it was given to an ingress replica: what an earlier one writes is refused."""
+    """Counts how often it was given to an ingress replica: writes of an earlier one are refused."""
     last_event: int = 0
     """Events are numbered from 1 without gaps."""
     acknowledged: int = 0
@@ -55,25 +54,25 @@ class JobRecord(JobRequest):
     ended_at: float | None = None
     """When it ended, or was suspended."""
     was_refused: bool = False
-    """Whether it failed before anything was played: nobody asks for it once those who waited for it were told."""
+    """Whether it failed before anything was played: only those who wait for it now ask for it."""
     played_s: float = 0.0
-    """For how many seconds it was played, by all of its owners: this is what its `deadline_s` counts."""
+    """Seconds for which all its owners have played it: its `deadline_s` counts them."""
     played_until: float | None = None
-    """Up to when `played_s` has counted; `None` while nobody plays it."""
+    """The end of the time in `played_s`; `None` while nobody plays it."""
 
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
     def played(self, until: float) -> "JobRecord":
-        """It was played until then, if somebody plays it."""
+        """The record with its time counted up to `until`, if somebody plays it."""
         if self.played_until is None:
             return self
         until = max(until, self.played_until)
         return replace(self, played_s=self.played_s + until - self.played_until, played_until=until)
 
     def given_to(self, owner: str, time_s: float) -> "JobRecord":
-        """The replica plays it from now on."""
+        """The record of a job that the replica plays from now on."""
         return replace(self, state="running", owner=owner, epoch=self.epoch + 1, ended_at=None, played_until=time_s)
 
     def waiting(self) -> "JobRecord":
@@ -85,7 +84,7 @@ class JobRecord(JobRequest):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of one job. A store makes all changes of one call, or none."""
+    """A change of one job. A store makes all changes of one call, or none."""
 
     job_id: str
     record: JobRecord | None
@@ -105,19 +104,19 @@ class Claim:
 
     record: JobRecord
     entries: Sequence[EntryName]
-    """Those that are there."""
+    """The names of its entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
     record: JobRecord
     claim: Claim | None
-    """Is given to the caller that must play it; `None` if another ingress replica plays it, or it has ended."""
+    """Given to the caller, which must play the job; `None` if another ingress replica plays it, or it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobWrite:
-    """What an ingress replica writes of a job that it plays. Made twice, it changes nothing the second time."""
+    """A write of the ingress replica that plays a job. Repeated, it changes nothing."""
 
     job_id: str
     epoch: int
@@ -132,10 +131,10 @@ class JobWrite:
 
 @dataclass(frozen=True, slots=True)
 class JobCommands:
-    """What an ingress replica has to do."""
+    """The answer to a poll of an ingress replica."""
 
     lost: Collection[str] = ()
-    """Jobs of its that it must not play any longer."""
+    """Jobs that it plays and must not play any longer."""
     waiting: Sequence[str] = ()
     """Jobs that it may claim."""
 

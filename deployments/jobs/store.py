@@ -30,7 +30,8 @@ Result = TypeVar("Result")
 
 
 class JobStore(StoreReplica[JobBook]):
-    """
+    """The job store; `JobBook` documents its calls.
+
     Args:
         time_s: seconds since 1970.
     """

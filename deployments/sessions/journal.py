@@ -1,4 +1,4 @@
-"""The bytes that are kept of a session, and what they say when they are read again. No I/O.
+"""The encoding of a session in the storage. No I/O.
 
 A session is kept as a small record (`SessionHead`), which changes, and entries: what it was opened with, each call by
 its place in the record, once, and each reward. The same calls in their order make the same record.
@@ -31,7 +31,7 @@ NO_IDS = packed_ids(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionHead:
-    """What a store that starts again must know of a session before anybody asks for it. Times count from 1970."""
+    """The part of a session that a store needs at its start, before anybody asks for it. Times count from 1970."""
 
     namespace: str
     limits: SessionLimits
@@ -45,19 +45,19 @@ class SessionHead:
 
 @dataclass(slots=True)
 class ReadSession:
-    """What the entries of a session say."""
+    """The contents of a session's entries."""
 
     opened: OpenSession
     record: SessionRecord = field(default_factory=SessionRecord)
 
 
 def call_name(place: int) -> EntryName:
-    """Args: `place` of the call among those that were recorded."""
+    """The entry of the call at this place among those that were recorded."""
     return EntryName("call", place)
 
 
 def reward_name(number: int) -> EntryName:
-    """Args: `number` as `SessionRecord.reward_number` has it."""
+    """The entry of a reward; `number` is `SessionRecord.reward_number`."""
     return EntryName("reward", number)
 
 
@@ -88,7 +88,7 @@ def reward_entry(parts: Mapping[str, float], generation_id: str | None) -> bytes
 
 
 def call_entry(call: EngineCall) -> bytes:
-    """All that `SessionRecord.add` reads of a call: of its plan neither ids, which the record has, nor the version."""
+    """The fields that `SessionRecord.add` reads: of the plan neither ids, which the record has, nor the version."""
     plan = call.plan
     return written(
         {
@@ -126,7 +126,7 @@ def call_of(data: bytes) -> EngineCall:
 
 
 def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
-    """Args: `entries` are all of one session."""
+    """The session that all its entries encode."""
     read = ReadSession(opened_of(entries[OPENED]))
     for place in sorted(name.number for name in entries if name.kind == "call"):
         read.record.add(call_of(entries[call_name(place)]))

@@ -39,7 +39,7 @@ def context_key(context: ChatContext) -> bytes:
 
 
 def response_key(message: ChatMessage) -> bytes:
-    """Of an assistant message as a harness sends it."""
+    """The key of an assistant message as a harness sends it."""
     return key_of_text(text_of(message.get("content")), calls_of(message))
 
 
@@ -130,13 +130,13 @@ def raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
 
 
 def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
-    """What one call says: its arguments as sorted JSON, whether they were an object or its text."""
+    """One call in a normal form: its arguments as sorted JSON, whether they were an object or its text."""
     function = call.get("function") or call
     return str(function.get("name")), canonical(function.get("arguments"))
 
 
 def canonical(arguments: object) -> str:
-    """What is no JSON object counts as the empty one, as which vLLM hands it to the chat template."""
+    """Anything but a JSON object counts as the empty one, which vLLM then hands to the chat template."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return json.dumps(parsed, sort_keys=True) if isinstance(parsed, Mapping) else NO_ARGUMENTS
@@ -178,7 +178,7 @@ def generated_ids_drift(
 def new_messages_drift(
     messages: Sequence[ChatMessage], first: int, recorded: ChatMessage | None
 ) -> Iterator[MessageDrift]:
-    """Of the messages from place `first` on, which the session does not have.
+    """The drift of the messages from place `first` on, which the session does not have.
 
     Args:
         recorded: what it has at this place; `None`: nothing, so that no branch starts.

@@ -1,4 +1,4 @@
-"""A call of the engine for a session: what crosses between the session's record and whoever calls. No I/O.
+"""The messages between a session's record and its callers about a call of the engine. No I/O.
 
     plan = record.plan(messages, context)       what of the conversation the session has generated
     prompt = prepared_prompt(plan, messages, context, renderer)     the template renders the messages after it
@@ -23,7 +23,7 @@ ChatMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatContext:
-    """What the chat template gets beside the messages. Conversations under different ones share nothing."""
+    """Arguments of the chat template beside the messages. Conversations under different ones share nothing."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -44,7 +44,7 @@ class Plan:
     oldest_version: int | None = None
     """The oldest version of the session's policy that has generated one of `token_ids`; `None` if there is none."""
     drift: tuple[MessageDrift, ...] = ()
-    """What differs from the record, without what was reported before."""
+    """Differences from the record that were not reported before."""
     seen: tuple[tuple[int, bytes], ...] = ()
     """The generated messages that came back in another form, and the digest of that form."""
 
@@ -59,7 +59,7 @@ class RenderedMessage:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedMessage:
-    """What the engine made in one call, or one of `n` choices of it."""
+    """The response of one call of the engine, or one of its `n` choices."""
 
     id: str
     """Unique in the session. A reward names the message by it."""
@@ -74,7 +74,7 @@ class GeneratedMessage:
     """`None`: the generation was interrupted."""
     weight_versions: tuple[WeightSpan, ...] = ()
     is_constrained: bool = False
-    """Whether the call asked that it fits something, so that its log-probabilities are of the tokens that do."""
+    """Whether a grammar or schema constrained it: log-probabilities are over the tokens that fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,17 @@ class EngineCall:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """What a session was opened with. It does not change while the session lives."""
+    """The request that opened a session. It does not change while the session lives."""
 
     id: str
     namespace: str
-    """Of its caller: empty for one without a key."""
+    """Its caller; empty for one without a key."""
     key_sha256: str
-    """Of the session's own key, in hexadecimal digits."""
+    """The hash of the session's own key, in hexadecimal digits."""
     base_url: str
     request: SessionRequest
     share_id: str | None = None
-    """Of a session that is a rollout of a `POST /rollout`: its calls were admitted with that, and share its turns."""
+    """Set for an agent's rollout: the share of its `POST /rollout`, under which its calls were admitted."""
 
 
 class SessionRenderer(Protocol):
@@ -142,7 +142,7 @@ class PreparedPrompt:
     """The prompt of one call, and the parts of it that the record needs."""
 
     token_ids: Sequence[int]
-    """What the engine gets."""
+    """The whole prompt."""
     rendered: tuple[RenderedMessage, ...]
     generation_prompt: Sequence[int]
 

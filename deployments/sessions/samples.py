@@ -37,9 +37,11 @@ def sample_of(
     generation_index: int,
     known: set[int],
 ) -> SessionSample:
-    """Args:
-    path: the nodes of the branch from its root on.
-    known: the numbers of the nodes that earlier samples have.
+    """The sample of one branch.
+
+    Args:
+        path: the nodes of the branch from its root on.
+        known: the numbers of the nodes that earlier samples have.
     """
     log = message_log_of(path)
     spoken = [node for node in path if node.message is not None]

@@ -4,7 +4,7 @@
 removal is; a session that is not in memory is read once, and is meanwhile known by its head: its limits, its age, what
 it has used.
 
-`plan_calls` says how the calls of any sessions are stored together, in the order in which they came.
+`plan_calls` records the calls of any sessions together, in the order in which they came.
 """
 
 from collections import Counter
@@ -140,7 +140,7 @@ class SessionBook:
         self.note_record(kept)
 
     def forget(self, session_id: str) -> None:
-        """What was dropped before has been stored again meanwhile."""
+        """Has a dropped session removed again: it was stored meanwhile."""
         self._dropped.add(session_id)
 
     def pass_time(self, now: Now) -> None:
@@ -173,7 +173,7 @@ class SessionBook:
         return StoredChange(kept.id, head_bytes(head), added or {})
 
     def unstored(self, now: Now) -> Sequence[StoredChange]:
-        """What was dropped, or used long ago, since it was stored. To be stored by whoever asks."""
+        """Changes for the caller to store: dropped sessions, and those whose last use is not stored for long."""
         removed = [StoredChange(session_id, None) for session_id in self._dropped]
         self._dropped.clear()
         late = [

@@ -1,4 +1,4 @@
-"""What the engine did for one session, as a forest of messages with their token ids. No I/O.
+"""The record of one session: a forest of messages with their token ids. No I/O.
 
 Guarantees:
 - The ids and log-probabilities of a generated message are those of the engine, in its order, and are held once.
@@ -39,7 +39,7 @@ from rollout_client.contract.sessions import CallDrift
 BEGINS_RESPONSE = b"generation prompt"
 """The key of the ids between a prompt's last message and a response. No digest has this length."""
 NODE_BYTES = 1000
-"""What a node takes beside its ids, log-probabilities and texts, about."""
+"""Approximate size of a node without its ids, log-probabilities and texts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ class Node:
     """By each of their `response_keys`."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     is_continued: bool = False
-    """Of a generated message: whether a call goes on from it."""
+    """Whether a call continues from this generated message."""
 
     def path(self) -> list["Node"]:
         """From the root, which is left out, to this node."""
@@ -111,16 +111,16 @@ class SessionRecord:
         self._calls: dict[str, CallDrift] = {}
         self._seen: set[tuple[int, bytes]] = set()
         self.rewards: Mapping[str, float] = {}
-        """Of the session as a whole, by name."""
+        """Rewards of the session as a whole, by name."""
         self.total_tokens = 0
         """Each counted once."""
         self.generated_tokens = 0
         self.size_bytes = 0
-        """What the record takes in memory, about."""
+        """Approximate size of the record in memory."""
 
     @property
     def calls(self) -> Sequence[CallDrift]:
-        """What was recorded of each call beside its tokens, in the order in which they were added."""
+        """The drift of each call, in the order in which they were added."""
         return list(self._calls.values())
 
     @property
@@ -248,7 +248,7 @@ class SessionRecord:
         return 0, None
 
     def _likeness(self, node: Node, message: ChatMessage) -> tuple[bool, bool, int]:
-        """Of responses that say the same: the one with the ids of its calls, the one in the same form, the newest."""
+        """Orders responses that say the same: by the ids of their calls, by their form, then the newest."""
         assert node.generated is not None
         has_ids = call_ids(message) == call_ids(node.generated.message)
         return has_ids, not changed_fields(message, node.generated), node.number
@@ -291,7 +291,7 @@ class SessionRecord:
 
 
 def oldest_version(last: Node, policy: str | None) -> int | None:
-    """Of the policy's tokens on the way to the node; `None` if it has generated none of them."""
+    """The oldest version of the policy's tokens up to the node; `None` if it has generated none of them."""
     generated = (node.generated for node in last.path() if node.generated is not None)
     labels = (read_label(span.version) for one in generated for span in one.weight_versions)
     return min((label.number for label in labels if label.name == policy), default=None)

@@ -77,7 +77,7 @@ class CallsInFlight:
         self._lease_s = lease_s
         self._calls: dict[str, CallInFlight] = {}
         self._ended_at: dict[str, float] = {}
-        """Of calls that have ended: a replica may still name them once."""
+        """Ends of calls that a replica may still name once."""
 
     def __contains__(self, call_id: str) -> bool:
         return call_id in self._calls
@@ -116,20 +116,20 @@ class CallsInFlight:
 
 
 class SessionTable:
-    """The sessions that one store keeps. Methods that drop sessions return their ids."""
+    """The sessions that one store keeps. Methods that drop sessions return their ids.
+
+    Args:
+        max_sessions: at least 1.
+        max_bytes: bound of all records together.
+    """
 
     def __init__(self, max_sessions: int, max_bytes: int) -> None:
-        """
-        Args:
-            max_sessions: at least 1.
-            max_bytes: the bound of all records together.
-        """
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self.sessions: dict[str, KeptSession] = {}
         """By id, in the order in which they were added."""
         self.size_bytes = 0
-        """Of all records."""
+        """Bytes of all records."""
 
     def has(self, session: KeptSession) -> bool:
         return self.sessions.get(session.id) is session

@@ -27,8 +27,8 @@ class SessionsSettings(StorageSettings):
     """Sessions that are kept, those that have ended included. For another one the caller who has the most loses that
     which is idle for the longest time; the request is refused with 429 if all have calls in flight."""
     max_bytes: int = Field(default=4 * GIB, ge=1)
-    """Of all records together, in memory; the database takes about half more. Beyond it the caller whose records are
-    the largest loses that which is idle for the longest time."""
+    """Bound of all records together, in memory; the database takes about half more. Beyond it the caller whose records
+    are the largest loses the session that is idle for the longest time."""
     lease_s: float = Field(default=10, gt=0)
     """A generator replica that was not heard of for so many seconds has lost its calls: they end without a record."""
     base_url: str | None = Field(default=None, pattern=r"^https?://[^/]+(/.*)?$")

@@ -43,8 +43,8 @@ Result = TypeVar("Result")
 
 
 class SessionStore(StoreReplica[SessionBook]):
-    """Every method that names a session raises `SessionUnknown` if it is not kept, or not of `namespace`, and
-    `StorageFailed` if it must be read or stored and the database fails.
+    """The session store. Every method that names a session raises `SessionUnknown` if it is not kept, or not of
+    `namespace`, and `StorageFailed` if it must be read or stored and the database fails.
 
     Args:
         now_s: seconds of a monotonic clock.
@@ -87,7 +87,7 @@ class SessionStore(StoreReplica[SessionBook]):
         return await self._state.change(plan)
 
     async def opened(self, session_id: str) -> OpenSession:
-        """What the session was opened with, for whoever checks its key."""
+        """The request that opened the session, with the hash of its key."""
         book = await self._state.started()
         return (await self._read(book, book.get(session_id))).opened
 
@@ -224,7 +224,7 @@ class SessionStore(StoreReplica[SessionBook]):
         return book.unstored(self._now()), lambda: None
 
     async def _read(self, book: SessionBook, kept: KeptSession) -> ReadSession:
-        """What the session holds, read at the first call that needs it after a start."""
+        """The contents of the session, read at the first call that needs them after a start."""
         while kept.read is None:
             if (reading := self._reading.get(kept.id)) is None:
                 reading = self._reading[kept.id] = asyncio.create_task(self._read_now(book, kept))

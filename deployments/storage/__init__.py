@@ -1,1 +1,1 @@
-"""What stores keep beyond their own process, in SQLite or Redis: records of bytes, whatever they mean."""
+"""Storage that outlives a store's process: records of bytes, in SQLite or Redis."""

@@ -1,4 +1,4 @@
-"""The port to what must outlive a store's process: `Storage`, and the records that it keeps.
+"""The port to a store's durable storage: `Storage`, and the records that it keeps.
 
 A record has entries by name; to a storage both are bytes. `SqliteStorage` and `RedisStorage`
 (`deployments/storage/databases.py`) implement it.
@@ -20,7 +20,7 @@ class EntryName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredChange:
-    """What becomes of one record. A storage makes all changes of one call, or none."""
+    """A change of one record. A storage makes all changes of one call, or none."""
 
     record_id: str
     record: bytes | None
@@ -40,7 +40,7 @@ class StoredRecord:
 
 
 Noun = Literal["job", "session"]
-"""What the records of a storage are. Storages of different ones share nothing."""
+"""The kind of a store. Storages of different kinds share nothing."""
 
 
 class StoreReplaced(StoreLost):
@@ -48,11 +48,11 @@ class StoreReplaced(StoreLost):
 
 
 class StorageFailed(StoreLost):
-    """The database did not do what it was asked. The same can succeed later: there is no room, or it is away."""
+    """The database has failed. The same call can succeed later: the disk is full, or the database is away."""
 
 
 def storage_failed(noun: Noun, error: Exception) -> StorageFailed:
-    """What the library says is for the log alone: it may name a path or a host."""
+    """The failure without the library's own message, which may name a path or a host: only the log has it."""
     return StorageFailed(
         f"The database of the {noun}s fails ({type(error).__name__}); the log of the {noun} store says why."
     )

@@ -41,7 +41,8 @@ logger = logging.getLogger("rollout_service.storage")
 
 
 class StoredState(Generic[State]):
-    """
+    """State in memory whose changes are stored before they are made.
+
     Args:
         load: makes the state from the stored records, once, at the first call that needs it.
     """
@@ -136,9 +137,7 @@ class StoreReplica(ABC, Generic[State]):
     """The only replica of a store, which stores each change before it answers, and notices that time passes."""
 
     def __init__(self, settings: StorageSettings, storage: Storage | None, noun: Noun) -> None:
-        """
-        Args:
-            storage: by default the one that the settings name.
+        """Opens the storage that the settings name, unless `storage` is given.
 
         Raises:
             FolderNotShared: several nodes, no Redis, and no records on this node.

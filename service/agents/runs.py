@@ -21,21 +21,22 @@ from service.agents.sessions import AgentSessions
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, Agents, SessionLimit
 
 KEPT_EVERY_S = 60.0
-"""How often the session store is told that a run goes on: its agent may make no call for long."""
+"""Interval at which the session store is told that a run goes on: its agent may make no call for long."""
 SETTLED_WITHIN_S = 2.0
-"""After the end of a run: until its calls have ended and are recorded."""
+"""Wait after the end of a run for its calls to end and be recorded."""
 SETTLED_POLL_S = 0.05
 logger = logging.getLogger("rollout_service.agents")
 
 
 class AgentRuns:
-    """Of one ingress replica."""
+    """The agents of one ingress replica.
+
+    Args:
+        programs: the deployments that run the agents, by task.
+        address: the service's, for a replica on any node, unless `sessions.base_url` says another one.
+    """
 
     def __init__(self, sessions: AgentSessions, programs: Mapping[str, Environment], address: str) -> None:
-        """Args:
-        programs: the deployments that run the agents, by task.
-        address: under which a replica on any node reaches the service, unless `sessions.base_url` says another one.
-        """
         self.sessions = sessions
         self.programs = programs
         self.address = address
@@ -151,7 +152,7 @@ def limit_of(info: SessionInfo, limits: SessionLimits) -> SessionLimit | None:
 
 
 def failure_of_store(error: StoreFailure | RolloutFailure) -> RolloutFailure:
-    """What a store refuses, as the failure of a rollout."""
+    """The refusal of a store as the failure of a rollout."""
     match error:
         case RolloutFailure():
             return error

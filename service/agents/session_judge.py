@@ -16,7 +16,7 @@ from service.rollouts.metrics import UNNAMED_REWARD
 from service.rollouts.retries import RetryBudget, with_retries
 
 RETRIES = 2
-"""Of a step that fails because its replica does."""
+"""Retries of a step that fails because its replica does."""
 
 
 class SessionJudge:

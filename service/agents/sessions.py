@@ -31,7 +31,11 @@ logger = logging.getLogger("rollout_service.agents")
 
 
 class AgentSessions:
-    """Of one ingress replica."""
+    """The sessions of one ingress replica.
+
+    Args:
+        base_url: the `sessions.base_url` of the config.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,6 @@ class AgentSessions:
         judge: SessionJudge,
         base_url: str | None = None,
     ) -> None:
-        """Args: `base_url` is the `sessions.base_url` of the config."""
         self.store = store
         self._calls = calls
         self._policy = policy

@@ -45,7 +45,7 @@ class ComparedReplicas(ABC):
 
 
 class BackgroundCanary:
-    """Of one ingress replica."""
+    """The canary of one ingress replica."""
 
     def __init__(self, settings: CanarySettings, replicas: ComparedReplicas, random: Random | None = None) -> None:
         self._settings = settings

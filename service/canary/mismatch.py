@@ -10,17 +10,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 RECENT_COMPARISONS = 32
-"""Of each replica."""
+"""Comparisons that are remembered of each replica."""
 LEAST_APART = 4
 LEAST_OTHERS = 2
-"""Of two replicas that differ, nothing says which one is at fault."""
+"""Replicas that a faulty one must differ from: between two that differ, nothing says which is at fault."""
 SHARE_APART = 0.75
 """A sound replica differs from a faulty one too; with three replicas that is half of its comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one replica generated, compared with the score of another one."""
+    """One replica's generation compared with the score of another replica."""
 
     generated_by: str
     scored_by: str
@@ -30,7 +30,7 @@ class Comparison:
 
 
 def comparison_of(generated_by: str, scored_by: str, generated: Sequence[float], scored: Sequence[float]) -> Comparison:
-    """Args: the log-probabilities of the same tokens, of which there is at least one."""
+    """Compares the log-probabilities of the same tokens, at least one."""
     ratios = [ratio_of(one, other) for one, other in zip(generated, scored, strict=True)]
     mean, largest = math.fsum(ratios) / len(ratios), max(ratios)
     return Comparison(generated_by, scored_by, mean, largest if math.isfinite(mean) else math.nan)
@@ -53,7 +53,7 @@ class MismatchHistory:
     def __init__(self, most_mean_ratio: float) -> None:
         self._most_mean_ratio = most_mean_ratio
         self._recent: defaultdict[str, deque[tuple[str, bool]]] = defaultdict(lambda: deque(maxlen=RECENT_COMPARISONS))
-        """Of each replica: the other one, and whether they differed."""
+        """By replica: the other one of each comparison, and whether they differed."""
 
     def record(self, comparison: Comparison) -> bool:
         """Adds a comparison; returns whether the two replicas differ."""

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 2**21
 WAIT_S = 10.0
-"""How long one call of the store waits for an event."""
+"""Longest wait of one call of the store for an event."""
 STORE_BACK_WITHIN_S = 30.0
-"""A store that was lost is asked again for so long."""
+"""Time for which a lost store is asked again."""
 RETRY_S = 0.2
 SAMPLE = b',"sample":'
 
@@ -67,7 +67,11 @@ async def pages_of(
 
 
 async def page_of(store: "JobStore", job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
-    """Args: `wait_s` is 0 for the first page, which somebody waits for who was sent nothing yet."""
+    """The next page of events.
+
+    Args:
+        wait_s: 0 for the first page, whose caller was sent nothing yet.
+    """
     deadline = asyncio.get_running_loop().time() + STORE_BACK_WITHIN_S
     while True:
         try:

@@ -35,7 +35,7 @@ STARTS_PER_ENTRY = 64
 
 @dataclass(slots=True)
 class JournalProgress:
-    """What the entries of a job say."""
+    """The decoded journal of a job."""
 
     episodes: dict[int, EpisodeState] = field(default_factory=dict)
     """By position in the response."""
@@ -74,7 +74,7 @@ def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
 
 
 def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
-    """Args: `states` are those of ended rollouts, by position."""
+    """The outline of ended rollouts; `states` is by position."""
     return json_of(
         [
             {"position": position, "first_message": 0, "state": fields_of(replace(state, messages=outlined(state)))}
@@ -84,7 +84,7 @@ def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
 
 
 def outlined(state: EpisodeState) -> list[Message]:
-    """What metrics need of the messages: which versions generated their tokens."""
+    """The parts of the messages that metrics need: which versions generated their tokens."""
     return [
         Message.model_construct(
             role=message.role, content="", token_ids=[], generation_logprobs=[], weight_versions=message.weight_versions
@@ -114,7 +114,7 @@ def state_of(fields: dict[str, Any]) -> EpisodeState:
 
 
 def message_of(fields: dict[str, Any]) -> Message:
-    """What was validated before is not validated again. Numbers are packed as they were."""
+    """The message, without validation: it was validated before it was written. Numbers are packed as they were."""
     packed = {**fields, "token_ids": packed_ids(fields["token_ids"])}
     if (logprobs := fields.get("generation_logprobs")) is not None:
         packed["generation_logprobs"] = packed_if_exact(logprobs)
@@ -130,7 +130,7 @@ def packed_if_exact(logprobs: list[float]) -> "Sequence[float] | array[float]":
 
 
 MOST_TOKENS_INLINE = 8192
-"""Of the messages of a turn that are encoded on the event loop."""
+"""Bound of the messages of a turn that are encoded on the event loop."""
 
 
 class JobJournal(ProgressLog):
@@ -141,11 +141,11 @@ class JobJournal(ProgressLog):
         self._writer = writer
         self._progress = JournalProgress()
         self._written: dict[int, tuple[int, int]] = {}
-        """By position: how often the rollout was played anew, and how many of its messages are in the journal."""
+        """By position: the restarts of the rollout, and how many of its messages are in the journal."""
         self._entries_of: dict[int, list[EntryName]] = defaultdict(list)
         """By position."""
         self._outlines: dict[int, EpisodeState] = {}
-        """Of rollouts that have ended, whose groups have no event yet."""
+        """Rollouts that have ended and whose groups have no event yet."""
         self._numbers = count(1 + max((name.number for name in claim.entries if name.kind == "journal"), default=0))
         self._next_event = claim.record.last_event + 1
         self._has_ledger = False

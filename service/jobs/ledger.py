@@ -31,15 +31,17 @@ def ranges_in(entry: bytes) -> list[SampleRange]:
 
 
 def ledger_entry(group: int, statuses: Iterable[SampleStatus | None]) -> bytes:
-    """Args:
-    group: the place of the sample among those of the request.
-    statuses: those of its rollouts.
+    """The entry of a delivered group.
+
+    Args:
+        group: the place of the sample among those of the request.
+        statuses: the statuses of its rollouts.
     """
     return b"%d%s" % (group, FAILED if PLAYED.isdisjoint(statuses) else b"")
 
 
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
-    """Args: `ledger` has the entries of the events up to `event`, and that of the ranges."""
+    """The cursor after `event`. `ledger` has the entries of the events up to it, and that of the ranges."""
     ranges = ranges_in(ledger[RANGES])
     entries = [entry for name, entry in ledger.items() if name != RANGES]
     delivered = sorted(int(entry.removesuffix(FAILED)) for entry in entries)

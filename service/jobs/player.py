@@ -31,7 +31,7 @@ READ_AT_ONCE = 256
 """Entries of a journal that are read in one call."""
 LEAST_DEADLINE_S = 0.001
 SCOPE: Scope = "rollout"
-"""What the key of a job must allow when the job begins, and when it goes on."""
+"""The scope that the key of a job must have when the job begins, and when it is resumed."""
 logger = logging.getLogger("rollout_service.jobs")
 
 
@@ -160,7 +160,7 @@ class JobPlayer:
 
 
 def left_of(request: RolloutRequest, played_s: float) -> float | None:
-    """What is left of the request's `deadline_s`, which counts the time in which the job is played."""
+    """The rest of the request's `deadline_s`, which counts the time in which the job is played."""
     return None if request.deadline_s is None else max(request.deadline_s - played_s, LEAST_DEADLINE_S)
 
 
@@ -169,5 +169,5 @@ def compressed_body(body: bytes | bytearray) -> bytes:
 
 
 def decompressed(body: bytes) -> bytes:
-    """Of `compressed_body`."""
+    """Reverses `compressed_body`."""
     return zstandard.ZstdDecompressor().decompress(body)

@@ -105,7 +105,7 @@ ROLLOUT = "rollout"
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is known of a request beside its body."""
+    """The parts of a request beside its body."""
 
     caller: Caller
     request_id: str

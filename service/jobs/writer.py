@@ -21,15 +21,14 @@ logger = logging.getLogger("rollout_service.jobs")
 
 class JobWriter:
     """Guarantees: what `write` returns for is stored; the writes of a job are made in their order; a store that is lost
-    is asked again until it is back."""
+    is asked again until it is back.
+
+    Args:
+        on_lost: called with each job that this replica must not play any longer, and the epoch of the write: it may
+            have the job anew. A caller that waits for a write of it waits until it is cancelled.
+    """
 
     def __init__(self, store: "JobStore", owner: str, on_lost: Callable[[str, int], None]) -> None:
-        """
-        Args:
-            on_lost: called with each job that this replica must not play any longer, and the epoch for which it was
-                to be written: it may have the job anew. A caller that waits for a write of it waits until it is
-                cancelled.
-        """
         self._store = store
         self._owner = owner
         self._on_lost = on_lost

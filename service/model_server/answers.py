@@ -35,19 +35,19 @@ SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
 
 
 def is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
-    """Whether a part of a stream has its last event. Within data a line never begins: JSON has no line ends."""
+    """Whether a part of a stream has its last event. No line begins within data: JSON has no line ends."""
     return any(b"\n" + last in b"\n" + part for last in LAST_EVENTS[endpoint])
 
 
 def problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:
-    """Args: `after` is the part of the stream before it; empty if it is the first."""
+    """The problem as an event; `after` is the part of the stream before it, empty at the beginning."""
     numbers = SEQUENCE_NUMBER.findall(after)
     number = int(numbers[-1]) + 1 if numbers else 0
     return error_event(endpoint, problem.detail or problem.title, problem.type, problem.status, number)
 
 
 def refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
-    """Args: `body` is what vLLM's server has answered, with a status of its own."""
+    """The refusal of vLLM's server as an event."""
     try:
         fields = from_json(body)
         error: dict[str, Any] = fields["error"]
@@ -57,7 +57,7 @@ def refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
 
 
 def error_event(endpoint: Endpoint, message: str, type_: str, status: int, number: int = 0) -> bytes:
-    """Args: `number` of the event in a stream of the Responses API."""
+    """`number` is the event's in a stream of the Responses API."""
     error = {"type": type_, "message": message, "code": status}
     if endpoint == "messages":
         return b"event: error\ndata: %s\n\n" % to_json({"type": "error", "error": error})
@@ -152,7 +152,7 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[bytes, None],
         request_id: str,
     ) -> None:
-        """Args: `events` come in parts, each of which ends with an event."""
+        """Each part of `events` ends with an event."""
         self._answering = answering
         self._stream = HeartbeatStream(ending_with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
         super().__init__(self._stream, media_type=f"{SSE}; charset=utf-8")

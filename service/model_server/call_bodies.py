@@ -23,7 +23,7 @@ stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
 
 
 async def asks_for_stream(body: bytes) -> bool:
-    """What `stream` of the body says; false for a body that vLLM refuses, and for a name that is written in escapes."""
+    """The `stream` of the body; false for a body that vLLM refuses, and for a name that is written in escapes."""
     if STREAM_FIELD_IN_JSON not in body:
         return False
     if len(body) <= MOST_BYTES_INLINE:
@@ -64,7 +64,7 @@ def refuse_lone_surrogates(body: bytes) -> None:
 
 
 def place_of_lone_surrogate(body: bytes) -> int | None:
-    """Args: `body` is JSON in UTF-8, where Python would write surrogates too."""
+    """The place of half a surrogate pair in JSON, which Python writes in UTF-8 too."""
     if MAYBE.search(body) is None:
         return None
     halves = (match.start() for match in ESCAPE_OR_SURROGATE.finditer(body) if match["lone"] is not None)
@@ -95,7 +95,7 @@ choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
 
 
 def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
-    """What `n` of the body says; 1 for a body that vLLM refuses.
+    """The `n` of the body; 1 for a body that vLLM refuses.
 
     Args:
         most: rollouts of a request.

@@ -33,13 +33,13 @@ FORGET_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """An answer whose beginning is there."""
+    """An answer that has begun."""
 
     status: int
     media_type: str
     body: AsyncGenerator[bytes, None]
     parts: AsyncGenerator[ServedPart, None]
-    """What `body` is made of."""
+    """The source of `body`."""
 
     async def aclose(self) -> None:
         """Aborts the call, unless it has ended, also when nobody has begun to read the body."""
@@ -48,10 +48,13 @@ class ModelAnswer:
 
 
 class ModelCalls:
-    """Of one ingress replica."""
+    """The model server's calls of one ingress replica.
+
+    Args:
+        token_timeout_s: the `limits.generation_timeout_s` of the config.
+    """
 
     def __init__(self, server: ModelServer, admission: Admission, token_timeout_s: float | None = None) -> None:
-        """Args: `token_timeout_s` is the `limits.generation_timeout_s` of the config."""
         self._server = server
         self._admission = admission
         self._token_timeout_s = token_timeout_s

@@ -64,13 +64,22 @@ class Prepared:
     context: ChatContext
 
 
+class RecordWithPrompts(SessionRecord):
+    def prompt_ids(self, generation_id: str) -> Sequence[int]:
+        """The prompt that the engine had for a generated message."""
+        nodes = (node for leaf in self.branches() for node in leaf.path())
+        [node] = {node.number: node for node in nodes if node.generated and node.generated.id == generation_id}.values()
+        assert node.parent is not None
+        return node.parent.prefix_ids()
+
+
 @dataclass
 class FakeEngine:
     """Calls the engine for one session, and remembers what it was asked and what it made."""
 
     renderer: TokenizerRenderer
     is_parsed: bool = True
-    record: SessionRecord = field(default_factory=SessionRecord)
+    record: RecordWithPrompts = field(default_factory=RecordWithPrompts)
     prompts: dict[str, list[int]] = field(default_factory=dict)
     made: dict[str, GeneratedMessage] = field(default_factory=dict)
     calls: list[EngineCall] = field(default_factory=list)
