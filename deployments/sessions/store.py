@@ -75,6 +75,10 @@ class SessionStore(StoreReplica[SessionBook]):
             SessionLimitReached: all sessions that are kept have calls in flight, or it is too large.
         """
         entry = opened_entry(opened)
+        book = await self._state.started()
+        if (before := book.find(opened.id)) is not None:
+            # An earlier store may have opened it, and died before it answered.
+            await self._read(book, before)
 
         def plan(book: SessionBook) -> Planned[SessionInfo]:
             if (kept := book.find(opened.id)) is not None:

@@ -37,6 +37,15 @@ async def test_a_store_that_starts_again_has_the_sessions_their_records_rewards_
 
 
 @runs
+async def test_a_session_whose_store_died_before_it_answered_is_opened_again() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    kept.start()
+    info = await kept.store.open(opening("s"))
+    assert (info.id, info.calls, info.generated_tokens) == ("s", 1, 2)
+
+
+@runs
 async def test_a_store_that_starts_again_knows_limits_deadline_and_end() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=2), deadline_s=50)
     await kept.call("one")
