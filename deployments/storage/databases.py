@@ -305,7 +305,7 @@ def password_of(settings: StorageSettings, noun: Noun) -> str | None:
     try:
         password = Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text"
+        reason = getattr(error, "strerror", None) or "is not text"
         raise PasswordUnreadable(f"{field} cannot be read ({reason}). Name a file with the password.") from error
     if not password:
         raise PasswordUnreadable(f"{field} is empty. Write the password of the Redis into it.")

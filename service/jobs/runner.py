@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
 
 TRY_AGAIN_S = 0.5
-"""Before a job is tried again for which there is no room, and before a store that is lost is asked again."""
+"""Pause before another attempt for a job that had no room here, and before a lost store is asked again."""
 MOST_GATHERING = 16
-"""Callers that gather the answer of one job at once: each holds all of it."""
+"""Most callers that gather the answer of one job at once: each holds all of it."""
 GATHERED_RETRY_AFTER_S = 5
 logger = logging.getLogger("rollout_service.jobs")
 
@@ -46,7 +46,7 @@ class JobRunner:
         self.store = store
         self.max_body_bytes = max_body_bytes
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"
-        """Says where it runs: host, process id, and what tells it from an earlier process of this id."""
+        """Host, process id, and a part that differs from an earlier process of this id."""
         self._rollouts = rollouts
         self._access = access
         self._writer = JobWriter(store, self.owner, self._cancel)
@@ -58,7 +58,7 @@ class JobRunner:
         self._closing: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
-        """Asks the store for commands from now on, for the life of this replica."""
+        """Polls the store for commands from now on, for the life of this replica."""
         self._following = asyncio.create_task(self._follow())
 
     async def open(self, request: JobRequest, body: bytes) -> OpenedJob:
@@ -71,7 +71,9 @@ class JobRunner:
             StoreLost: the store does not answer.
             RequestProblem: a new job was refused; it is kept no longer under its key.
         """
-        opened = await asyncio.shield(asyncio.create_task(self._open(request, body), context=Context()))
+        opened = await asyncio.shield(
+            asyncio.create_task(self.store.open(request, self.owner, body), context=Context())
+        )
         if opened.claim is not None:
             await asyncio.shield(self._play(opened.claim).prepared)
         return opened
@@ -106,9 +108,6 @@ class JobRunner:
             await self.store.release(self.owner, job_ids, True)
         except StoreLost as lost:
             logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
-
-    async def _open(self, request: JobRequest, body: bytes) -> OpenedJob:
-        return await self.store.open(request, self.owner, body)
 
     def _play(self, claim: Claim) -> JobPlayer:
         job_id = claim.record.job_id

@@ -59,7 +59,7 @@ def refuse_lone_surrogates(body: bytes) -> None:
     """Raises `RequestProblem` (422) if a text of the JSON has one; it names the field."""
     body = in_utf8(body)
     if (place := place_of_lone_surrogate(body)) is not None:
-        message = "a text has half a surrogate pair, such as \\ud800 alone, which is no character; leave it out"
+        message = "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
         raise invalid_request(FieldProblem(field=name_before(body, place), message=message, value=None))
 
 

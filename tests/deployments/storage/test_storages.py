@@ -198,7 +198,7 @@ def test_the_password_of_the_redis_is_read_from_its_file(tmp_path: Path) -> None
     [
         (None, r"sessions\.redis_password_file: '.*/password' cannot be read \(No such file or directory\)"),
         (b"\n", r"sessions\.redis_password_file: '.*/password' is empty"),
-        (b"\xff", r"sessions\.redis_password_file: '.*/password' cannot be read \(is no text\)"),
+        (b"\xff", r"sessions\.redis_password_file: '.*/password' cannot be read \(is not text\)"),
     ],
 )
 def test_a_file_without_a_password_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:

@@ -48,7 +48,8 @@ def test_the_refusal_says_what_to_do() -> None:
     [error] = refused.value.problem.errors
     assert error.field == "stop"
     assert (
-        error.message == "a text has half a surrogate pair, such as \\ud800 alone, which is no character; leave it out"
+        error.message
+        == "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
     )
 
 
