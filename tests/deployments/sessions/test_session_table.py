@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.sessions.failures import SessionClosed, SessionLimitReached, SessionUnknown
+from deployments.sessions.failures import SessionLimitReached, SessionUnknown
 from deployments.sessions.session_table import KeptSession, SessionTable
 from rollout_client.contract.sessions import SessionLimits
 
@@ -28,7 +28,6 @@ class Sessions:
         namespace: str = "",
         size_bytes: int = 0,
         limits: dict[str, float] | None = None,
-        deadline_at: float | None = None,
     ) -> list[str]:
         session = KeptSession(
             id=name,
@@ -37,7 +36,6 @@ class Sessions:
             opened_at=now,
             used_at=now,
             use_stored_at=now,
-            deadline_at=deadline_at,
         )
         return self.table.add(session, size_bytes)
 
@@ -50,38 +48,6 @@ class Sessions:
     def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> list[str]:
         self.table.end_call(name, now)
         return self.table.note_record(self[name], tokens, size_bytes)
-
-
-def test_a_session_expires_when_it_was_idle_for_its_time() -> None:
-    sessions = Sessions("a", "b")
-    assert sessions.table.drop_expired(9.9) == []
-    assert sessions.table.drop_expired(10.0) == ["a"]
-    assert sessions["b"].expires_at == 11.0
-    sessions.table.use(sessions["b"], 10.5)
-    assert sessions.table.drop_expired(20.4) == []
-    assert sessions.table.drop_expired(20.5) == ["b"]
-
-
-def test_a_session_with_a_call_in_flight_does_not_expire() -> None:
-    sessions = Sessions("a")
-    sessions.begin_call("a", 1)
-    assert sessions["a"].expires_at is None
-    assert sessions.table.drop_expired(1000) == []
-    sessions.end_call("a", 1000, 5, 10)
-    assert sessions.table.drop_expired(1009) == []
-    assert sessions.table.drop_expired(1010) == ["a"]
-    assert sessions.table.size_bytes == 0
-
-
-def test_the_session_that_is_idle_for_the_longest_time_makes_room_for_another() -> None:
-    sessions = Sessions("a", "b", "c")
-    sessions.begin_call("a", 3)
-    sessions.table.use(sessions["b"], 4)
-    assert sessions.open("d", 5) == ["c"]
-    for name in ("b", "d"):
-        sessions.begin_call(name, 6)
-    with pytest.raises(SessionLimitReached, match=r"^limits\.max_sessions: All 3 sessions have calls in flight"):
-        sessions.open("e", 7)
 
 
 def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
@@ -127,18 +93,6 @@ def test_a_call_beyond_a_limit_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(SessionLimitReached, match=rf"^limits\.{reason}: .* reached limits\.{reason}: [15] of [15]"):
         sessions.begin_call("a", 1)
     assert sessions["a"].calls == 1
-
-
-def test_after_its_deadline_a_session_takes_no_call_and_names_those_to_abort() -> None:
-    sessions = Sessions()
-    sessions.open("a", 0, deadline_at=5)
-    sessions.begin_call("a", 4)
-    assert (sessions.table.beyond_deadline(4.9), sessions.table.beyond_deadline(5)) == ([], ["a"])
-    assert (sessions["a"].status(4.9), sessions["a"].status(5)) == ("open", "deadline")
-    with pytest.raises(SessionClosed, match="deadline of session 'a' is over"):
-        sessions.begin_call("a", 5)
-    sessions.end_call("a", 6, 1, 1)
-    assert sessions.table.beyond_deadline(6) == []
 
 
 class AnySessions(RuleBasedStateMachine):
