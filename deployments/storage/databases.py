@@ -20,10 +20,10 @@ from redis.exceptions import RedisError, WatchError
 from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
-    Noun,
     Storage,
     StoredChange,
     StoredRecord,
+    StoreKind,
     storage_failed,
     store_replaced,
 )
@@ -33,44 +33,44 @@ class RedisStorage(Storage):
     """Two keys for the service and one for each record, a hash of its entries. What is written is as durable as Redis
     is."""
 
-    def __init__(self, redis: "Redis", prefix: str, noun: Noun) -> None:
+    def __init__(self, redis: "Redis", prefix: str, kind: StoreKind) -> None:
         self._redis: Any = redis
-        self._noun = noun
-        self._epoch_key = f"{prefix}:{noun}s:epoch"
-        self._records_key = f"{prefix}:{noun}s"
-        self._prefix = f"{prefix}:{noun}:"
+        self._kind = kind
+        self._epoch_key = f"{prefix}:{kind}s:epoch"
+        self._records_key = f"{prefix}:{kind}s"
+        self._prefix = f"{prefix}:{kind}:"
         self._epoch = 0
 
     async def take_over(self) -> list[StoredRecord]:
-        with failures_named(self._noun):
+        with storage_failures(self._kind):
             self._epoch = int(await self._redis.incr(self._epoch_key))
             records = await self._redis.hgetall(self._records_key)
             names = ((name.decode(), record) for name, record in records.items())
             return [StoredRecord(name, record, await self._sizes(name)) for name, record in names]
 
     async def apply(self, changes: Sequence[StoredChange]) -> None:
-        with failures_named(self._noun):
+        with storage_failures(self._kind):
             await self._apply(changes)
 
     async def _apply(self, changes: Sequence[StoredChange]) -> None:
         async with self._redis.pipeline(transaction=True) as pipeline:
-            # The transaction fails if another store takes over between this look and its end.
+            # The transaction fails if another store takes over between this check and its end.
             await pipeline.watch(self._epoch_key)
             if int(await pipeline.get(self._epoch_key) or 0) != self._epoch:
-                raise store_replaced(self._noun, self._epoch)
+                raise store_replaced(self._kind, self._epoch)
             pipeline.multi()
             for change in changes:
                 self._add(pipeline, change)
             try:
                 await pipeline.execute()
             except WatchError as error:
-                raise store_replaced(self._noun, self._epoch) from error
+                raise store_replaced(self._kind, self._epoch) from error
 
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         if not names:
             return {}
-        with failures_named(self._noun):
-            found = await self._redis.hmget(self._prefix + record_id, [field_of(name) for name in names])
+        with storage_failures(self._kind):
+            found = await self._redis.hmget(self._prefix + record_id, [encode_name(name) for name in names])
         return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class RedisStorage(Storage):
             for field in fields:
                 pipeline.hstrlen(self._prefix + record_id, field)
             sizes = await pipeline.execute()
-        return {name_of(field): size for field, size in zip(fields, sizes, strict=True)}
+        return {decode_name(field): size for field, size in zip(fields, sizes, strict=True)}
 
     def _add(self, pipeline: Any, change: StoredChange) -> None:
         entries = self._prefix + change.record_id
@@ -92,42 +92,42 @@ class RedisStorage(Storage):
             return
         pipeline.hset(self._records_key, change.record_id, change.record)
         if change.removed:
-            pipeline.hdel(entries, *map(field_of, change.removed))
+            pipeline.hdel(entries, *map(encode_name, change.removed))
         if change.added:
-            pipeline.hset(entries, mapping={field_of(name): data for name, data in change.added.items()})
+            pipeline.hset(entries, mapping={encode_name(name): data for name, data in change.added.items()})
 
 
 @contextmanager
-def failures_named(noun: Noun) -> Iterator[None]:
+def storage_failures(kind: StoreKind) -> Iterator[None]:
     """Raises `StorageFailed` for what Redis and the connection to it raise."""
     try:
         yield
     except (RedisError, OSError) as error:
-        raise storage_failed(noun, error) from error
+        raise storage_failed(kind, error) from error
 
 
-def field_of(name: EntryName) -> str:
+def encode_name(name: EntryName) -> str:
     return f"{name.kind}/{name.number}"
 
 
-def name_of(field: bytes) -> EntryName:
+def decode_name(field: bytes) -> EntryName:
     kind, _, number = field.decode().partition("/")
     return EntryName(kind, int(number))
 
 
-def cluster_folder(noun: Noun) -> Path:
+def cluster_folder(kind: StoreKind) -> Path:
     """A folder of this Ray cluster on this machine."""
-    return session_folder() / f"rollout-{noun}s"
+    return session_folder() / f"rollout-{kind}s"
 
 
 def session_folder() -> Path:
-    """Where Ray keeps what is of this cluster on this machine: logs, sockets."""
+    """Ray's folder of this cluster on this machine: logs, sockets."""
     context = ray.get_runtime_context()
     return Path(context.get_temp_dir()) / context.get_session_name()
 
 
 LOCKED_S = 30.0
-"""How long a write waits for the one of a store that this one replaces."""
+"""Longest wait of a write for that of a store that this one replaces."""
 SCHEMA = """
 create table if not exists stores (epoch integer not null);
 create table if not exists records (record_id text primary key, record blob not null) without rowid;
@@ -139,18 +139,18 @@ create table if not exists entries (
 Result = TypeVar("Result")
 
 
-def file_of(folder: Path, noun: Noun) -> Path:
-    return folder / f"{noun}s.sqlite"
+def file_of(folder: Path, kind: StoreKind) -> Path:
+    return folder / f"{kind}s.sqlite"
 
 
 class SqliteStorage(Storage):
     """Writes are durable when the process dies; after a power cut the last of them may be missing, never half of
     one."""
 
-    def __init__(self, folder: Path, noun: Noun) -> None:
+    def __init__(self, folder: Path, kind: StoreKind) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._noun = noun
-        self._path = file_of(folder, noun)
+        self._kind = kind
+        self._path = file_of(folder, kind)
         # One thread: SQLite's connections belong to the thread that opened them, and writes follow one another.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._database: sqlite3.Connection | None = None
@@ -173,7 +173,7 @@ class SqliteStorage(Storage):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (sqlite3.Error, OSError) as error:
-            raise storage_failed(self._noun, error) from error
+            raise storage_failed(self._kind, error) from error
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -188,7 +188,7 @@ class SqliteStorage(Storage):
 
     def _take_over(self) -> list[StoredRecord]:
         database = self._connection
-        with Transaction(database):
+        with transaction(database):
             [epoch] = database.execute("select coalesce(max(epoch), 0) + 1 from stores").fetchone()
             database.execute("delete from stores")
             database.execute("insert into stores values (?)", (epoch,))
@@ -203,10 +203,10 @@ class SqliteStorage(Storage):
 
     def _apply(self, changes: Sequence[StoredChange]) -> None:
         database = self._connection
-        with Transaction(database):
+        with transaction(database):
             [epoch] = database.execute("select max(epoch) from stores").fetchone()
             if epoch != self._epoch:
-                raise store_replaced(self._noun, self._epoch)
+                raise store_replaced(self._kind, self._epoch)
             for change in changes:
                 apply_change(database, change)
 
@@ -228,34 +228,23 @@ def apply_change(database: sqlite3.Connection, change: StoredChange) -> None:
     database.executemany("insert or replace into entries values (?, ?, ?, ?)", added)
 
 
-class Transaction:
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
     """Takes the database for writing at once: a transaction that begins to write later can fail there."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> None:
-        self._database.execute("begin immediate")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._roll_back()
-            return
-        try:
-            self._database.execute("commit")
-        except sqlite3.Error:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        # SQLite has done so itself after some errors, such as a full disk.
-        if self._database.in_transaction:
-            self._database.execute("rollback")
+    database.execute("begin immediate")
+    try:
+        yield
+        database.execute("commit")
+    except BaseException:
+        # SQLite has rolled back itself after some errors, such as a full disk.
+        if database.in_transaction:
+            database.execute("rollback")
+        raise
 
 
 REDIS_ANSWERS_WITHIN_S = 5.0
 """A Redis that is silent for longer is asked again."""
-WITHOUT: dict[Noun, str] = {
+OPT_OUT: dict[StoreKind, str] = {
     "job": "jobs: null for a service that refuses jobs and Idempotency-Keys",
     "session": "sessions: null for a service without sessions",
 }
@@ -263,14 +252,14 @@ logger = logging.getLogger("rollout_service.storage")
 
 
 class PasswordUnreadable(Exception):
-    """There is no password in `redis_password_file`. The message is a sentence."""
+    """`redis_password_file` has no password. The message is a sentence."""
 
 
 class FolderNotShared(Exception):
     """The cluster has several nodes, and the config no Redis. The message is a sentence."""
 
 
-def storage_of(settings: StorageSettings, noun: Noun) -> Storage:
+def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     """The storage of a store of this kind.
 
     Raises:
@@ -279,29 +268,29 @@ def storage_of(settings: StorageSettings, noun: Noun) -> Storage:
         PasswordUnreadable: the password of the Redis cannot be read.
     """
     if settings.redis_url is not None:
-        bound_s, password = REDIS_ANSWERS_WITHIN_S, password_of(settings, noun)
+        bound_s, password = REDIS_ANSWERS_WITHIN_S, password_of(settings, kind)
         redis = Redis.from_url(
             settings.redis_url, password=password, socket_timeout=bound_s, socket_connect_timeout=bound_s
         )
-        return RedisStorage(redis, settings.redis_prefix, noun)
+        return RedisStorage(redis, settings.redis_prefix, kind)
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    folder = Path(settings.folder).expanduser() if settings.folder else cluster_folder(noun)
+    folder = Path(settings.folder).expanduser() if settings.folder else cluster_folder(kind)
     if (count := sum(bool(node["Alive"]) for node in nodes)) > 1:
         message = (
-            f"The cluster has {count} nodes, and the {noun} store may be started again on another one, which has not "
-            f"its folder. Set {noun}s.redis_url to a Redis that all nodes reach, or {WITHOUT[noun]}."
+            f"The cluster has {count} nodes, and the {kind} store may be started again on another one, which "
+            f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {OPT_OUT[kind]}."
         )
-        if not file_of(folder, noun).exists():
+        if not file_of(folder, kind).exists():
             raise FolderNotShared(message)
         logger.warning("%s", message)
-    return SqliteStorage(folder, noun)
+    return SqliteStorage(folder, kind)
 
 
-def password_of(settings: StorageSettings, noun: Noun) -> str | None:
-    """The content of the file, but for the end of its line. Raises `PasswordUnreadable`."""
+def password_of(settings: StorageSettings, kind: StoreKind) -> str | None:
+    """The content of the file without the end of its line. Raises `PasswordUnreadable`."""
     if settings.redis_password_file is None:
         return None
-    field = f"{noun}s.redis_password_file: {settings.redis_password_file!r}"
+    field = f"{kind}s.redis_password_file: {settings.redis_password_file!r}"
     try:
         password = Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -39,7 +39,7 @@ class StoredRecord:
     """In bytes, of all entries."""
 
 
-Noun = Literal["job", "session"]
+StoreKind = Literal["job", "session"]
 """The kind of a store. Storages of different kinds share nothing."""
 
 
@@ -51,15 +51,15 @@ class StorageFailed(StoreLost):
     """The database has failed. The same call can succeed later: the disk is full, or the database is away."""
 
 
-def storage_failed(noun: Noun, error: Exception) -> StorageFailed:
+def storage_failed(kind: StoreKind, error: Exception) -> StorageFailed:
     """The failure without the library's own message, which may name a path or a host: only the log has it."""
     return StorageFailed(
-        f"The database of the {noun}s fails ({type(error).__name__}); the log of the {noun} store says why."
+        f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
     )
 
 
-def store_replaced(noun: Noun, epoch: int) -> StoreReplaced:
-    return StoreReplaced(f"Another {noun} store has taken over from {epoch}.")
+def store_replaced(kind: StoreKind, epoch: int) -> StoreReplaced:
+    return StoreReplaced(f"Another {kind} store has taken over from {epoch}.")
 
 
 class Storage(Protocol):

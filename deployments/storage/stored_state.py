@@ -20,11 +20,11 @@ from deployments.storage.databases import storage_of
 from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
-    Noun,
     Storage,
     StorageFailed,
     StoredChange,
     StoredRecord,
+    StoreKind,
     StoreReplaced,
 )
 from deployments.upstream.ray_serve.install import install
@@ -47,9 +47,9 @@ class StoredState(Generic[State]):
         load: makes the state from the stored records, once, at the first call that needs it.
     """
 
-    def __init__(self, storage: Storage, noun: Noun, load: Callable[[Sequence[StoredRecord]], State]) -> None:
+    def __init__(self, storage: Storage, kind: StoreKind, load: Callable[[Sequence[StoredRecord]], State]) -> None:
         self._storage = storage
-        self._noun = noun
+        self._kind = kind
         self._load = load
         self._state: State | None = None
         self._lock = asyncio.Lock()
@@ -82,7 +82,7 @@ class StoredState(Generic[State]):
     async def _start(self) -> State:
         records: list[StoredRecord] = await self._retrying("loaded")(self._storage.take_over)
         self._state = self._load(records)
-        logger.info("The %s store has %s %ss.", self._noun, len(records), self._noun)
+        logger.info("The %s store has %s %ss.", self._kind, len(records), self._kind)
         return self._state
 
     async def _stored_in_turn(self, state: State, plan: Callable[[State], Planned[Result]]) -> Result:
@@ -114,7 +114,7 @@ class StoredState(Generic[State]):
             if state.attempt_number == 1 and state.outcome is not None:
                 error = state.outcome.exception()
                 message = "The %ss cannot be %s, trying again: %s"
-                logger.warning(message, self._noun, what, error and error.__cause__)
+                logger.warning(message, self._kind, what, error and error.__cause__)
 
         return AsyncRetrying(
             wait=wait_fixed(STORAGE_RETRY_S),
@@ -129,14 +129,14 @@ class StoredState(Generic[State]):
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 return await working
         except TimeoutError as error:
-            message = f"The database of the {self._noun}s has not answered for {ANSWER_WITHIN_S:g} s; try again later."
+            message = f"The database of the {self._kind}s has not answered for {ANSWER_WITHIN_S:g} s; try again later."
             raise StorageFailed(message) from error
 
 
 class StoreReplica(ABC, Generic[State]):
     """The only replica of a store, which stores each change before it answers, and notices that time passes."""
 
-    def __init__(self, settings: StorageSettings, storage: Storage | None, noun: Noun) -> None:
+    def __init__(self, settings: StorageSettings, storage: Storage | None, kind: StoreKind) -> None:
         """Opens the storage that the settings name, unless `storage` is given.
 
         Raises:
@@ -144,9 +144,9 @@ class StoreReplica(ABC, Generic[State]):
         """
         logs.configure()
         install()
-        self._noun = noun
-        self._logger = logging.getLogger(f"rollout_service.{noun}s")
-        self._state = StoredState(storage or storage_of(settings, noun), noun, self._begin)
+        self._kind = kind
+        self._logger = logging.getLogger(f"rollout_service.{kind}s")
+        self._state = StoredState(storage or storage_of(settings, kind), kind, self._begin)
         self._ticking: asyncio.Task[None] | None = None
 
     async def check_health(self) -> None:
@@ -177,11 +177,11 @@ class StoreReplica(ABC, Generic[State]):
             try:
                 await self.pass_time()
             except StoreReplaced:
-                self._logger.error("Another %s store has taken over; this one ends.", self._noun)
+                self._logger.error("Another %s store has taken over; this one ends.", self._kind)
             except StorageFailed:
                 # Was logged where it was tried.
                 continue
             except Exception:
                 self._logger.exception(
-                    "The changes of the %ss that time brings could not be made; they are retried.", self._noun
+                    "The changes of the %ss that time brings could not be made; they are retried.", self._kind
                 )

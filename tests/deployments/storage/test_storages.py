@@ -18,11 +18,11 @@ from deployments.storage.databases import FolderNotShared, PasswordUnreadable, R
 from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
-    Noun,
     Storage,
     StorageFailed,
     StoredChange,
     StoredRecord,
+    StoreKind,
     StoreReplaced,
 )
 
@@ -65,14 +65,14 @@ def redis_socket() -> Iterator[Path]:
 @pytest.fixture(params=["sqlite", "redis", "redis-server"])
 def open_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Each call opens the same jobs again, or the sessions beside them."""
-    job: Noun = "job"
+    job: StoreKind = "job"
     if request.param == "sqlite":
-        return lambda noun=job: SqliteStorage(tmp_path / "kept", noun)
+        return lambda kind=job: SqliteStorage(tmp_path / "kept", kind)
     if request.param == "redis-server":
         url, prefix = f"unix://{request.getfixturevalue('redis_socket')}", uuid4().hex
-        return lambda noun=job: storage_of(StorageSettings(redis_url=url, redis_prefix=prefix), noun)
+        return lambda kind=job: storage_of(StorageSettings(redis_url=url, redis_prefix=prefix), kind)
     server = FakeServer()
-    return lambda noun=job: RedisStorage(FakeAsyncRedis(server=server), "test", noun)
+    return lambda kind=job: RedisStorage(FakeAsyncRedis(server=server), "test", kind)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
