@@ -183,5 +183,5 @@ def seconds_until(retry_after: str | None) -> float | None:
     return max((then - datetime.now(UTC)).total_seconds(), 0.0)
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN_TEXT else f"{text[:LONGEST_SHOWN_TEXT]}..."
+def shortened(text: str, longest: int = LONGEST_SHOWN_TEXT) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}..."

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollout_client.contract.info import EncodedText, ServiceInfo, TokenizerInfo
-from rollout_client.errors import TokenizerDiffers
+from rollout_client.errors import TokenizerDiffers, shortened
 
 PROBES = (
     "What is 12345 + 678.90?  Let x = -3e5;\n\n\tfor i in range(10): print(i)\r\n",
@@ -110,8 +110,8 @@ def template_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
     rendered = rendered_chat(tokenizer)
     if rendered != info.rendered_chat:
         yield (
-            f"the chat template makes {shortened(rendered)} of a short chat here and "
-            f"{shortened(info.rendered_chat)} at the service"
+            f"the chat template makes {quoted(rendered)} of a short chat here and {quoted(info.rendered_chat)} at the "
+            "service"
         )
 
 
@@ -148,7 +148,5 @@ def named(token: str | None) -> str:
     return "missing" if token is None else repr(token)
 
 
-def shortened(text: str | None) -> str:
-    if text is None:
-        return "nothing"
-    return repr(text if len(text) <= LONGEST_SHOWN_TEXT else f"{text[:LONGEST_SHOWN_TEXT]}...")
+def quoted(text: str | None) -> str:
+    return "nothing" if text is None else repr(shortened(text, LONGEST_SHOWN_TEXT))

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
-from rollout_client.calls.call import without_none
 from rollout_client.calls.options import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, key_in_file
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.output import errors_as_sentences
-from rollout_client.contract.base import Priority
+from rollout_client.contract.base import Priority, RolloutDemand
+from rollout_client.contract.rollouts import Sampling
 
 DEFAULT_RETRIES = 3
 """Fewer than the library's: somebody sits before the terminal, and a wrong URL is the likeliest reason."""
@@ -72,6 +72,10 @@ def json_object_of(text: str) -> dict[str, Any]:
     return value
 
 
+RENAMED = {"stop": "stop_strings", "sampling_seed": "seed", "policy_name": "name", "policy_version": "version"}
+"""Options of the command line whose field has another name."""
+
+
 def rollout_parameters(
     num_generations: Annotated[int, typer.Option(min=1, help="Rollouts of each sample.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
@@ -110,37 +114,12 @@ def rollout_parameters(
     ] = None,
 ) -> RolloutOptions:
     """The options of a rollout request; those that were not given are left to the service."""
-    sampling = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "max_new_tokens": max_new_tokens,
-        "stop_strings": stop or None,
-        "greedy": greedy,
-        "ignore_eos": ignore_eos,
-        "seed": sampling_seed,
-    }
-    policy = {
-        "name": policy_name,
-        "version": policy_version,
-        "min_version": min_version,
-        "max_staleness": max_staleness,
-    }
-    options: dict[str, Any] = {
-        "num_generations": num_generations,
-        "sampling": without_none(sampling),
-        "max_seq_len": max_seq_len,
-        "max_rollout_turns": max_rollout_turns,
-        "schedule": schedule,
-        "observation_format": observation_format,
-        "chat_template_kwargs": chat_template_kwargs,
-        "deadline_s": deadline_s,
-        "sample_retries": sample_retries,
-        "policy": without_none(policy) or None,
-        "priority": None if priority is None else priority_of(priority),
-    }
-    return cast(RolloutOptions, without_none(options))
+    given = {RENAMED.get(name, name): value for name, value in locals().items() if value not in (None, [])}
+    sampling = {name: given.pop(name) for name in Sampling.model_fields if name in given}
+    policy = {name: given.pop(name) for name in RolloutDemand.model_fields if name in given}
+    if priority is not None:
+        given["priority"] = priority_of(priority)
+    return cast(RolloutOptions, {**given, "sampling": sampling, **({"policy": policy} if policy else {})})
 
 
 MADE_FROM: dict[Any, Callable[..., Any]] = {RolloutOptions: rollout_parameters, Connection: Connection}

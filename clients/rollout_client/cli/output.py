@@ -3,13 +3,14 @@
 A failure is one sentence on stderr and an exit code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic_core import to_json
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from rollout_client.errors import RolloutError
@@ -23,6 +24,26 @@ VISIBLE_CONTROLS = (
 FAILED = 1
 TOO_MANY_ERRORS = 3
 """More rollouts failed than `--max-error-rate` allows. 2 is what typer ends with for wrong arguments."""
+
+
+def value_table(title: str, rows: Iterable[tuple[str | Text, str]]) -> Table:
+    """A table of names with values, which stand on the right."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("value", justify="right")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def fact_table(rows: Iterable[tuple[str | Text, str | Text]]) -> Table:
+    """A table of facts without a heading, long ones over several lines."""
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, fact in rows:
+        table.add_row(name, fact)
+    return table
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rollout_client.cli.output import number, plain
+from rollout_client.cli.output import number, plain, value_table
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.messages import Message
@@ -86,31 +86,26 @@ def outcome(sample: SampleResult, style: str) -> Text:
 
 def metrics_table(metrics: RequestMetrics) -> Table:
     """The metrics of a request, a row each; histograms are left to programs."""
-    table = Table(title="Metrics", title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            for key, part in value.items():
-                table.add_row(plain(f"{name}/{key}"), number(part))
-        elif not isinstance(value, list):
-            table.add_row(plain(name), number(value))
-    return table
+    parts = {name: value if isinstance(value, dict) else {"": value} for name, value in metrics.items()}
+    flat = {f"{name}/{key}" if key else name: value for name, part in parts.items() for key, value in part.items()}
+    rows = [(plain(name), number(value)) for name, value in flat.items() if not isinstance(value, list)]
+    return value_table("Metrics", rows)
 
 
 def totals_table(totals: Totals) -> Table:
     """How the rollouts of a run ended."""
-    table = Table(title="Run", title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("value", justify="right")
-    table.add_row("rollouts", number(totals.rollouts))
-    for status, count in totals.statuses.most_common():
-        table.add_row(plain(status, STATUS_STYLES.get(status, "")), number(count))
-    table.add_row("error rate", f"{totals.error_rate:.2%}")
-    table.add_row("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward))
-    table.add_row("clipped ratio", "" if totals.clipped_ratio is None else f"{totals.clipped_ratio:.2%}")
-    table.add_row("tokens generated", number(totals.tokens))
-    return table
+    statuses = totals.statuses.most_common()
+    return value_table(
+        "Run",
+        [
+            ("rollouts", number(totals.rollouts)),
+            *((plain(status, STATUS_STYLES.get(status, "")), number(count)) for status, count in statuses),
+            ("error rate", f"{totals.error_rate:.2%}"),
+            ("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward)),
+            ("clipped ratio", "" if totals.clipped_ratio is None else f"{totals.clipped_ratio:.2%}"),
+            ("tokens generated", number(totals.tokens)),
+        ],
+    )
 
 
 def task_description(task: TaskInfo) -> Group:

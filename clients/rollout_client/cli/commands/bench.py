@@ -1,10 +1,9 @@
 """`rollout bench`: how fast a service plays rollouts, from here."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.cli.commands.evaluate import samples_of
@@ -16,7 +15,7 @@ from rollout_client.cli.options import (
     MaxErrorRate,
     command,
 )
-from rollout_client.cli.output import AsJson, check_error_rate, number, plain, show
+from rollout_client.cli.output import AsJson, check_error_rate, number, show, value_table
 from rollout_client.cli.run.player import RunPlayer
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.rollouts import SampleResult
@@ -61,15 +60,6 @@ def bench(
         "turns_per_s": sum(turns) / taken_s,
         "tokens_per_s": totals.tokens / taken_s,
     }
-    show(document, as_json, bench_table(document))
+    figures = [(name, number(value)) for name, value in document.items() if isinstance(value, int | float)]
+    show(document, as_json, value_table("Bench", figures))
     check_error_rate(totals.error_rate, max_error_rate)
-
-
-def bench_table(document: dict[str, Any]) -> Table:
-    table = Table(title="Bench", title_justify="left")
-    table.add_column("name")
-    table.add_column("value", justify="right")
-    for name, value in document.items():
-        if isinstance(value, int | float):
-            table.add_row(plain(name), number(value))
-    return table

@@ -1,20 +1,21 @@
 """`rollout tasks`, `info` and `status`: the tasks, the limits and the readiness of a service."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from pydantic import BaseModel
 from rich.console import Group
-from rich.table import Table
+from rich.text import Text
 
 from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import Connection, command
-from rollout_client.cli.output import FAILED, AsJson, out, plain, show
+from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain, show
 from rollout_client.cli.transcript import task_description, task_example
 from rollout_client.contract.info import DegradedPart, ServiceInfo
 from rollout_client.contract.policy import PolicyState
@@ -22,12 +23,10 @@ from rollout_client.errors import StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
 
 HEALTH_TIMEOUT_S = 60.0
-NOT_SAID = frozenset(
+UNAVAILABLE = frozenset(
     {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.SERVICE_UNAVAILABLE}
 )
-"""Answers of a service that has no such route, does not let the key see it, has it turned off, or is not ready."""
-
-Found = TypeVar("Found")
+"""Statuses of a service without the route, which hides it from the key, has it turned off, or is not ready."""
 
 
 class ServiceStatus(BaseModel):
@@ -50,47 +49,41 @@ def status_of(client: RolloutClient) -> ServiceStatus:
         found.degraded = client.once(readiness_call(), HEALTH_TIMEOUT_S).degraded
     except StatusError as error:
         found.is_ready, found.reason = False, str(error)
-    found.policy = if_said(client.policy)
-    jobs = if_said(client.jobs.all)
-    found.jobs = None if jobs is None else dict(Counter(job.state for job in jobs))
+    with ignoring_unavailable():
+        found.policy = client.policy(retries=0)
+    with ignoring_unavailable():
+        found.jobs = dict(Counter(job.state for job in client.jobs.all(retries=0)))
     return found
 
 
-def if_said(ask: Callable[..., Found]) -> Found | None:
+@contextmanager
+def ignoring_unavailable() -> Iterator[None]:
+    """Ends the block where the service does not answer what is asked in it."""
     try:
-        return ask(retries=0)
+        yield
     except StatusError as error:
-        if error.status not in NOT_SAID:
+        if error.status not in UNAVAILABLE:
             raise
-        return None
 
 
 def status_tables(found: ServiceStatus) -> Group:
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("service", plain(found.url))
-    table.add_row(
-        "ready", plain("yes" if found.is_ready else f"no: {found.reason}", "green" if found.is_ready else "red")
-    )
-    for part in found.degraded:
-        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
-        table.add_row("degraded", plain(f"{name}: {part.reason}", "yellow"))
+    rows = [
+        ("service", plain(found.url)),
+        ("ready", plain("yes", "green") if found.is_ready else plain(f"no: {found.reason}", "red")),
+        *degraded_rows(found.degraded),
+    ]
     if found.jobs is not None:
-        table.add_row("jobs", plain(", ".join(f"{count} {state}" for state, count in found.jobs.items()) or "none"))
-    return Group(table, *([] if found.policy is None else [policy_tables(found.policy)]))
+        rows.append(("jobs", plain(", ".join(f"{count} {state}" for state, count in found.jobs.items()) or "none")))
+    return Group(fact_table(rows), *([] if found.policy is None else [policy_tables(found.policy)]))
+
+
+def degraded_rows(parts: Iterable[DegradedPart]) -> Iterator[tuple[str, Text]]:
+    for part in parts:
+        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
+        yield "degraded", plain(f"{name}: {part.reason}", "yellow")
 
 
 LONGEST_SHOWN_DIGEST = 12
-
-
-def info_table(info: ServiceInfo) -> Table:
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows_of(info):
-        table.add_row(plain(name), plain("" if value is None else str(value)))
-    return table
 
 
 def rows_of(info: ServiceInfo) -> Iterator[tuple[str, Any]]:
@@ -137,7 +130,9 @@ def info(service: Connection, as_json: AsJson = False) -> None:
     """Show which model, tokenizer, limits and versions the service has."""
     with service.client() as client:
         found = client.info()
-    show(found, as_json, info_table(found))
+    show(
+        found, as_json, fact_table((name, plain("" if value is None else str(value))) for name, value in rows_of(found))
+    )
 
 
 @command

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_client.calls.options import DEFAULT_URL
+from rollout_client.cli.commands.service import degraded_rows
 from rollout_client.cli.options import ApiKeyFile, Connection, Url, command
-from rollout_client.cli.output import FAILED, AsJson, out, plain
+from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain
 from rollout_client.cli.top.readings import views
 from rollout_client.cli.top.view import PolicyView, TopView
 
@@ -33,27 +34,26 @@ def top_tables(view: TopView, url: str) -> Group:
 
 
 def service_table(view: TopView, url: str) -> Table:
-    table = Table(show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("service", plain(url if view.model is None else f"{url}, {view.model}"))
-    table.add_row("ready", plain(*readiness_text(view)))
-    for part in view.degraded:
-        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
-        table.add_row("degraded", plain(f"{name}: {part.reason}", "yellow"))
+    rows: list[tuple[str, str | Text]] = [
+        ("service", plain(url if view.model is None else f"{url}, {view.model}")),
+        ("ready", plain(*readiness_text(view))),
+        *degraded_rows(view.degraded),
+    ]
     if not view.is_answering:
-        return table
-    table.add_row("replicas", plain(", ".join(f"{name} {count}" for name, count in view.replicas.items()) or UNKNOWN))
-    for policy in view.policies:
-        table.add_row("policy", plain(policy_text(policy)))
-    table.add_row("rollouts", f"{count_text(view.in_flight)} in flight, {rate_text(view.rollouts_per_s)}/s")
+        return fact_table(rows)
     turns = f"{rate_text(view.turns_per_s)} turns/s, {percent_text(view.clipped_ratio)} clipped by their length"
-    table.add_row("generations", f"{count_text(view.waiting)} waiting, {turns}")
     hits = f"prefix cache hits {percent_text(view.prefix_cache_hits)}"
-    table.add_row("tokens", f"{rate_text(view.tokens_per_s)}/s, {hits}")
-    span = "from the second look on" if view.span_s is None else f"means over {view.span_s:.0f} s"
-    table.add_row("rates", span)
-    return table
+    return fact_table(
+        [
+            *rows,
+            ("replicas", plain(", ".join(f"{name} {count}" for name, count in view.replicas.items()) or UNKNOWN)),
+            *(("policy", plain(policy_text(policy))) for policy in view.policies),
+            ("rollouts", f"{count_text(view.in_flight)} in flight, {rate_text(view.rollouts_per_s)}/s"),
+            ("generations", f"{count_text(view.waiting)} waiting, {turns}"),
+            ("tokens", f"{rate_text(view.tokens_per_s)}/s, {hits}"),
+            ("rates", "from the second look on" if view.span_s is None else f"means over {view.span_s:.0f} s"),
+        ]
+    )
 
 
 def readiness_text(view: TopView) -> tuple[str, str]:

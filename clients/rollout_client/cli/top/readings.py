@@ -6,6 +6,7 @@ service refuses, or a contract that this client does not speak, ends it: neither
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.call import Call
 from rollout_client.calls.policy import policy_call
 from rollout_client.calls.rollouts import info_call, readiness_call
-from rollout_client.cli.commands.service import NOT_SAID
+from rollout_client.cli.commands.service import ignoring_unavailable
 from rollout_client.cli.top.metrics import Series, values_of
 from rollout_client.cli.top.view import Reading, Top, TopView
 from rollout_client.contract.info import DegradedPart
@@ -70,20 +71,15 @@ async def reading_of(client: AsyncRolloutClient) -> Reading:
     state = client.once(policy_call(), ANSWER_WITHIN_S)
     about = client.once(info_call(), ANSWER_WITHIN_S)
     values, policy, info, (reason, degraded) = await asyncio.gather(
-        if_said(metrics), if_said(state), if_said(about), readiness_of(client)
+        unless_unavailable(metrics), unless_unavailable(state), unless_unavailable(about), readiness_of(client)
     )
     return Reading(at_s, values, policy, info, reason, degraded)
 
 
-async def if_said(answer: Awaitable[Found]) -> Found | None:
-    try:
+async def unless_unavailable(answer: Awaitable[Found]) -> Found | None:
+    with suppress(ServiceFailed, *NO_ANSWER), ignoring_unavailable():
         return await answer
-    except (ServiceFailed, *NO_ANSWER):
-        return None
-    except StatusError as error:
-        if error.status not in NOT_SAID:
-            raise
-        return None
+    return None
 
 
 async def readiness_of(client: AsyncRolloutClient) -> tuple[str | None, tuple[DegradedPart, ...]]:
