@@ -31,7 +31,7 @@ LONGEST_SHOWN_TEXT = 300
 
 
 class RolloutError(Exception):
-    """Base of everything that the clients raise about a call."""
+    """Base of the errors of a call."""
 
 
 class ServiceUnreachable(RolloutError):
@@ -52,7 +52,7 @@ class StreamBroken(RolloutError):
 
 
 class ResponseNotUnderstood(RolloutError):
-    """The response is not what the contract says."""
+    """The response does not follow the contract."""
 
 
 class UploadLost(RolloutError):
@@ -64,7 +64,7 @@ class WeightsDiffer(RolloutError):
 
 
 class TokenizerDiffers(RolloutError):
-    """A trainer's tokenizer makes other tokens than the service's, so the service's tokens are not the trainer's."""
+    """A trainer's tokenizer makes other tokens than the service's."""
 
     def __init__(self, differences: Sequence[str]) -> None:
         super().__init__(f"The tokenizer is not the service's: {'; '.join(differences)}.")

@@ -175,7 +175,7 @@ def resumed(sample: SampleResult) -> SampleInput:
     """A sample that continues `sample` from its last token, with all its fields; it can be posted as it is.
 
     A response in whose middle it was cut off goes on as the same message. Its turns so far count towards
-    `max_rollout_turns`; its rewards so far stand on its messages, and the new result counts only what comes after.
+    `max_rollout_turns`; its rewards so far are on its messages, and the new result counts only what comes after.
     Under greedy decoding it ends as if it had never been cut; sampled, also with a seed, it draws the rest anew.
     """
     return SampleInput.model_validate(
@@ -216,7 +216,7 @@ class TokenRow:
     """Number of tokens before the first generated token; all tokens where none was generated."""
 
     def without_tail(self) -> "TokenRow":
-        """The row up to its last generated token. No generation has seen what the environment said after that token."""
+        """The row up to its last generated token. No generation has seen the observations after that token."""
         generated = [place for place, is_generated in enumerate(self.loss_mask) if is_generated]
         return self.part(0, generated[-1] + 1 if generated else len(self.token_ids))
 

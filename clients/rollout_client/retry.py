@@ -1,8 +1,8 @@
-"""Which failed attempts are made again, and when.
+"""Retries: which failed attempts are repeated, and when.
 
 A call is repeated only where that may help and cannot harm:
 
-| what happened | most calls | load_checkpoint |
+| what happened | most calls | `load_checkpoint` |
 | --- | --- | --- |
 | connection refused, or connecting timed out | again | again |
 | connection broke after the request was sent | again | no |
@@ -20,7 +20,7 @@ it, because a load goes on after a disconnect. The steps of a weight transfer ar
 again until its response begins, and never after that.
 
 A 409 of the service itself answers what the caller asked: the version is taken, is not current within `wait_s`, or
-another update is under way and `if_busy="refuse"` was said.
+another update is under way and `if_busy="refuse"` was given.
 
 A service that is full is waited for as long as it takes: it has lost nothing, and only time helps. `timeout_s` bounds
 the wait, and `retries=0` makes one attempt even then.
@@ -59,10 +59,10 @@ failed together."""
 
 READY_POLL_S = 0.5
 MOST_ASKED_S = 60.0
-"""A proxy that asks for a day must not put a training to sleep."""
+"""Bounds `Retry-After`: a proxy that asks for a day must not stop a training for it."""
 
 NOT_BEGUN = frozenset({408, 425, 429, 503})
-"""Statuses that say that the service has not begun with the request."""
+"""Statuses of a request that the service has not begun."""
 MAY_PASS = NOT_BEGUN | {409, 500, 502, 504}
 SERVICE_PROBLEM = "urn:rollout:problem:"
 """Prefix of the types of the service's own problem documents."""
@@ -71,15 +71,15 @@ NOT_READY = f"{SERVICE_PROBLEM}not-ready"
 OVERLOADED = f"{SERVICE_PROBLEM}overloaded"
 QUOTA_EXCEEDED = f"{SERVICE_PROBLEM}quota-exceeded"
 LONGEST_EXTRA_WAIT_S = 1.0
-"""Spreads clients that a full service has told the same second."""
+"""Spreads clients to which a full service has given the same `Retry-After`."""
 SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
 JUDGEMENT_FAILED = f"{SERVICE_PROBLEM}judgement-failed"
-"""The service has tried again by itself what may pass."""
+"""The service has already retried transient failures."""
 CHUNK_PROBLEMS = frozenset({f"{SERVICE_PROBLEM}chunk-misplaced", f"{SERVICE_PROBLEM}chunk-damaged"})
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a call that can be repeated may succeed after `error`."""
+    """Whether `error` is transient: a call that can be repeated may succeed after it."""
     if isinstance(error, StatusError):
         type_ = error.problem.type
         is_final = error.status == 409 and type_.startswith(SERVICE_PROBLEM)
@@ -88,24 +88,24 @@ def may_pass(error: BaseException) -> bool:
 
 
 def has_not_begun(error: BaseException) -> bool:
-    """Whether the service has not begun with what failed with `error`, so that even what must run once can be sent."""
+    """Whether the service has not begun the request that failed, so that one that must run once can be sent again."""
     if isinstance(error, StatusError):
         return error.status in NOT_BEGUN and error.problem.type != NOT_READY
     return isinstance(error, ServiceUnreachable) and not error.may_have_arrived
 
 
 def chunk_may_pass(error: BaseException) -> bool:
-    """Whether a chunk of an upload may arrive after `error`: asking the service what it has tells where to go on."""
+    """Whether a chunk of an upload may arrive after `error`, once the service was asked for the bytes that it has."""
     return may_pass(error) or (isinstance(error, StatusError) and error.problem.type in CHUNK_PROBLEMS)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether the service did not admit the request because it is full, or the key has used up a quota."""
+    """Whether the service is full, or the key has used up a quota, so that the request was not admitted."""
     return isinstance(error, StatusError) and error.problem.type in (OVERLOADED, QUOTA_EXCEEDED)
 
 
 class StopAfterFailures(stop_base):
-    """Stops after `retries` + 1 failures; what a full service refuses is none, unless `retries` is 0.
+    """Stops after `retries` + 1 failures; a refusal of a full service is not one, unless `retries` is 0.
 
     Counts the failures of one call: each call needs an object of its own.
     """
@@ -140,7 +140,7 @@ def log_retry(state: RetryCallState) -> None:
 def call_policy(
     retries: int, timeout_s: float | None, is_repeated: Callable[[BaseException], bool] = may_pass
 ) -> dict[str, Any]:
-    """For tenacity, for one call: goes on after at most `retries` failures, and starts no attempt after `timeout_s`."""
+    """Options of tenacity for one call: at most `retries` failures are retried, and none after `timeout_s`."""
     in_time = stop_never if timeout_s is None else stop_before_delay(timeout_s)
     return {
         "retry": retry_if_exception(is_repeated),
@@ -152,9 +152,9 @@ def call_policy(
 
 
 def readiness_policy(shown_url: str, timeout_s: float) -> dict[str, Any]:
-    """For tenacity: asks until the service says that it is ready.
+    """Options of tenacity: asks until the service is ready.
 
-    Any error may pass while a service starts: its proxy answers 404 before the application is there.
+    Every error is transient while a service starts: its proxy answers 404 before the application is there.
     """
 
     def give_up(state: RetryCallState) -> NoReturn:

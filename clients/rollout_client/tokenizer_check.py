@@ -19,7 +19,7 @@ PROBES = (
     "\u0645\u0631\u062d\u0628\u0627 \U0001f642",
     "  </s><|im_end|><think>\\boxed{42}</think>  ",
 )
-"""Numbers and white space, other scripts, and what may be special tokens."""
+"""Numbers and white space, other scripts, and possible special tokens."""
 CHAT = (
     {"role": "user", "content": "Question"},
     {"role": "assistant", "content": "Answer"},
@@ -101,7 +101,8 @@ def encoding_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
 
 
 def template_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
-    """A template with another text that renders alike is no difference: trainers mark the generated part in theirs."""
+    """A template with another text that renders alike is not a difference: trainers mark the generated part in
+    theirs."""
     if chat_template_sha256(tokenizer.chat_template) == info.chat_template_sha256:
         return
     if tokenizer.chat_template is None:

@@ -32,7 +32,7 @@ logger = logging.getLogger("rollout_client")
 
 
 def check_contract(headers: Mapping[str, str]) -> None:
-    """Warns once of another minor version. A response without a version is another server's, or an older service's.
+    """Warns once about another minor version. A response without a version is another server's, or an older service's.
 
     Raises:
         ContractDiffers: the major version is another one.

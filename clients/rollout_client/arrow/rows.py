@@ -99,7 +99,7 @@ def with_further_fields(row: Row) -> dict[str, Any]:
     present = {name: value for name, value in row.items() if value is not None}
     further = present.pop(FURTHER_FIELDS.name, {})
     if not isinstance(further, dict):
-        raise ValueError(f"{FURTHER_FIELDS.name} holds something that is no JSON object")
+        raise ValueError(f"{FURTHER_FIELDS.name} holds something that is not a JSON object")
     return present | further
 
 

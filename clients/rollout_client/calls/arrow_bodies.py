@@ -96,7 +96,7 @@ def read_response(body: bytes | memoryview) -> ArrowResponse:
         tokens = read_table(source)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ResponseNotUnderstood(
-            f"{WHAT} is no Arrow stream, or not a whole one: {error}. "
+            f"{WHAT} is not an Arrow stream, or not a whole one: {error}. "
             "Check that the URL is a rollout service's and that client and service have matching versions."
         ) from error
     check_tables(rollouts, tokens)

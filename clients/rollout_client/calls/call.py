@@ -37,7 +37,7 @@ class Call(Generic[Result]):
         return {"accept": self.accept, **({} if self.body is None else self.content_headers)}
 
     def picking(self, pick: Callable[[Result], Part]) -> "Call[Part]":
-        """The same request, of whose result only `pick` is wanted."""
+        """The same request; its result is `pick` of this one's."""
         return Call(
             self.method,
             self.path,

@@ -127,14 +127,14 @@ def key_headers(
 ) -> httpx.Headers:
     """The header with `api_key` or, without it, with the environment variable `ROLLOUT_API_KEY`.
 
-    The variable is not used where `headers` or `http_client` say already who is calling.
+    The variable is not used where `headers` or `http_client` identify the caller already.
 
     Raises:
-        ValueError: both `api_key` and `headers` say who is calling, or the key has characters that no header can have.
+        ValueError: both `api_key` and `headers` identify the caller, or the key has characters that no header can have.
     """
     has_header = "authorization" in httpx.Headers(headers)
     if api_key is not None and has_header:
-        raise ValueError("api_key and the header Authorization both say who is calling: leave one out.")
+        raise ValueError("api_key and the header Authorization both identify the caller: leave one out.")
     if http_client is not None:
         has_header |= "authorization" in http_client.headers or http_client.auth is not None
     if api_key is None and not has_header:
@@ -155,7 +155,7 @@ def key_in_file(path: Path | None) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no API key: it is not ASCII text.") from None
+        raise ValueError(f"{path} does not hold an API key: it is not ASCII text.") from None
 
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -170,7 +170,7 @@ class CallOptions(TypedDict, total=False):
     timeout_s: float | None
     """Seconds that the whole call may take, its retries included; `None` sets no limit."""
     retries: int
-    """Further attempts after one that failed in a way that may pass (`rollout_client.retry`); 0 makes one attempt."""
+    """Further attempts after a transient failure (`rollout_client.retry`); 0 makes one attempt."""
     request_id: str
     """Sent as `X-Request-ID`; the service uses it in its logs and in its response."""
     idempotency_key: str
@@ -184,7 +184,7 @@ class ClientOptions(TypedDict, total=False):
     timeout_s: float | None
     """Seconds that one call may take, its retries included; `None` sets no limit."""
     retries: int
-    """Further attempts after one that failed in a way that may pass; 0 makes one attempt."""
+    """Further attempts after a transient failure; 0 makes one attempt."""
     headers: Mapping[str, str]
     """Sent with every request, beside the headers that the client has."""
 
@@ -263,7 +263,7 @@ def without_call_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quoted_key(key: str) -> str:
-    """The key as a String of RFC 9651. Raises `ValueError` for one that is no printable ASCII, or has over 255."""
+    """The key as a String of RFC 9651. Raises `ValueError` unless it has 1 to 255 printable ASCII characters."""
     if not key.isascii() or not key.isprintable() or not 1 <= len(key) <= LONGEST_KEY:
         raise ValueError(f"idempotency_key={key!r}: send 1 to {LONGEST_KEY} printable ASCII characters.")
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')

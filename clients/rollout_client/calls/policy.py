@@ -201,7 +201,7 @@ def pause_s(error: RequestRejected, version: Version, deadline: Deadline) -> flo
         raise error
     if not (left_s := deadline.remaining_s()):
         raise RolloutTimeout(
-            f"Version {version} was not current after {deadline.timeout_s:g} s. Check that somebody pushes it, or "
-            "allow more with timeout_s."
+            f"Version {version} was not current after {deadline.timeout_s:g} s. Check that it is pushed, or allow "
+            "more with timeout_s."
         ) from error
     return min(left_s, SHORTEST_PAUSE_S)

@@ -43,7 +43,7 @@ class RolloutOptions(CallOptions, total=False):
     observation_format: ObservationFormat | None
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
-    """After so many seconds the rollouts that still run are returned as they are."""
+    """Seconds after which the rollouts that still run are returned as they are."""
     on_error: Literal["return", "fail"] | None
     sample_retries: int | None
     """How often the service repeats a generation or environment step of one sample after a failure of the fleet; the
@@ -136,7 +136,7 @@ class ScoreOptions(CallOptions, total=False):
     """Options of a score. The service's defaults apply to keys that are missing or `None`."""
 
     top_k: int | None
-    """For each position, so many of the most likely tokens come back too."""
+    """Number of the most likely tokens that come back too for each position."""
     start: int | Sequence[int] | None
     """The first position that is asked for; one number for all sequences, or one for each."""
     policy: PolicyDemand | Mapping[str, Any] | None

@@ -19,14 +19,14 @@ from rollout_client.contract.base import Priority, RolloutDemand
 from rollout_client.contract.rollouts import Sampling
 
 DEFAULT_RETRIES = 3
-"""Fewer than the library's: somebody sits before the terminal, and a wrong URL is the likeliest reason."""
+"""Fewer than the library's: a user waits at the terminal, and a wrong URL is the likeliest reason."""
 
 Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Where the service is.")]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(help=f"A file with the API key, where the service asks for one; by default {KEY_VARIABLE} holds it."),
 ]
-Retries = Annotated[int, typer.Option(min=0, help="Further attempts after one that failed in a way that may pass.")]
+Retries = Annotated[int, typer.Option(min=0, help="Further attempts after a transient failure.")]
 TimeoutS = Annotated[float | None, typer.Option(min=0, help="Seconds that each call may take.")]
 MaxErrorRate = Annotated[
     float, typer.Option(min=0, max=1, help="Share of failed rollouts above which the exit code is 3.")

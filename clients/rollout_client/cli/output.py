@@ -27,7 +27,7 @@ TOO_MANY_ERRORS = 3
 
 
 def value_table(title: str, rows: Iterable[tuple[str | Text, str]]) -> Table:
-    """A table of names with values, which stand on the right."""
+    """A table of names with right-aligned values."""
     table = Table(title=title, title_justify="left")
     table.add_column("name", overflow="fold")
     table.add_column("value", justify="right")
@@ -51,7 +51,7 @@ def errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Of `| head`: who reads has enough. Typer ends the command without a word.
+        # The reader has closed the pipe, as `| head` does: typer ends the command without a message.
         raise
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error), error)

@@ -26,7 +26,7 @@ def label_of(name: str | None, number: int) -> str:
 
 
 def read_label(label: str) -> VersionLabel:
-    """The inverse of `label_of`; raises `ValueError` if it is no label."""
+    """The inverse of `label_of`; raises `ValueError` if it is not a label."""
     name, _, number = label.rpartition("/")
     return VersionLabel(name or None, int(number))
 
@@ -48,18 +48,18 @@ Priority = Annotated[
 def set_fields(model: BaseModel) -> dict[str, Any]:
     """The fields of `model` that were set, null or not, and its extra fields. Values are not converted."""
     was_set = model.model_fields_set
-    said = {name: value for name, value in model.__dict__.items() if name in was_set}
-    return {**said, **model.model_extra} if model.model_extra else said
+    fields = {name: value for name, value in model.__dict__.items() if name in was_set}
+    return {**fields, **model.model_extra} if model.model_extra else fields
 
 
 class Strict(BaseModel):
-    """Base of what a caller sends: an unknown field is an error."""
+    """Base of requests: an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Lenient(BaseModel):
-    """Base of what the service sends: unknown fields are kept, so that an older client understands a newer service."""
+    """Base of responses: unknown fields are kept, so that an older client understands a newer service."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 

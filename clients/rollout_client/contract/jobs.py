@@ -29,7 +29,7 @@ class JobStatus(Lenient):
     """Its name in the paths of `/jobs`."""
     state: JobState
     """`running`: an ingress replica plays it; `waiting`: that one was lost and the next one takes it over; `suspended`:
-    nobody listened, and it goes on when its request is posted again; `completed`, `failed`: its last event is there,
+    no client listened, and it resumes when its request is posted again; `completed`, `failed`: its last event is there,
     a summary or a problem."""
     request_id: str
     """The `X-Request-ID` of the request that made it, in every log line about it."""

@@ -304,7 +304,7 @@ class RolloutResponse(RolloutSummary):
     """The answer of `POST /rollout`."""
 
     samples: list[SampleResult]
-    """One per rollout, in input order; the rollouts of one sample stand next to each other."""
+    """One per rollout, in input order; the rollouts of one sample are adjacent."""
 
 
 class AnyResponse(Protocol):

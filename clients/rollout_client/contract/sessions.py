@@ -58,7 +58,7 @@ class SessionLimits(Strict):
     max_calls_in_flight: int = Field(default=64, ge=1, le=1024)
     """Calls that may run at the same time."""
     idle_s: float = Field(default=600.0, gt=0, le=LONGEST_IDLE_S)
-    """After so many seconds without a call, a reward or a reading, the session expires and its record is dropped. One
+    """Seconds without a call, a reward or a reading after which the session expires and its record is dropped. One
     with a call in flight never expires by this. The service may drop the session that is idle for the longest time
     before that, when its records together are beyond their bound in bytes."""
 

@@ -103,7 +103,7 @@ def test_a_value_that_does_not_fit_its_column_is_refused(row: dict[str, Any]) ->
 @pytest.mark.parametrize("text", ["[]", "1", '"a"'])
 def test_further_fields_that_are_no_object_are_refused(text: str) -> None:
     table = pa.table({FURTHER_FIELDS.name: pa.array([text])}, pa.schema([FURTHER_FIELDS]))
-    with pytest.raises(ValueError, match=r"^further_fields holds something that is no JSON object$"):
+    with pytest.raises(ValueError, match=r"^further_fields holds something that is not a JSON object$"):
         rows_of(table, SCHEMA)
 
 

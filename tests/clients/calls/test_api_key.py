@@ -61,7 +61,7 @@ def test_the_environment_does_not_replace_what_the_caller_says_otherwise(monkeyp
 
 
 def test_two_answers_to_who_is_calling_are_refused() -> None:
-    with pytest.raises(ValueError, match="both say who is calling"):
+    with pytest.raises(ValueError, match="both identify the caller"):
         AsyncRolloutClient("http://127.0.0.1:1", api_key=KEY, headers={"authorization": "Bearer mine"})
 
 
@@ -126,5 +126,5 @@ def test_a_file_holds_a_key_with_white_space_around_it(tmp_path: Path) -> None:
     path.write_text(f"\n{KEY}\n")
     assert (key_in_file(path), key_in_file(None)) == (KEY, None)
     path.write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="holds no API key"):
+    with pytest.raises(ValueError, match="does not hold an API key"):
         key_in_file(path)

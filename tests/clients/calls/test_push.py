@@ -506,9 +506,7 @@ def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy, 
 
 
 def test_waiting_for_a_version_ends_at_its_timeout(policy: ScriptedPolicy, call: CallClient) -> None:
-    with pytest.raises(
-        RolloutTimeout, match=r"^Version 3 was not current after 0\.5 s\. Check that somebody pushes it"
-    ):
+    with pytest.raises(RolloutTimeout, match=r"^Version 3 was not current after 0\.5 s\. Check that it is pushed"):
         call(policy.url, "wait_for_version", 3, timeout_s=0.5)
     waits_s = [float(question.removeprefix("/policy?min_version=3&wait_s=")) for question in policy.asked]
     assert waits_s[0] <= 0.5

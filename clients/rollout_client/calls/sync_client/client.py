@@ -44,7 +44,7 @@ class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods,
         timeout_s: what one call may take, in seconds, its retries and the caller's own time between the samples of a
             stream included; `None` sets no limit. Calls that play no rollouts and change no weights take at most 60 s.
             It is checked when a chunk of the response arrives, and when none arrives for that long.
-        retries: further attempts after one that failed in a way that may pass: refused and broken connections, 408,
+        retries: further attempts after a transient failure: refused and broken connections, 408,
             425, 429, 500, 502, 503, 504 (`rollout_client.retry` has the whole table). The default goes on for 33 to
             67 s. While the service is full, the client waits and uses up no retry.
         headers: sent with every request.

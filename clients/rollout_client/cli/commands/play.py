@@ -28,8 +28,8 @@ def view(
     clipped: Annotated[
         bool, typer.Option("--clipped", help="Only rollouts whose last response its length has cut.")
     ] = False,
-    skip: Annotated[int, typer.Option(min=0, help="Leave out so many at the beginning.")] = 0,
-    count: Annotated[int, typer.Option(min=0, help="Show so many transcripts; 0 only counts.")] = DEFAULT_SHOWN,
+    skip: Annotated[int, typer.Option(min=0, help="Number to leave out at the beginning.")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="Number of transcripts to show; 0 only counts.")] = DEFAULT_SHOWN,
     as_json: AsJson = False,
 ) -> None:
     """Show transcripts of the rollouts in FILE, and count all of those that are asked for."""

@@ -41,7 +41,7 @@ class WeightsTable:
     DISPENSABLE = (None, "checksum", "base", "kind", "size", "created")
     """First none of them."""
     FOLDED: Mapping[str, int] = {"name": 8, "size": 8}
-    """Columns that may be broken, into lines of at least so many characters."""
+    """Least width of the lines of columns that may be broken."""
     RIGHT = frozenset({"version", "base", "size"})
 
     def __init__(self, title: str) -> None:
@@ -151,7 +151,7 @@ def policy(
     service: Connection,
     checksums_within: Annotated[
         float,
-        typer.Option(min=0, help="Have the replicas compute their checksums, and wait so many seconds for them."),
+        typer.Option(min=0, help="Have the replicas compute their checksums; seconds to wait for them."),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """The results file of a run: groups are appended to it, and it is recovered after a kill. One process has it at a time.
 
-Beside it lies which run it is of. A group is appended in one piece; those that end while the disk is busy are written
-together. A kill can leave any part of the last piece: that part is cut off, and its group is played again. Anything
-else that is not in order was not written by a run, and is an error.
+A second file beside it identifies the run. A group is appended in one piece; those that end while the disk is busy are
+written together. A kill can leave any part of the last piece: that part is cut off, and its group is played again.
+Anything else that is not in order was not written by a run, and is an error.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rollout_client.json_lines import BYTE_ORDER_MARK
 @dataclass(slots=True)
 class Recovered:
     kept_bytes: int = 0
-    """Length of the whole groups, which stand at the beginning of the file."""
+    """Length of the whole groups, at the beginning of the file."""
     rows: set[int] = field(default_factory=set)
     """The rows of the input whose groups they are."""
     totals: Totals = field(default_factory=Totals)
@@ -183,7 +183,7 @@ class ResultsFile:
     def _check_run(self) -> None:
         advice = "Begin anew with --overwrite, or name another file."
         if not self._run_path.exists():
-            raise ValueError(f"{self._path} is there, and no {self._run_path.name} says of which run it is. {advice}")
+            raise ValueError(f"{self._path} exists, but {self._run_path.name}, which names its run, does not. {advice}")
         found = from_json(self._run_path.read_bytes())
         if any(found.get(name) != self._run[name] for name in ("samples", "samples_sha256")):
             raise ValueError(f"{self._path} is of a run with other samples. {advice}")

@@ -1,6 +1,6 @@
-"""`rollout top`: the state of a service, again and again, as tables for a terminal of 80 columns.
+"""`rollout top`: the state of a service, polled, as tables for a terminal of 80 columns.
 
-What is not known is a dash.
+A value that is not known is a dash.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ DEFAULT_WINDOW_S = 30.0
 @command
 def top(
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = DEFAULT_INTERVAL_S,
-    window_s: Annotated[float, typer.Option(min=0.1, help="Rates are means over so many seconds.")] = DEFAULT_WINDOW_S,
+    window_s: Annotated[float, typer.Option(min=0.1, help="Seconds of which rates are means.")] = DEFAULT_WINDOW_S,
     count: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0 goes on until Ctrl-C.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="As --count 1: one look, at once. Rates need a second.")] = False,
     url: Url = DEFAULT_URL,
@@ -169,7 +169,7 @@ def top(
                         live.update(top_tables(view, client.base_url), refresh=True)
         return view
 
-    # Where nobody watches, each look is printed after the one before.
+    # Without a terminal the views are printed one after the other.
     is_live = out.is_terminal and not as_json
     with suppress(KeyboardInterrupt):
         last = asyncio.run(watch())

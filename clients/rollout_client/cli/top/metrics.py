@@ -105,7 +105,7 @@ class Rates:
     """Rates of the counters over a sliding window.
 
     Args:
-        window_s: rates are means over the last so many seconds, or since the first reading. A service's counters stand
+        window_s: seconds of which rates are means; fewer before the first reading is as old. A service's counters stand
             still for up to ten seconds and then jump: a window shorter than that shows nothing, then too much.
     """
 

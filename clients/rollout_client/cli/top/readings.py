@@ -1,4 +1,4 @@
-"""Asks a service for one reading after the other. I/O only: `view.py` says what follows from them.
+"""Polls a service for readings. I/O only: `view.py` derives the views from them.
 
 A service that goes away is asked again at the next interval, and so is one that was never there. Only a key that the
 service refuses, or a contract that this client does not speak, ends it: neither passes by itself.
@@ -37,11 +37,11 @@ Found = TypeVar("Found")
 async def views(
     client: AsyncRolloutClient, window_s: float, interval_s: float, count: int
 ) -> AsyncGenerator[TopView, None]:
-    """`count` of them, or for ever if it is 0. The first has no rates.
+    """Yields `count` views, or endlessly if it is 0. The first has no rates.
 
     Raises:
         RequestRejected: the service refuses the key.
-        RolloutError: what answers is no rollout service that this client knows.
+        RolloutError: the response is not one of a rollout service that this client knows.
     """
     top = Top(window_s)
     looks = 0

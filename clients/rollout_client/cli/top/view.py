@@ -31,7 +31,7 @@ class Reading:
     policy: PolicyState | None = None
     info: ServiceInfo | None = None
     reason: str | None = None
-    """Why no rollout would work; `None` if one would."""
+    """Reason why rollouts cannot be played; `None` if they can."""
     degraded: tuple[DegradedPart, ...] = ()
 
 
@@ -79,7 +79,7 @@ class TopView(BaseModel):
     is_answering: bool
     is_ready: bool
     reason: str | None = None
-    """Why no rollout would work, or why there is no answer."""
+    """Reason why rollouts cannot be played, or why there is no answer."""
     silent_s: float | None = None
     """Seconds without an answer; `None` while the service answers. What follows is then empty."""
     model: str | None = None
@@ -117,7 +117,7 @@ class Top:
         self._info: ServiceInfo | None = None
         self._answered_s: float | None = None
         self._healthy: dict[Series, tuple[float, float]] = {}
-        """Replicas, with the time when that was last said."""
+        """Replicas, with the time of their last report."""
 
     def missed(self, at_s: float, reason: str) -> TopView:
         """The service did not answer. Its counters are compared again when it does."""
@@ -164,7 +164,7 @@ class Top:
     def _replicas(self, reading: Reading, gauges: "GaugeReadings") -> dict[str, int]:
         """Healthy ones, by deployment. `/policy` knows the generator's best."""
         self._healthy |= {series: (value, reading.at_s) for series, value in gauges.named(HEALTHY)}
-        self._healthy = {series: said for series, said in self._healthy.items() if reading.at_s - said[1] <= SEEN_FOR_S}
+        self._healthy = {series: seen for series, seen in self._healthy.items() if reading.at_s - seen[1] <= SEEN_FOR_S}
         counts: dict[str, float] = {}
         for series, (value, _) in self._healthy.items():
             name = series.label("deployment")

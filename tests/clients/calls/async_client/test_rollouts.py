@@ -112,7 +112,7 @@ def test_an_arrow_answer_that_broke_off_is_an_error(service: ScriptedService) ->
     whole = arrow(result()).body
     service.rollouts += [lambda _: Response(whole[:-100]), lambda _: ndjson({"summary": SUMMARY})]
     for _ in range(2):
-        with pytest.raises(ResponseNotUnderstood, match="no Arrow stream, or not a whole one"):
+        with pytest.raises(ResponseNotUnderstood, match="not an Arrow stream, or not a whole one"):
             play_arrow(service.url, sample())
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(whole)}\r\n\r\n".encode()
     with breaking_server([head + whole[:-100]]) as (url, _), pytest.raises(StreamBroken, match="broke off"):

@@ -218,7 +218,7 @@ def test_a_file_of_something_else_is_left_alone(run: Run) -> None:
     run.output.write_text("of somebody\n")
     done = run()
     assert (done.exit_code, run.service.bodies) == (1, [])
-    assert "no results.jsonl.run.json says of which run it is" in done.stderr
+    assert "exists, but results.jsonl.run.json, which names its run, does not" in done.stderr
     assert run.output.read_text() == "of somebody\n"
 
 
