@@ -80,19 +80,24 @@ def group_relative_advantages(
             Without it the result is `reward - mean`, as in Dr. GRPO (arXiv:2503.20783).
         epsilon: added to the standard deviation, so that equal rewards give 0 and not a division by zero.
     """
-    rewards_by_group: dict[Hashable, list[float]] = defaultdict(list)
-    for reward, group in zip(rewards, groups, strict=True):
-        if reward is not None:
-            rewards_by_group[group].append(reward)
-    means = {group: math.fsum(found) / len(found) for group, found in rewards_by_group.items()}
+    known = known_by_group(rewards, groups)
+    means = {group: math.fsum(found) / len(found) for group, found in known.items()}
     scales = {
-        group: sample_std(found, means[group]) + epsilon if scale_rewards else 1.0
-        for group, found in rewards_by_group.items()
+        group: sample_std(found, means[group]) + epsilon if scale_rewards else 1.0 for group, found in known.items()
     }
     return [
         0.0 if reward is None else (reward - means[group]) / scales[group]
         for reward, group in zip(rewards, groups, strict=True)
     ]
+
+
+def known_by_group(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> dict[Hashable, list[float]]:
+    """The rewards of each group that are not `None`."""
+    known: dict[Hashable, list[float]] = defaultdict(list)
+    for reward, group in zip(rewards, groups, strict=True):
+        if reward is not None:
+            known[group].append(reward)
+    return known
 
 
 def sample_std(values: Sequence[float], mean: float) -> float:
@@ -105,11 +110,7 @@ def filled_in(rewards: Sequence[float | None], groups: Sequence[Hashable], other
 
     So the baseline of a group does not change.
     """
-    known = defaultdict(list)
-    for group, reward in zip(groups, rewards, strict=True):
-        if reward is not None:
-            known[group].append(reward)
-    means = {group: sum(found) / len(found) for group, found in known.items()}
+    means = {group: sum(found) / len(found) for group, found in known_by_group(rewards, groups).items()}
     return [
         means.get(group, otherwise) if reward is None else reward for group, reward in zip(groups, rewards, strict=True)
     ]

@@ -28,12 +28,6 @@ from rollout_client.weights.checksum import file_digest
 
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 CREATED_AT = "2026-01-01T00:00:00Z"
-NOT_CURRENT = {
-    "type": "urn:rollout:problem:policy-not-current",
-    "title": "The demanded weights are not current",
-    "status": 409,
-    "detail": "",
-}
 CUT = "cut"
 """Closes the connection without an answer, before anything of the body counts."""
 CUT_AFTER = "cut after"
@@ -42,12 +36,10 @@ FORGET = "forget"
 """Loses everything that has arrived, and the connection."""
 DAMAGED = "damaged"
 """Finds that what has arrived is not what was sent, and drops all of it."""
-CHUNK_DAMAGED = {
-    "type": "urn:rollout:problem:chunk-damaged",
-    "title": "The bytes that arrived are not those that were sent",
-    "status": 400,
-    "detail": "",
-}
+
+
+def problem(status: int, type_: str = "about:blank") -> dict[str, Any]:
+    return {"type": type_, "title": "Scripted", "status": status, "detail": ""}
 
 
 @dataclass
@@ -123,12 +115,7 @@ class ScriptedPolicy:
             return 200, self.update(put.version)
         arrived = self.uploads.get(put.version, b"")
         if first > len(arrived):
-            return 409, {
-                "type": "urn:rollout:problem:chunk-misplaced",
-                "title": "Misplaced",
-                "status": 409,
-                "detail": "",
-            }
+            return 409, problem(409, "urn:rollout:problem:chunk-misplaced")
         arrived = arrived[:first] + put.body
         self.uploads[put.version] = arrived
         if total == "*" or len(arrived) < int(total):
@@ -177,13 +164,13 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             if state.current >= min_version:
                 self.answer(200, state)
             else:
-                self.answer(409, NOT_CURRENT)
+                self.answer(409, problem(409, "urn:rollout:problem:policy-not-current"))
 
         def answer_upload(self, version: int) -> None:
             if version in policy.uploads:
                 self.answer(200, UploadState(version=version, received_bytes=len(policy.uploads[version])))
             else:
-                self.answer(404, {"type": "about:blank", "title": "Not known", "status": 404, "detail": ""})
+                self.answer(404, problem(404))
 
         def do_POST(self) -> None:
             place = urlsplit(self.path)
@@ -207,16 +194,14 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             policy.puts.append(put)
             step = policy.script.popleft() if policy.script else None
             if isinstance(step, tuple):
-                self.answer(
-                    step[0], {"type": "about:blank", "title": "Scripted", "status": step[0], "detail": "", **step[1]}
-                )
+                self.answer(step[0], problem(step[0]) | step[1])
                 return
             if step == CUT:
                 self.hang_up()
                 return
             if step == DAMAGED:
                 policy.uploads.clear()
-                self.answer(400, CHUNK_DAMAGED)
+                self.answer(400, problem(400, "urn:rollout:problem:chunk-damaged"))
                 return
             if headers["content-type"] == "application/json":
                 policy.versions[put.version] = body

@@ -162,14 +162,6 @@ def test_streams_that_go_on_breaking_end_the_run(run: Run) -> None:
     assert run.played() == []
 
 
-def test_a_torn_group_at_the_end_of_the_file_is_played_again(run: Run) -> None:
-    run()
-    content = run.output.read_bytes()
-    run.output.write_bytes(content[:-40])
-    assert run().exit_code == 0
-    assert sorted(run.played()) == EVERY
-
-
 @pytest.mark.parametrize(
     ("rate", "exit_code"),
     [("0.49", 3), ("0.5", 0)],

@@ -36,11 +36,6 @@ def test_two_recorded_pages_become_the_figures_of_the_time_between() -> None:
     ]
 
 
-def test_before_the_second_reading_rates_are_unknown() -> None:
-    view = Top(30).take(Reading(0.0, values_of(FIRST), POLICY))
-    assert (view.span_s, view.turns_per_s, view.tokens_per_s, view.in_flight) == (None, None, None, 64)
-
-
 def test_a_service_without_metrics_shows_its_policy_and_readiness() -> None:
     degraded = DegradedPart(part="environment", task_name="code", reason="No answer.")
     view = Top(30).take(Reading(0.0, None, POLICY, None, None, (degraded,)))
