@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.trainer_transfer import Layout, Written
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
+from deployments.upstream.vllm.weight_transfer import pause_scheduler
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -271,8 +272,7 @@ class WeightUpdater:
         # Those that are waited for have ended, and the caches of others stay without a reset.
         is_recomputed = options.mode != "wait" and mode != "wait" and options.reset_prefix_cache
         self._recomputed_tokens = self._ongoing_tokens() if is_recomputed else 0
-        # `AsyncLLM.pause_generation` does the same and then sleeps, for longer than the swap of a small model.
-        await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
+        await pause_scheduler(self._llm, mode, options.reset_prefix_cache)
         self._paused_at = time.perf_counter()
         self.is_paused = True
 
@@ -294,7 +294,7 @@ class WeightUpdater:
         steps = [self._llm.update_weight_version(str(version))]
         if is_trial:
             # Those that wait in the engine's queue are interrupted too: the engine has to be empty.
-            steps.append(self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=False))
+            steps.append(pause_scheduler(self._llm, "abort", clear_cache=False))
         steps.append(self._llm.resume_generation())
         sent = [asyncio.create_task(ended_at(step)) for step in steps]
         try:

@@ -27,6 +27,11 @@ def reject_unknown_backend(args: AsyncEngineArgs) -> None:
         )
 
 
+async def pause_scheduler(llm: Any, mode: str, clear_cache: bool) -> None:
+    """Pauses as `AsyncLLM.pause_generation` does, which then sleeps for longer than the swap of a small model takes."""
+    await llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+
+
 def forget_weight_update(worker: Any) -> None:
     """Lets a worker of vLLM's take a new update although the last one did not end."""
     worker._weight_update_active = False
