@@ -46,6 +46,7 @@ from deployments.policy.replicas.commands import (
     VersionPayload,
 )
 from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
+from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import label_of
 
 if TYPE_CHECKING:
@@ -182,13 +183,18 @@ class CommandRunner:
 
     async def run(self) -> None:
         """Returns only when the replica is broken."""
-        while self.broken is None:
-            try:
-                await self._run_for_one_store()
-            except (PolicyStoreLost, ReplicaNotRegistered) as lost:
-                if self._in_transfer:
-                    self._break(f"{type(lost).__name__} in the middle of a weight transfer: {lost}", lost)
-                await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
+        lost = (PolicyStoreLost, ReplicaNotRegistered)
+        await until_back(
+            self._run_for_one_store,
+            lost,
+            REGISTER_AGAIN_AFTER_S,
+            self._break_in_transfer,
+            goes_on=lambda: self.broken is None,
+        )
+
+    def _break_in_transfer(self, lost: Exception, _is_first: bool) -> None:
+        if self._in_transfer:
+            self._break(f"{type(lost).__name__} in the middle of a weight transfer: {lost}", lost)
 
     async def _run_for_one_store(self) -> None:
         registration = replace(

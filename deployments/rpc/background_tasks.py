@@ -1,8 +1,13 @@
-"""Work that is finished even if its caller goes away, as the caller of an HTTP request may."""
+"""Tasks beside calls: work that no caller waits for, calls that callers share, and loops that outlive a loss.
+
+Work that outlives its HTTP request runs in an empty context: in the request's own, Serve cancels the calls that the
+work makes when the request is cancelled, and others may share them.
+"""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -13,8 +18,12 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work)
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, Result], context: Context | None = None) -> asyncio.Task[Result]:
+        """Starts the work in this context; `None` is the caller's."""
+        task = asyncio.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -22,3 +31,55 @@ class BackgroundTasks:
     async def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Returns or raises what `work` does. A cancelled caller does not cancel `work`."""
         return await asyncio.shield(self.start(work))
+
+    async def ended(self) -> None:
+        """Returns when no task runs any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class SharedCall(Generic[Result]):
+    """A call that all callers at one time share. A cancelled caller does not cancel it."""
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+        self._call = call
+        self._running: asyncio.Task[Result] | None = None
+
+    async def result(self) -> Result:
+        """Waits for the running call, or makes one if none runs."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._call(), context=Context())
+            self._running.add_done_callback(self._forget)
+        return await asyncio.shield(self._running)
+
+    def _forget(self, running: asyncio.Task[Result]) -> None:
+        self._running = None
+        if not running.cancelled():
+            running.exception()  # Marks it as seen, in case every caller is gone.
+
+
+async def until_back(
+    work: Callable[[], Awaitable[None]],
+    lost: type[Exception] | tuple[type[Exception], ...],
+    retry_s: float,
+    on_lost: Callable[[Exception, bool], None] = lambda _failure, _is_first: None,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> None:
+    """Repeats the work, and waits after each loss of what it needs.
+
+    Args:
+        work: one round, or all rounds until the loss.
+        lost: exceptions that mean a loss; others are raised.
+        retry_s: seconds from a loss to the next round.
+        on_lost: gets the failure, and whether it is the first one since a round succeeded.
+        goes_on: asked before each round.
+    """
+    is_lost = False
+    while goes_on():
+        try:
+            await work()
+            is_lost = False
+        except lost as failure:
+            on_lost(failure, not is_lost)
+            is_lost = True
+            await asyncio.sleep(retry_s)

@@ -33,6 +33,7 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.weight_versions import refuse_other_version
+from deployments.rpc.background_tasks import until_back
 from deployments.rpc.store_client import policy_store_client
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -59,11 +60,7 @@ class SimulatedWeights:
         return self.loaded.version if policy is None else self._engine.named.get(policy)
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self._run_for_one_store()
-            except (PolicyStoreLost, ReplicaNotRegistered):
-                await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
+        await until_back(self._run_for_one_store, (PolicyStoreLost, ReplicaNotRegistered), REGISTER_AGAIN_AFTER_S)
 
     async def _run_for_one_store(self) -> None:
         held = (self.loaded.full, self.loaded.adapter)

@@ -18,6 +18,7 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.protocols.model_server import Endpoint, ServedPart, ServedRequest
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionFailure
 
 GATHER_S = 0.02
@@ -33,8 +34,7 @@ PATHS: dict[Endpoint, tuple[str, str]] = {
 }
 Message = MutableMapping[str, Any]
 logger = logging.getLogger("rollout_service.generation")
-running_calls: set["asyncio.Task[None]"] = set()
-"""An event loop keeps no task alive."""
+running_calls = BackgroundTasks()
 
 
 class AsgiCall:
@@ -52,9 +52,7 @@ class AsgiCall:
         """Once the answer has begun."""
         self.media_type = ""
         self.ended = asyncio.Event()
-        task = asyncio.create_task(self._run(app, call))
-        running_calls.add(task)
-        task.add_done_callback(running_calls.discard)
+        running_calls.start(self._run(app, call))
 
     def leave(self) -> None:
         """The caller does not wait any longer."""

@@ -7,9 +7,7 @@ and the regular expression `((a{0,500}){0,500}){0,500}` keeps all generations wa
 it does.
 """
 
-import asyncio
 from collections import OrderedDict
-from contextvars import Context
 from functools import partial
 from hashlib import sha256
 
@@ -21,6 +19,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
+from deployments.rpc.background_tasks import SharedCall
 from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend_of, skip_checked_outputs
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
@@ -46,7 +45,7 @@ class GrammarChecks:
         self._config = config
         self._time_limit_s = time_limit_s
         self._pool: WorkerPool | None = None
-        self._starting: asyncio.Task[WorkerPool] | None = None
+        self._starting = SharedCall(self._start)
         self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
         """By the hash of what was asked for."""
         self._backends: frozenset[str] = frozenset()
@@ -102,10 +101,7 @@ class GrammarChecks:
         return msgspec.msgpack.decode(result, type=CheckedOutputs)
 
     async def _started(self) -> WorkerPool:
-        """Who leaves meanwhile does not stop the start: others wait for it too."""
-        if self._starting is None or (self._starting.done() and self._pool is None):
-            self._starting = asyncio.create_task(self._start(), context=Context())
-        return await asyncio.shield(self._starting)
+        return await self._starting.result() if self._pool is None else self._pool
 
     async def _start(self) -> WorkerPool:
         try:

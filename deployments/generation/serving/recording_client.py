@@ -15,6 +15,7 @@ from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
 
@@ -32,7 +33,7 @@ class RecordingClient:
     def __init__(self, engine: VLLMEngine, grammars: GrammarChecks) -> None:
         self._engine = engine
         self._grammars = grammars
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine.llm, name)
@@ -60,7 +61,7 @@ class RecordingClient:
             call.is_constrained = is_constrained(params)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
-        reading = self._start(self._read(call, prompt, params, options, outputs, ended))
+        reading = self._tasks.start(self._read(call, prompt, params, options, outputs, ended))
         try:
             while (output := await outputs.get()) is not None:
                 if isinstance(output, Exception):
@@ -68,7 +69,7 @@ class RecordingClient:
                 yield output
         finally:
             if not reading.done():
-                self._start(self._engine.interrupt([call.request.generation_id]))
+                self._tasks.start(self._engine.interrupt([call.request.generation_id]))
 
     async def _read(
         self,
@@ -119,12 +120,6 @@ class RecordingClient:
         except RolloutFailure as failure:
             call.note_failure(failure)
             raise refusal_of(failure) from failure
-
-    def _start(self, work: Any) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def refuse_unprepared(session: SessionCall) -> None:

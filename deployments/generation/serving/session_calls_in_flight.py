@@ -18,6 +18,7 @@ from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
 
@@ -47,7 +48,7 @@ class SessionCallsInFlight:
         self._in_flight: dict[str, str] = {}
         """The session of each call."""
         self._hearing: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = BackgroundTasks()
 
     async def begin(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
         """Raises what `SessionStore.plan` raises."""
@@ -133,16 +134,10 @@ class SessionCallsInFlight:
         return task
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        task = self.tasks.start(work)
+        # Asyncio would complain of a failure that nobody asks for.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
-
-    def _note_end(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # Asyncio would complain of a failure that nobody asks for.
-            task.exception()
 
     def _log_failure(self, task: "asyncio.Task[None]") -> None:
         if task.cancelled() or isinstance(failure := task.exception(), SessionUnknown):

@@ -137,7 +137,7 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
     await prepared(call, [QUESTION])
     ids = generate(call, "half of an ans", "abort")
     call.session.leave()
-    await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     [sample] = await replica.samples()
     assert (replica.interrupted[0], sample.status) == ("one", "cancelled")
     assert list(sample.message_log[-1].token_ids) == ids
@@ -151,7 +151,7 @@ async def test_a_call_that_is_left_before_the_engine_was_called_ends_without_a_r
     assert call.session is not None
     await prepared(call, [QUESTION])
     call.session.leave()
-    await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
 
@@ -165,7 +165,7 @@ async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() 
     generate(call, "5")
     await call.session.record({})
     call.session.leave()
-    assert replica.calls._tasks == set()
+    assert len(replica.calls.tasks) == 0
     assert len(await replica.samples()) == 1
 
 
@@ -190,7 +190,7 @@ async def test_a_call_whose_caller_leaves_while_it_is_recorded_is_recorded(monke
     await asyncio.wait([answering])
     call.session.leave()
     may_add.set()
-    await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     [sample] = await replica.samples()
     assert (sample.branch, sample.status) == ("chatcmpl-one", "completed")
 
@@ -213,7 +213,7 @@ async def test_a_call_whose_caller_leaves_while_it_begins_counts_no_longer(monke
     beginning.cancel()
     await asyncio.wait([beginning])
     call.session.leave()
-    await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     assert (await replica.store.info("s", "")).calls_in_flight == 0
 
 
@@ -226,7 +226,7 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     generate(call, "half of an ans", None)
     call.note_failure(ReplicaShuttingDown("it ends"))
     call.session.leave()
-    await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
 

@@ -180,7 +180,7 @@ async def test_a_call_that_the_session_refuses_is_not_answered_and_leaves_nothin
     with pytest.raises(SessionClosed):
         await call.session.wait_until_confirmed()
     call.session.leave()
-    await asyncio.gather(*replica.calls._tasks, return_exceptions=True)
+    await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 1)
 
@@ -203,8 +203,7 @@ async def test_a_call_that_is_left_before_the_store_knows_of_it_counts_no_longer
     call.session.leave()
     await asyncio.sleep(0)
     may_begin.set()
-    while replica.calls._tasks:
-        await asyncio.gather(*replica.calls._tasks)
+    await replica.calls.tasks.ended()
     assert (await replica.store.info("s", "")).calls_in_flight == 0
 
 
@@ -245,8 +244,9 @@ async def test_an_outdated_call_that_is_left_at_whatever_step_ends_and_what_it_g
         reading.cancel()
         await asyncio.wait([reading])
         await parts.aclose()
-        while working := {*running_calls, *replica.calls._tasks}:
-            await asyncio.wait(working)
+        while running_calls or replica.calls.tasks:
+            await running_calls.ended()
+            await replica.calls.tasks.ended()
         info = await replica.store.info("s", "")
         assert (info.calls_in_flight, replica.calls._in_flight) == (0, {}), f"left after {steps} steps"
         steps += 1
@@ -308,8 +308,7 @@ async def test_what_the_engine_made_for_a_call_that_the_session_refuses_is_not_r
     await call.session.prepare(NEXT, PLAIN, is_streamed=False)
     generate(call, "2", None)
     call.session.leave()
-    while replica.calls._tasks:
-        await asyncio.gather(*replica.calls._tasks, return_exceptions=True)
+    await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 1)
 

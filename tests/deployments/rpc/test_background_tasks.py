@@ -1,0 +1,75 @@
+"""Calls that callers share, and loops that outlive a loss."""
+
+import asyncio
+
+import pytest
+
+from deployments.rpc.background_tasks import BackgroundTasks, SharedCall, until_back
+from tests import virtual_time
+
+
+def test_callers_at_one_time_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
+    calls: list[int] = []
+
+    async def call() -> int:
+        calls.append(len(calls))
+        await asyncio.sleep(1)
+        return calls[-1]
+
+    async def scenario() -> list[int]:
+        shared = SharedCall(call)
+        leaving, *staying = [asyncio.create_task(shared.result()) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        leaving.cancel()
+        return [*(await asyncio.gather(*staying)), await shared.result()]
+
+    assert virtual_time.run(scenario()) == [0, 0, 1]
+
+
+def test_a_shared_call_that_failed_is_made_again() -> None:
+    async def call() -> None:
+        raise LookupError
+
+    async def scenario() -> None:
+        shared = SharedCall(call)
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await shared.result()
+
+    virtual_time.run(scenario())
+
+
+def test_work_is_repeated_until_what_it_needs_is_back() -> None:
+    outcomes: list[Exception | None] = [KeyError(), KeyError(), None, KeyError(), None]
+    told: list[bool] = []
+
+    async def work() -> None:
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    async def scenario() -> float:
+        await until_back(work, KeyError, 2.0, lambda _, is_first: told.append(is_first), lambda: bool(outcomes))
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(scenario()) == 6.0
+    assert told == [True, False, True]
+
+
+def test_what_is_no_loss_is_raised() -> None:
+    async def work() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        virtual_time.run(until_back(work, KeyError, 2.0))
+
+
+def test_tasks_are_waited_for_to_their_end() -> None:
+    async def scenario() -> tuple[int, int]:
+        tasks = BackgroundTasks()
+        tasks.start(asyncio.sleep(1))
+        tasks.start(asyncio.sleep(2))
+        running = len(tasks)
+        await tasks.ended()
+        return running, len(tasks)
+
+    assert virtual_time.run(scenario()) == (2, 0)
