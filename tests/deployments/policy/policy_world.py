@@ -19,7 +19,7 @@ from safetensors.torch import load, load_file, save
 
 from deployments.policy.failures import PolicyFailure, VersionRefused
 from deployments.policy.policy import Policy
-from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
+from deployments.policy.replicas.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.replicas.file_fetch import WeightsSource
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
@@ -128,9 +128,15 @@ class World:
         return VersionStore(self.folder)
 
     async def replica(
-        self, name: str, *script: Step, loaded: LoadedWeights | None = None, command_s: float = 0.0
+        self,
+        name: str,
+        *script: Step,
+        loaded: LoadedWeights | None = None,
+        command_s: float = 0.0,
+        at: dict[type[Command], Step] | None = None,
     ) -> ScriptedReplica:
         replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
+        replica.at = at or {}
         self.replicas.append(replica)
         return await replica.start()
 

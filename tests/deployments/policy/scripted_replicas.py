@@ -13,6 +13,7 @@ from deployments.policy.replicas import node_weights
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Canary,
+    Command,
     CommandCosts,
     CommandReport,
     CommandSource,
@@ -126,6 +127,8 @@ class ScriptedReplica:
     """By name, the versions of named policies that it serves."""
     adapters: dict[str, bytes] = field(default_factory=dict)
     """The files of these."""
+    at: dict[type[Command], Step] = field(default_factory=dict)
+    """Its step with the next command of a kind, in place of that of the script."""
     changes_nothing: bool = False
     """Whether its canaries say the same of new weights as of those before."""
     deltas: list[int] = field(default_factory=list)
@@ -167,7 +170,7 @@ class ScriptedReplica:
     async def _report_of(self, numbered: NumberedCommand) -> CommandReport | None:
         self.taken.append(numbered.number)
         await asyncio.sleep(self.command_s)
-        step = self._script.popleft() if self._script else "ok"
+        step = self.at.pop(type(numbered.command), None) or (self._script.popleft() if self._script else "ok")
         if step == "die":
             raise Died
         if step == "hang":

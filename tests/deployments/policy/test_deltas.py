@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import save
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.replicas.commands import Canary, LoadedWeights
 from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.delta_world import BASE, DELTA, WHOLE, fleet, full_weights, push_deltas, version_files
 from tests.deployments.policy.policy_world import (
@@ -108,7 +108,7 @@ async def test_a_replica_that_starts_late_gets_full_weights_which_the_store_make
 async def test_a_replica_on_trial_goes_back_to_a_delta_without_the_store_making_it(world: World) -> None:
     [replica] = await fleet(world, "r0")
     await push_deltas(world, 1)
-    replica._script.extend(["ok", "ok", "error"])
+    replica.at[Canary] = "error"
     with pytest.raises(WeightsRefused, match="could not generate"):
         await push_deltas(world, 1, first=3)
     assert (replica.loaded, replica.accepts_requests, world.cluster.killed) == (LoadedWeights(2), True, [])
@@ -173,3 +173,26 @@ async def test_a_delta_of_the_initial_weights_is_one_of_the_stores_file_of_them(
     await world.push(1, delta(), kind="delta", base=0, checksum=checksum_of(new))
     assert (replica.deltas, checksum_of(replica.files[1])) == ([1], checksum_of(new))
     assert version_files(world) == {1: DELTA}
+
+
+@in_world(keep_versions=1, longest_delta_chain=3)
+async def test_versions_that_others_are_deltas_of_stay_and_chains_are_cut_in_the_background(world: World) -> None:
+    await fleet(world, "r0")
+    await push_deltas(world, 3)
+    assert version_files(world) == {1: WHOLE, 2: DELTA, 3: DELTA, 4: DELTA}
+    await push_deltas(world, 1, first=5)
+    await until(lambda: versions(world) == [5])
+    assert version_files(world) == {5: WHOLE | DELTA}
+    assert world.version_store.weights(5).read_bytes() == full_weights(5)[4]
+    await push_deltas(world, 2, first=6)
+    assert version_files(world) == {5: WHOLE | DELTA, 6: DELTA, 7: DELTA}
+
+
+@in_world(keep_versions=1, longest_delta_chain=0)
+async def test_without_chains_the_store_makes_the_full_weights_of_each_delta_after_the_replicas_have_them(
+    world: World,
+) -> None:
+    [replica] = await fleet(world, "r0")
+    await push_deltas(world, 1)
+    assert replica.deltas == [2]
+    await until(lambda: version_files(world) == {2: WHOLE | DELTA})

@@ -12,14 +12,14 @@ from deployments.policy.failures import (
     PolicyUnknown,
     UploadsFull,
     VersionUnknown,
-    VersionUntried,
     WeightsRefused,
 )
+from deployments.policy.replicas.commands import SetAdapters
 from deployments.policy.uploads import upload_store
 from deployments.policy.versions.run_identity import FolderRefused
 from rollout_client.contract.policy import PushOptions, SwitchOptions
 from tests.deployments.policy.policy_world import World, adapter, in_world, refused, taken, weights
-from tests.virtual_time import settled, until
+from tests.virtual_time import until
 
 
 def unknown(message: str, name: str = "b") -> object:
@@ -75,9 +75,10 @@ async def test_one_replica_tries_an_adapter_before_any_serves_it(world: World) -
 
 @in_world()
 async def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_number_is_free(world: World) -> None:
-    replica = await world.replica("r0", "ok", "ok", "ok", "error")
+    replica = await world.replica("r0")
     await until(lambda: replica.accepts_requests)
     await world.push(1, adapter(1.0), kind="adapter", name="a")
+    replica.at[SetAdapters] = "error"
     message = "a replica could not load them or generate with them: OSError: r0 has no room"
     async with refused(WeightsRefused, "weights", message):
         await world.push(2, adapter(2.0), kind="adapter", name="a")
@@ -92,30 +93,11 @@ async def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_n
 @in_world()
 async def test_an_adapter_that_another_replica_cannot_use_is_served_and_that_replica_replaced(world: World) -> None:
     await world.replica("r0")
-    other = await world.replica("r1", "ok", "error")
+    other = await world.replica("r1", at={SetAdapters: "error"})
     await until(lambda: other.accepts_requests)
     update = await world.push(1, adapter(), kind="adapter", name="a")
     assert [replica.status for replica in update.replicas] == ["swapped", "replaced"]
     assert (world.cluster.killed, await named(world)) == (["r1"], {"a": 1})
-
-
-@in_world()
-async def test_a_replica_that_dies_in_the_trial_proves_nothing_and_the_next_one_tries(world: World) -> None:
-    for name, *script in (("r0", "ok", "die"), ("r1",)):
-        replica = await world.replica(name, *script)  # type: ignore[arg-type]
-        await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
-    update = await world.push(1, adapter(), kind="adapter", name="a")
-    assert [replica.status for replica in update.replicas] == ["replaced", "swapped"]
-    assert world.cluster.done("try a") == [("r1", 1)]
-
-
-@in_world()
-async def test_where_every_replica_dies_in_the_trial_nothing_is_served(world: World) -> None:
-    replica = await world.replica("r0", "ok", "die")
-    await until(lambda: replica.accepts_requests)
-    async with refused(VersionUntried, "weights", "all replicas were lost before that: it died"):
-        await world.push(1, adapter(), kind="adapter", name="a")
-    assert await named(world) == {}
 
 
 @in_world()
@@ -140,14 +122,6 @@ async def test_the_same_push_sent_again_has_the_same_result(world: World) -> Non
     again = await world.store.repeated_update(1, stored.upload_digest, "a")
     assert again is not None
     assert (again.label, again.checksum) == ("a/1", first.checksum)
-
-
-@in_world()
-async def test_bad_adapters_are_refused_before_a_replica_hears_of_them(world: World) -> None:
-    await world.replica("r0")
-    with pytest.raises(WeightsRefused):
-        await world.push(1, adapter(float("nan")), kind="adapter", name="a")
-    assert world.cluster.done("try a") == []
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -339,7 +313,7 @@ def policies_known(world: World) -> list[str]:
 @pytest.mark.parametrize("how", ["refused by the store", "refused by a replica", "a bad number", "a bad checkpoint"])
 @in_world()
 async def test_a_first_push_that_is_refused_leaves_no_policy_and_no_upload(world: World, how: str) -> None:
-    await world.replica("r0", "ok", "error" if how == "refused by a replica" else "ok")
+    await world.replica("r0", at={SetAdapters: "error"} if how == "refused by a replica" else None)
     content = adapter(float("nan")) if how == "refused by the store" else adapter()
     if how == "a bad checkpoint":
         pushing = world.store.load_checkpoint(1, "/nowhere", PushOptions(kind="adapter", name="a"))
@@ -383,7 +357,7 @@ async def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_
 
 @in_world()
 async def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_policy(world: World) -> None:
-    replica = await world.replica("r0", "ok", "error", command_s=10.0)
+    replica = await world.replica("r0", at={SetAdapters: "error"}, command_s=10.0)
     await until(lambda: replica.accepts_requests)
     pushing = world.pushing(1, adapter(), kind="adapter", name="a")
     await until(lambda: len(replica.taken) > 1)
@@ -393,16 +367,3 @@ async def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_
     await asyncio.sleep(60)
     await until(lambda: policies_known(world) == [])
     assert not (world.folder / "names" / "a").exists()
-
-
-@in_world()
-async def test_a_push_goes_on_when_its_caller_goes_away_and_the_policy_is_served(world: World) -> None:
-    replica = await world.replica("r0", command_s=10.0)
-    await until(lambda: replica.accepts_requests)
-    pushing = world.pushing(1, adapter(), kind="adapter", name="a")
-    await until(lambda: len(replica.taken) > 1)
-    pushing.cancel()
-    await asyncio.gather(pushing, return_exceptions=True)
-    await until(lambda: replica.named == {"a": 1})
-    await settled()
-    assert await named(world) == {"a": 1}

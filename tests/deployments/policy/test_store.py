@@ -141,19 +141,6 @@ async def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(world: Wo
         await world.store.finish_transfer(None)
 
 
-@in_world(transfer_idle_s=30)
-async def test_a_transfer_whose_version_cannot_be_stored_is_abandoned_at_once(world: World) -> None:
-    await transferring(world, "r0")
-    (world.folder / "making").write_bytes(b"in the way")
-    with pytest.raises(OSError, match="making"):
-        await world.store.finish_transfer(None)
-    (world.folder / "making").unlink()
-    began = now()
-    assert (await world.push(1, weights(2.0))).version == 1
-    assert now() == began
-    assert (world.cluster.done("swap"), world.cluster.killed) == ([("r0", 0), ("r0", 1)], [])
-
-
 def test_a_transferred_version_that_cannot_be_made_current_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

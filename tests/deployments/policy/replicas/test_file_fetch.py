@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.replicas import file_fetch
-from deployments.policy.replicas.file_fetch import READ_TIMEOUT_S, READS_IN_FLIGHT, WeightsNotFetched, fetch_file
+from deployments.policy.replicas.file_fetch import (
+    READ_TIMEOUT_S,
+    READS_IN_FLIGHT,
+    WeightsNotFetched,
+    fetch_file,
+    read_range,
+)
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.replicas.scripted_sources import ScriptedSource
 from tests.virtual_time import now, run
@@ -114,3 +120,11 @@ def test_as_long_as_one_source_lives_the_file_is_whole(
     mortal = [ScriptedSource(content, f"r{number}", fails_after=reads) for number, reads in enumerate(deaths)]
     folder = tmp_path_factory.mktemp("fetched")
     assert fetched(folder, *mortal, ScriptedSource(content), content=content) == content
+
+
+@pytest.mark.parametrize(
+    ("offset", "count", "expected"), [(0, 4, b"abcd"), (2, 3, b"cde"), (4, 10, b"ef"), (6, 1, b""), (9, 1, b"")]
+)
+def test_a_range_ends_at_the_end_of_the_file(tmp_path: Path, offset: int, count: int, expected: bytes) -> None:
+    (tmp_path / "file").write_bytes(b"abcdef")
+    assert read_range(tmp_path / "file", offset, count) == expected

@@ -108,14 +108,6 @@ async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> N
 
 
 @in_virtual_time
-async def test_a_command_that_is_sent_before_the_replica_polls_waits_for_it() -> None:
-    actors = Actors()
-    actors.ask(actors.register("a"))
-    await asyncio.sleep(5.0)
-    assert (await actors.next_command("a")).command == SWAP
-
-
-@in_virtual_time
 async def test_a_poll_without_a_command_ends_after_a_while() -> None:
     actors = Actors()
     actors.register("a")
@@ -183,14 +175,6 @@ async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_up
     assert actors.registry.has(replica)
     assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
     assert (replica.loaded, replica.awaited_reports) == (LoadedWeights(9), {})
-
-
-@in_virtual_time
-async def test_a_report_that_nobody_waits_for_only_updates_what_the_replica_holds() -> None:
-    actors = Actors()
-    replica = actors.register("a")
-    assert await actors.registry.next_command("a", CommandReport(12345, LoadedWeights(2))) is None
-    assert replica.loaded == LoadedWeights(2)
 
 
 def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

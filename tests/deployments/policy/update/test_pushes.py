@@ -12,7 +12,7 @@ import torch
 import zstandard
 from safetensors.torch import load, load_file, save, save_file
 
-from deployments.policy.failures import PolicyFailure, SourceRefused, VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import PolicyFailure, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, WeightsKind
 from rollout_client.weights.checksum import file_checksum
@@ -168,21 +168,6 @@ async def test_the_next_number_is_above_that_of_a_push_that_is_being_checked_and
 
 
 @in_world()
-async def test_a_delta_is_kept_and_served_as_full_weights(world: World, tmp_path: Path) -> None:
-    replica = await world.replica("r0")
-    await world.push(1, weights(2.0))
-    await world.push(2, delta(), kind="delta", base=1)
-    (tmp_path / "staged").write_bytes(content_of(replica.staged))
-    served = load_file(tmp_path / "staged")
-    expected = INITIAL[NORM] * 2.0
-    expected[3] = 9.0
-    assert torch.equal(served[NORM], expected)
-    stored = world.version_store.info(2)
-    assert (stored.kind, stored.base, stored.checksum) == ("delta", 1, file_checksum(tmp_path / "staged"))
-    assert stored.size_bytes == world.version_store.weights(2).stat().st_size
-
-
-@in_world()
 async def test_a_delta_may_change_the_initial_weights(world: World) -> None:
     pushes = [world.pushing(version, delta(), kind="delta", base=0) for version in (1, 2, 3)]
     done = await asyncio.gather(*pushes, return_exceptions=True)
@@ -294,13 +279,6 @@ async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_
     async with refused(VersionRefused, "version", IS_ACTIVE, 1):
         await world.store.begin_chunk(1, 0)
     await loading
-
-
-@in_world()
-async def test_a_checkpoint_outside_the_roots_is_refused(world: World) -> None:
-    with pytest.raises(SourceRefused, match="none is configured"):
-        await world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions())
-    assert world.files() == set()
 
 
 def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:

@@ -140,18 +140,6 @@ async def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
 
 
 @in_virtual_time
-async def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() -> None:
-    scene = await Scene([["error"], ["error"]]).begin()
-    with pytest.raises(WeightsRefused) as refused:
-        await scene.update()
-    message = "the engine cannot take them: OSError: r0 has no room"
-    assert refused.value.problems == (FieldProblem(field="weights", message=message),)
-    assert (scene.cluster.events, scene.cluster.killed) == ([], [])
-    assert [replica.replica_id for replica in scene.registry.replicas] == ["r0", "r1"]
-    await scene.end()
-
-
-@in_virtual_time
 async def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> None:
     scene = await Scene([["die"], ["error"]]).begin()
     with pytest.raises(WeightsRefused, match="r1 has no room"):
@@ -195,24 +183,6 @@ async def refused(scene: Scene, failure: type[WeightsRefused | VersionUntried], 
         await scene.update()
     assert raised.value.problems == (FieldProblem(field="weights", message=message),)
     assert "durable" not in [what for _, what, _ in scene.cluster.events]
-
-
-@pytest.mark.parametrize("others", [0, 2])
-@in_virtual_time
-async def test_a_replica_that_cannot_generate_with_the_version_goes_back_and_nothing_else_has_changed(
-    others: int,
-) -> None:
-    scene = await Scene([["ok", "ok", "error"], *[[]] * others]).begin()
-    message = "a replica could not generate with them and went back: OSError: r0 has no room"
-    await refused(scene, WeightsRefused, message)
-    first = [event[1:] for event in scene.cluster.events if event[0] == "r0"]
-    assert first == [("stage", 7), ("swap", 7), ("stage", 0), ("swap", 0)]
-    assert [what for who, what, _ in scene.cluster.events if who != "r0"] == ["stage"] * others
-    assert [(replica.loaded, replica.is_on_trial) for replica in scene.replicas] == [(LoadedWeights(), False)] * (
-        1 + others
-    )
-    assert scene.cluster.killed == []
-    await scene.end()
 
 
 @pytest.mark.parametrize("back", [["error"], ["ok", "error"], ["hang"]])
@@ -276,52 +246,6 @@ async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
     with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
         await scene.update()
     assert now() == 120.0
-    await scene.end()
-
-
-def test_without_replicas_the_version_is_made_current() -> None:
-    scene, replicas = updated()
-    assert (replicas, scene.cluster.events) == ([], [("store", "durable", 7)])
-
-
-@in_virtual_time
-async def test_a_version_that_cannot_be_written_to_disk_is_served_nowhere() -> None:
-    scene = await Scene([[], []], disk_is_full=True).begin()
-    with pytest.raises(OSError, match="no space left"):
-        await scene.update()
-    assert [(who, what, version) for who, what, version in scene.cluster.events] == [
-        ("r0", "stage", 7),
-        ("r1", "stage", 7),
-        ("r0", "swap", 7),
-        ("r0", "canary", 7),
-        ("r0", "stage", 0),
-        ("r0", "swap", 0),
-    ]
-    assert (len(scene.registry.replicas), scene.cluster.killed) == (2, [])
-    await scene.end()
-
-
-@in_virtual_time
-async def test_only_the_given_replicas_are_updated() -> None:
-    scene = await Scene([[], []]).begin()
-    assert await scene.update(scene.registry.replicas[1:]) == [tried("r1")]
-    assert scene.replicas[0].taken == []
-    await scene.end()
-
-
-@in_virtual_time
-async def test_payloads_are_loaded_one_after_the_other() -> None:
-    scene = await Scene([[]]).begin()
-    [replica] = scene.registry.replicas
-    assert await scene.registry.load(replica, [NEW, ADAPTER])
-    assert [(what, version) for _, what, version in scene.cluster.events] == [
-        ("stage", 7),
-        ("swap", 7),
-        ("stage", 8),
-        ("swap", 8),
-    ]
-    assert replica.loaded == LoadedWeights(7, adapter=8)
-    assert await scene.registry.load(replica, [])
     await scene.end()
 
 

@@ -18,21 +18,6 @@ REFUSE = SwitchOptions(if_busy="refuse")
 
 
 @in_virtual_time
-async def test_the_next_caller_acquires_the_lease_when_the_block_of_the_one_before_ends() -> None:
-    lock = UpdateLock()
-    events: list[str] = []
-
-    async def hold(name: str) -> None:
-        async with lock.lease():
-            events.append(f"{name} begins")
-            await asyncio.sleep(1.0)
-            events.append(f"{name} ends")
-
-    await asyncio.gather(*(hold(name) for name in "abc"))
-    assert events == [f"{name} {event}" for name in "abc" for event in ("begins", "ends")]
-
-
-@in_virtual_time
 async def test_a_block_that_fails_releases_the_lease() -> None:
     lock = UpdateLock()
     with pytest.raises(ValueError, match="failed"):

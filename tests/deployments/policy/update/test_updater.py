@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load, save
 
 from deployments.policy.failures import PolicyNotCurrent, UpdateUnderWay, WeightsRefused
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.replicas.commands import Canary, LoadedWeights, Stage, Swap
 from deployments.policy.update.two_phase_update import EFFECT_SHARE, NO_EFFECT_OF_ADAPTER
-from deployments.policy.versions.version_store import StoredVersion
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from rollout_client.contract.policy import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
@@ -56,8 +56,7 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
 
 @in_world()
 async def test_weights_that_the_engines_cannot_take_leave_everything_as_it_was(world: World) -> None:
-    replica = await world.replica("r0", "ok", "error")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.replica("r0", at={Stage: "error"})
     async with refused(WeightsRefused, "weights", "the engine cannot take them: OSError: r0 has no room"):
         await world.push(1, weights(2.0))
     assert (world.version_store.current(), versions(world), replica.loaded) == (0, [], LoadedWeights())
@@ -70,9 +69,10 @@ async def test_weights_that_the_engines_cannot_take_leave_everything_as_it_was(w
 async def test_a_version_that_a_replica_cannot_generate_with_is_refused_and_later_replicas_get_the_last_good_one(
     world: World, replicas: int
 ) -> None:
-    good = await world.replica("r0", *["ok"] * 7, "error")  # type: ignore[arg-type]
+    good = await world.replica("r0")
     others = [await world.replica(f"r{number}") for number in range(1, replicas)]
     assert (await world.push(1, weights(2.0))).canary_s == 4.0
+    good.at[Canary] = "error"
     message = "a replica could not generate with them and went back: OSError: r0 has no room"
     async with refused(WeightsRefused, "weights", message):
         await world.push(2, weights(3.0))
@@ -85,10 +85,29 @@ async def test_a_version_that_a_replica_cannot_generate_with_is_refused_and_late
 
 
 @in_world()
+async def test_a_version_that_cannot_be_made_current_on_disk_is_served_nowhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_store: VersionStore, version: int) -> None:
+        assert not any(replica.loaded.version == version and not replica.is_on_trial for replica in replicas)
+        raise OSError("no space left")
+
+    replicas = [await world.replica(name) for name in ("r0", "r1")]
+    await world.push(1, weights(2.0))
+    monkeypatch.setattr(VersionStore, "make_current", fail)
+    with pytest.raises(OSError, match="no space left"):
+        await world.push(2, weights(3.0))
+    assert [(replica.loaded, replica.is_on_trial) for replica in replicas] == [(LoadedWeights(1), False)] * 2
+    assert (versions(world), world.cluster.killed) == ([1], [])
+    assert ("r0", "canary", 2) in world.cluster.events
+
+
+@in_world()
 async def test_an_adapter_that_cannot_be_used_leaves_the_full_weights_and_the_adapter_before(world: World) -> None:
-    replica = await world.replica("r0", *["ok"] * 11, "error")  # type: ignore[arg-type]
+    replica = await world.replica("r0")
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter")
+    replica.at[Canary] = "error"
     with pytest.raises(WeightsRefused):
         await world.push(3, adapter(2.0), kind="adapter")
     assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1, adapter=2), False)
@@ -114,7 +133,7 @@ async def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_
     world: World,
 ) -> None:
     await world.replica("r0")
-    await world.replica("r1", "ok", "ok", "error")
+    await world.replica("r1", at={Swap: "error"})
     await until(lambda: len(world.cluster.done("accept requests")) == 2)
     update = await world.push(1, weights(2.0))
     assert [(replica.replica_id, replica.status) for replica in update.replicas] == [

@@ -40,12 +40,6 @@ def test_nothing_is_known_of_an_upload_that_was_not_begun(tmp_path: Path) -> Non
         UploadStore(tmp_path).state(3)
 
 
-def test_an_upload_is_known_once_it_was_begun(tmp_path: Path) -> None:
-    store = UploadStore(tmp_path)
-    store.begin_chunk(3, 0)
-    assert store.state(3) == UploadState(version=3, received_bytes=0)
-
-
 def test_an_upload_goes_on_with_the_next_store(tmp_path: Path) -> None:
     assert send(UploadStore(tmp_path), 3, 0, b"abc", 8) == UploadState(version=3, received_bytes=3, total_bytes=8)
     after = UploadStore(tmp_path)
@@ -92,10 +86,6 @@ def test_an_upload_begins_anew_at_its_first_byte(tmp_path: Path) -> None:
     store.begin_chunk(3, 0)
     assert store.state(3) == UploadState(version=3, received_bytes=0)
     assert store.path(3).read_bytes() == b""
-
-
-def test_an_empty_chunk_is_an_upload_of_nothing(tmp_path: Path) -> None:
-    assert send(UploadStore(tmp_path), 3, 0, b"", 0) == UploadState(version=3, received_bytes=0, total_bytes=0)
 
 
 def test_a_sender_that_was_overtaken_cannot_leave_a_hole(tmp_path: Path) -> None:
@@ -156,11 +146,6 @@ def test_only_uploads_of_later_versions_that_can_go_on_survive_a_restart(tmp_pat
     store.remove_unfinished(current=2)
     assert files(store) == {f"uploads/{version}.{suffix}" for version in (3, 5) for suffix in ("part", "json")}
     assert store.state(5) == UploadState(version=5, received_bytes=3)
-
-
-def test_removing_unfinished_uploads_makes_no_folder(tmp_path: Path) -> None:
-    UploadStore(tmp_path / "none").remove_unfinished(current=0)
-    assert not (tmp_path / "none").exists()
 
 
 @st.composite

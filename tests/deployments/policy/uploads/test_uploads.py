@@ -7,6 +7,7 @@ import pytest
 import zstandard
 
 from deployments.policy.failures import ChunkMisplaced, UploadsFull, VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.replicas.commands import Stage
 from deployments.policy.uploads import upload_store
 from deployments.policy.uploads.uploads import OVERTAKEN
 from deployments.policy.versions.weight_checks import largest_upload_bytes
@@ -101,7 +102,7 @@ async def test_an_upload_that_was_refused_is_kept_and_can_be_completed_with_othe
 
 @in_world()
 async def test_an_upload_is_kept_if_no_engine_could_load_the_weights(world: World) -> None:
-    await world.replica("r0", "ok", "error")
+    await world.replica("r0", at={Stage: "error"})
     with pytest.raises(WeightsRefused, match="r0 has no room"):
         await world.push(1, weights(2.0))
     assert versions(world) == []

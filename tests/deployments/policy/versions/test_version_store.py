@@ -127,11 +127,6 @@ def test_what_a_store_that_died_left_unfinished_is_removed(tmp_path: Path) -> No
     assert version_store.tried().versions == [info(3)]
 
 
-def test_a_folder_that_does_not_exist_is_not_made_by_removing_what_is_unfinished(tmp_path: Path) -> None:
-    VersionStore(tmp_path / "none").remove_unfinished()
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_delta_lies_beside_the_full_weights_that_are_made_of_it(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     delta = info(2).model_copy(update={"kind": "delta", "delta_bytes": 7})
