@@ -27,7 +27,7 @@ from deployments.policy.transfer.weight_transfer import WeightTransfer, world_si
 from deployments.policy.update.activation import ChainCompaction, ReplicaInitializer, VersionActivation
 from deployments.policy.update.payloads import Payloads
 from deployments.policy.update.pushes import Pushes
-from deployments.policy.update.recovery import SETTLE_S, Recovery, Reseeding
+from deployments.policy.update.recovery import SETTLE_S, Recovery, WeightReadback
 from deployments.policy.update.two_phase_update import Updater
 from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.versions.current_version import NamedVersions
@@ -93,9 +93,9 @@ class PolicyStore(CommandSource):
         activation = VersionActivation(self.policies, self.payloads, initializer, housekeeping, compaction)
         self.updater = Updater(self.policies, self.registry, self.payloads, initializer, activation, self.update_lock)
         self._pushes = Pushes(self.updater, settings.checkpoint_roots, housekeeping)
-        reseeding = Reseeding(self.registry, versions, source_of, cluster.node_id())
+        readback = WeightReadback(self.registry, versions, source_of, cluster.node_id())
         self._recovery = Recovery(
-            self.registry, self.policies, activation, initializer, self.update_lock, reseeding, self._tasks, settle_s
+            self.registry, self.policies, activation, initializer, self.update_lock, readback, self._tasks, settle_s
         )
         self.transfer = WeightTransfer(
             self.registry,
@@ -154,7 +154,7 @@ class PolicyStore(CommandSource):
 
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
         """Has replicas compute their checksums and waits at most `checksums_within_s`; with 0 none is asked."""
-        await self.registry.forget_the_dead()
+        await self.registry.drop_dead()
         await self.registry.ask_for_checksums(checksums_within_s)
         policy = self.policies.unnamed
         return PolicyState(

@@ -121,7 +121,7 @@ class NodeWeights:
         """The file of the delta, if the version comes as a delta of version `held`; raises as `file_of` does."""
         if payload.delta is None or payload.delta.base != held:
             return None
-        return (await self._file_of(alone(payload, payload.delta))).path
+        return (await self._file_of(as_payload(payload, payload.delta))).path
 
     @asynccontextmanager
     async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
@@ -129,7 +129,7 @@ class NodeWeights:
 
         The node does not keep it: adapters of named policies, which are small.
         """
-        if can_be_mapped(payload.file, payload.size_bytes, self._node_id):
+        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
             yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
             return
         path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
@@ -150,7 +150,7 @@ class NodeWeights:
             raise SourceFailed(f"it does not have the version any more: {error}") from error
 
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
-        if can_be_mapped(payload.file, payload.size_bytes, self._node_id):
+        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
             return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
@@ -164,7 +164,7 @@ class NodeWeights:
             return NodeFile(path, payload.size_bytes, payload.size_bytes)
 
     async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
-        changes = await self._file_of(alone(payload, delta))
+        changes = await self._file_of(as_payload(payload, delta))
         making = path.with_suffix(".fetching")
         began = time.perf_counter()
         try:
@@ -185,7 +185,7 @@ class NodeWeights:
         for path in (self._paths.get((delta.base, delta.base_checksum)), here):
             if path is not None and path.exists():
                 return path
-        return Path(delta.base_file.path) if can_be_mapped(delta.base_file, size_bytes, self._node_id) else None
+        return Path(delta.base_file.path) if is_readable_here(delta.base_file, size_bytes, self._node_id) else None
 
     async def _fetch(self, payload: VersionPayload, path: Path) -> None:
         """Fetches from all sources; from the store alone if what came is not the version."""
@@ -227,7 +227,7 @@ class NodeWeights:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def alone(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
+def as_payload(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
     """The delta as if it were the version. It comes from the policy store: no replica is known to have it."""
     return replace(
         payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, holders=(), delta=None
@@ -242,7 +242,7 @@ def applied(base: Path, delta: Path, full: Path) -> str:
         raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
 
 
-def can_be_mapped(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+def is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
     """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
     if file.node_id == node_id:
         return Path(file.path).exists()

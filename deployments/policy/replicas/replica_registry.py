@@ -130,7 +130,7 @@ class ReplicaRegistry:
             if not report.done():
                 report.set_exception(ReplicaLost(reason))
 
-    async def forget_the_dead(self) -> None:
+    async def drop_dead(self) -> None:
         replicas = self.replicas
         alive = await asyncio.gather(*(self._cluster.is_alive(replica.registration.actor) for replica in replicas))
         for replica, lives in zip(replicas, alive, strict=True):

@@ -47,19 +47,19 @@ class TransferReload:
         self._initializer = initializer
         self._timeout_s = idle_s + ENDS_WITHIN_S
 
-    async def go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
+    async def reload(self, replicas: Sequence[RegisteredReplica]) -> None:
         """Returns when each of them has the current weights, or is replaced. The caller holds the update lease."""
         version = self._versions.desired.version
         try:
-            payloads = await self._payloads.complete()
+            payloads = await self._payloads.all_payloads()
         except (PolicyFailure, OSError) as failure:
             logger.error("The weights of version %d cannot be read.", version, exc_info=failure)
             payloads = []
-        went_back = await asyncio.gather(*(self._take_back(replica, payloads, version) for replica in replicas))
+        went_back = await asyncio.gather(*(self._reload(replica, payloads, version) for replica in replicas))
         extra = {"version": version}
         logger.info("%d of %d replicas are at version %d again.", sum(went_back), len(replicas), version, extra=extra)
 
-    async def _take_back(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload], version: int) -> bool:
+    async def _reload(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload], version: int) -> bool:
         if not payloads:
             reason = f"its transfer broke off, and only engines had the weights of version {version}"
             self._registry.replace_if_registered(replica, reason, version)

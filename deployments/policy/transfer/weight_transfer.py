@@ -94,7 +94,7 @@ class WeightTransfer:
         activation: VersionActivation,
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
-        going_back: TransferReload,
+        reload: TransferReload,
         saving: TransferSaving,
         tasks: BackgroundTasks,
         rendezvous_timeout_s: float,
@@ -106,7 +106,7 @@ class WeightTransfer:
         self._activation = activation
         self._update_lock = update_lock
         self._trainers = trainers
-        self._going_back = going_back
+        self._reload = reload
         self._saving = saving
         self._tasks = tasks
         self._rendezvous_timeout_s = rendezvous_timeout_s
@@ -132,7 +132,7 @@ class WeightTransfer:
         """
         init_info = await self._trainers.checked(init_info)
         async with self._update_lock.lease():
-            await self._registry.forget_the_dead()
+            await self._registry.drop_dead()
             replicas = self._registry.started
             workers = workers_of(replicas)
             refuse_wrong_world_size(init_info, workers)
@@ -161,7 +161,7 @@ class WeightTransfer:
         self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
-            await self._registry.forget_the_dead()
+            await self._registry.drop_dead()
             if not self._participants or self._participants != self._registry.started:
                 raise TransferRefused.of("transfer", REPLICAS_CHANGED)
             await self._saving.saved()
@@ -263,7 +263,7 @@ class WeightTransfer:
 
     async def _go_back(self, participants: Sequence[RegisteredReplica], lease: UpdateLease) -> None:
         try:
-            await self._going_back.go_back(participants)
+            await self._reload.reload(participants)
         finally:
             lease.release()
 

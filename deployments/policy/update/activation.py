@@ -112,8 +112,8 @@ class ReplicaInitializer:
         desired = self._versions.desired
         replica.loading = (desired.full, desired.version)
         try:
-            await self._payloads.make_files(replica.loaded)
-            payloads = await self._payloads.missing(replica.loaded)
+            await self._payloads.materialize(replica.loaded)
+            payloads = await self._payloads.to_load(replica.loaded)
             return await self._registry.load(replica, payloads)
         finally:
             replica.loading = ()
@@ -197,5 +197,5 @@ class VersionActivation:
             self._compaction.start_if_due(then=lambda: self.remove_old_versions(policy))
 
     def remove_old_versions(self, policy: Policy) -> None:
-        policy.remove_old_versions(self._payloads.needed)
+        policy.remove_old_versions(self._payloads.pinned)
         self._housekeeping.wake()

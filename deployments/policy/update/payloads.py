@@ -35,25 +35,25 @@ class Payloads:
 
         Only replicas have those that a trainer sent them, and those that the store has lost.
         """
-        return all(map(self._versions.has_weights, lacking(loaded, self._versions.desired)))
+        return all(map(self._versions.has_weights, versions_to_load(loaded, self._versions.desired)))
 
     @property
-    def needed(self) -> set[int]:
+    def pinned(self) -> set[int]:
         """Versions whose bytes a replica may still ask for."""
         desired = self._versions.desired
         needed = {desired.full, desired.version, *self._registry.loading}
         return needed if self._versions.updating_to is None else needed | {self._versions.updating_to}
 
-    async def missing(self, loaded: LoadedWeights) -> Sequence[VersionPayload]:
+    async def to_load(self, loaded: LoadedWeights) -> Sequence[VersionPayload]:
         """The versions that a replica which holds `loaded` has to load, in this order, to hold what is desired.
 
         Empty if it holds it, or if the service does not have it.
         """
         if not self.can_complete(loaded):
             return []
-        return [await self.payload(number, loaded.full) for number in lacking(loaded, self._versions.desired)]
+        return [await self.payload(number, loaded.full) for number in versions_to_load(loaded, self._versions.desired)]
 
-    async def complete(self) -> Sequence[VersionPayload]:
+    async def all_payloads(self) -> Sequence[VersionPayload]:
         """The versions that a replica without a whole one has to load, in this order; empty if the service lacks one.
 
         Raises:
@@ -68,14 +68,14 @@ class Payloads:
             await asyncio.to_thread(self._versions.file, number)
         return [await self.payload(number) for number in numbers]
 
-    async def make_files(self, loaded: LoadedWeights) -> None:
+    async def materialize(self, loaded: LoadedWeights) -> None:
         """Makes the full weights that a replica which holds `loaded` lacks, where it cannot use the deltas of them.
 
         Raises:
             VersionUnknown, WeightsRefused: as `DeltaChains.file` does.
         """
         if self.can_complete(loaded):
-            for number in lacking(loaded, self._versions.desired):
+            for number in versions_to_load(loaded, self._versions.desired):
                 await asyncio.to_thread(self._make_file, number, loaded.full)
 
     async def payload(self, version: int, held: int | None = None) -> VersionPayload:
@@ -99,7 +99,7 @@ class Payloads:
             checksum=checksum,
             file=file,
             holders=tuple(self._holders(version)),
-            keep=frozenset(self.needed | {version} | (set() if delta is None else {delta.base})),
+            keep=frozenset(self.pinned | {version} | (set() if delta is None else {delta.base})),
             adapter_config=info.adapter_config if isinstance(info, StoredVersion) else None,
             delta=delta,
             record=self._versions.record(version),
@@ -189,7 +189,7 @@ class Payloads:
         ]
 
 
-def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:
+def versions_to_load(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:
     """The versions to load, in this order, to get from `loaded` to `desired`.
 
     An adapter cannot be taken off, so that full weights alone are loaded again.

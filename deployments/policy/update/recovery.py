@@ -3,7 +3,7 @@
 A store whose folder was lost, or is older than what replicas serve, does not take them back, and reads the weights that
 it lacks from the replicas that have their file.
 
-| the replica holds | its standing | what follows |
+| the replica holds | its state | what follows |
 | --- | --- | --- |
 | no version, or those that the store knows | `KNOWN` | it loads what it lacks |
 | a version above the current one, on trial | `KNOWN` | it goes back: no rollout has tokens of the version |
@@ -38,7 +38,7 @@ from deployments.policy.replicas.commands import (
     VersionPayload,
 )
 from deployments.policy.replicas.file_fetch import WeightsNotFetched, WeightsSource, fetch_file
-from deployments.policy.replicas.node_weights import can_be_mapped
+from deployments.policy.replicas.node_weights import is_readable_here
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.update.activation import ReplicaInitializer, VersionActivation
 from deployments.policy.update.update_lock import UpdateLock
@@ -49,10 +49,10 @@ from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import NotSafetensors
 
 logger = logging.getLogger("rollout_service.policy")
-NOWHERE = StoredFile(path="", node_id="", inode=0, modified_ns=0)
+NO_FILE = StoredFile(path="", node_id="", inode=0, modified_ns=0)
 
 
-class Reseeding:
+class WeightReadback:
     """Reads weights that the store lacks back from the replicas that have them.
 
     Args:
@@ -73,7 +73,7 @@ class Reseeding:
         self._node_id = node_id
         self._one_at_a_time = asyncio.Lock()
 
-    async def reseed(self) -> bool:
+    async def read_back(self) -> bool:
         """Reads what the store lacks of the weights that replicas should hold; returns whether it has all of them."""
         async with self._one_at_a_time:
             desired = self._versions.desired
@@ -81,7 +81,7 @@ class Reseeding:
                 if self._versions.has_weights(version):
                     continue
                 info = self._versions.store.find(version)
-                if info is None or not await self._reseeded(info, self._holders(version)):
+                if info is None or not await self._stored_from(info, self._holders(version)):
                     return False
             return True
 
@@ -96,9 +96,9 @@ class Reseeding:
             if info is None:
                 return False
             described = info.model_copy(update={"checksum": saved.checksum, "size_bytes": saved.size_bytes})
-            return await self._reseeded(described, [holder], saved.file)
+            return await self._stored_from(described, [holder], saved.file)
 
-    async def _reseeded(self, info: StoredVersion, holders: Sequence[str], file: StoredFile = NOWHERE) -> bool:
+    async def _stored_from(self, info: StoredVersion, holders: Sequence[str], file: StoredFile = NO_FILE) -> bool:
         """Whether the weights that `info` describes could be stored; `file` is where one of the holders has them."""
         version = info.version
         extra = {"version": version}
@@ -137,7 +137,7 @@ class Reseeding:
 
 def is_linked(payload: VersionPayload, node_id: str, path: Path) -> bool:
     """Makes `path` a hard link of the payload's file, if it is on a file system of this node."""
-    if not can_be_mapped(payload.file, payload.size_bytes, node_id):
+    if not is_readable_here(payload.file, payload.size_bytes, node_id):
         return False
     try:
         os.link(payload.file.path, path)
@@ -153,7 +153,7 @@ def checksum_of(path: Path) -> str | None:
         return None
 
 
-class Standing(Enum):
+class RegistrationState(Enum):
     KNOWN = "known"
     TRIED = "tried"
     AHEAD = "ahead"
@@ -162,12 +162,12 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RegistrationVerdict:
-    standing: Standing
+    state: RegistrationState
     reason: str = ""
     """Why it is `DIFFERENT`."""
 
 
-def held_versions(registration: ReplicaRegistration) -> list[StoredVersion]:
+def reported_versions(registration: ReplicaRegistration) -> list[StoredVersion]:
     """The versions that the replica has loaded, as it knows them: full weights, then the adapter. Without version 0.
 
     Of a version without a record only the number is known, as after a transfer.
@@ -193,15 +193,15 @@ def unrecorded(registration: ReplicaRegistration, version: int) -> StoredVersion
     return StoredVersion(version=version, kind="transfer", created_at=now)
 
 
-def standing_of(registration: ReplicaRegistration, known: KnownVersions) -> RegistrationVerdict:
-    held = [version for version in held_versions(registration) if version.version in registration.records]
+def classify(registration: ReplicaRegistration, known: KnownVersions) -> RegistrationVerdict:
+    held = [version for version in reported_versions(registration) if version.version in registration.records]
     for version in held:
         if reason := difference(version, known):
-            return RegistrationVerdict(Standing.DIFFERENT, reason)
+            return RegistrationVerdict(RegistrationState.DIFFERENT, reason)
     newest = registration.loaded.version
     if newest <= known.current or registration.is_on_trial:
-        return RegistrationVerdict(Standing.KNOWN)
-    return RegistrationVerdict(Standing.TRIED if newest in known.tried else Standing.AHEAD)
+        return RegistrationVerdict(RegistrationState.KNOWN)
+    return RegistrationVerdict(RegistrationState.TRIED if newest in known.tried else RegistrationState.AHEAD)
 
 
 def difference(held: StoredVersion, known: KnownVersions) -> str | None:
@@ -240,7 +240,7 @@ class Recovery:
         activation: VersionActivation,
         initializer: ReplicaInitializer,
         update_lock: UpdateLock,
-        reseeding: Reseeding,
+        readback: WeightReadback,
         tasks: BackgroundTasks,
         settle_s: float,
     ) -> None:
@@ -250,7 +250,7 @@ class Recovery:
         self._activation = activation
         self._initializer = initializer
         self._update_lock = update_lock
-        self._reseeding = reseeding
+        self._readback = readback
         self._tasks = tasks
         self._settled = asyncio.Event()
         if settle_s > 0 and not versions.has_any:
@@ -279,26 +279,26 @@ class Recovery:
 
     async def _is_admitted(self, replica: RegisteredReplica) -> bool:
         verdict = self._verdict_on(replica)
-        if verdict.standing is Standing.AHEAD:
+        if verdict.state is RegistrationState.AHEAD:
             async with self._update_lock.lease("the versions of a replica that is ahead are being taken over"):
                 verdict = self._verdict_on(replica)
-                if verdict.standing is Standing.AHEAD:
+                if verdict.state is RegistrationState.AHEAD:
                     await self._take_over(replica)
-        elif verdict.standing is Standing.KNOWN:
+        elif verdict.state is RegistrationState.KNOWN:
             await self._settled.wait()
-        if verdict.standing is Standing.DIFFERENT:
+        if verdict.state is RegistrationState.DIFFERENT:
             extra = {"replica_id": replica.replica_id}
             logger.error("A generator replica has to be replaced: %s.", verdict.reason, extra=extra)
             self._registry.replace_if_registered(replica, verdict.reason)
             return False
-        if verdict.standing is Standing.TRIED:
+        if verdict.state is RegistrationState.TRIED:
             self._versions.store.keep_tried(replica.loaded.version)
         if self._lacks_weights_of(replica):
-            self._tasks.start(self._reseed())
+            self._tasks.start(self._read_back())
         return True
 
     def _verdict_on(self, replica: RegisteredReplica) -> RegistrationVerdict:
-        return standing_of(replica.registration, self._versions.known())
+        return classify(replica.registration, self._versions.known())
 
     async def _take_over(self, replica: RegisteredReplica) -> None:
         """The caller holds the update lease."""
@@ -309,7 +309,7 @@ class Recovery:
             newest,
             extra=extra,
         )
-        await asyncio.to_thread(self._versions.take_over, held_versions(replica.registration))
+        await asyncio.to_thread(self._versions.take_over, reported_versions(replica.registration))
         await self._activation.activate(self._policy)
         self._settled.set()
 
@@ -319,7 +319,7 @@ class Recovery:
     async def take_saved(self, version: int, saved: SavedWeights, holder: str) -> bool:
         """Gets the weights of a version that only engines had, and that the replica `holder` has saved; returns whether
         it could. They are given to the replicas that lack them."""
-        if not await self._reseeding.take(version, saved, holder):
+        if not await self._readback.take(version, saved, holder):
             return False
         self._activation.remove_old_versions(self._policy)
         # Not a part of what the next transfer waits for: it holds the update lease then.
@@ -329,12 +329,12 @@ class Recovery:
     async def _give_saved(self) -> None:
         async with self._update_lock.lease():
             if self._versions.has_desired:
-                await self._reseed()
+                await self._read_back()
 
-    async def _reseed(self) -> None:
+    async def _read_back(self) -> None:
         """Reads lost weights back, and gives them to the replicas that lack them; where that fails, replicas that serve
         an older version are replaced, and their successors wait for the next one."""
-        has_weights = await self._reseeding.reseed()
+        has_weights = await self._readback.read_back()
         desired = self._versions.desired
         for other in self._registry.replicas:
             if other.loaded == desired:

@@ -234,7 +234,7 @@ class Updater:
         is_adapter, versions = info.kind == "adapter", policy.versions
         async with self._update_lock.lease(f"version {policy.label(info.version)} is being loaded by the replicas"):
             # Once the version is listed, a replica that dies is part of the update, and its outcome says so.
-            await self._registry.forget_the_dead()
+            await self._registry.drop_dead()
             warnings: list[str] = []
             if is_adapter:
                 await asyncio.to_thread(self._full.refuse_other_base, options)
@@ -335,6 +335,6 @@ class Updater:
         if not self._payloads.can_complete(replica.loaded):
             reason = "the weights before the trial came from a trainer's memory"
             self._registry.replace_if_registered(replica, reason)
-        elif await self._registry.load(replica, await self._payloads.missing(replica.loaded)):
+        elif await self._registry.load(replica, await self._payloads.to_load(replica.loaded)):
             # The trial took the adapters of named policies off.
             await self._initializer.restore_adapters(replica)

@@ -1,4 +1,4 @@
-"""What a folder holds after a crash of the machine, by what was flushed before: it records the calls of `os.fsync`."""
+"""The content of a folder after a crash of the machine, by the recorded calls of `os.fsync`."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ Names = dict[str, int]
 
 @dataclass
 class CrashingDisk:
-    """Of a flushed file its content at that time survives, of a flushed folder its names; of others nothing.
+    """The content of a flushed file survives as it was then, and the names in a flushed folder; nothing else does.
 
     A disk may also write more than it has to, and in another order: `survivors` copies the two extremes, one with only
     the names that were flushed and one with all names, each with only the content that was flushed.

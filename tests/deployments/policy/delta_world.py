@@ -12,7 +12,7 @@ BASE = weights(2.0)
 
 
 def full_weights(count: int) -> list[bytes]:
-    """Of version 1, and of those that `push_deltas` makes of it."""
+    """The weights of version 1, and of those that `push_deltas` makes of it."""
     contents = [BASE]
     for step in range(1, count):
         contents.append(changed(contents[-1], float(step), step))

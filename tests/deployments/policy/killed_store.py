@@ -1,4 +1,4 @@
-"""What a policy store leaves when it is killed: its folder and its replicas before each file operation of a story.
+"""The remains of a policy store that is killed: its folder and its replicas before each file operation of a story.
 
 What a killed process wrote stays; what it had not done yet is missing. (What a crash of the machine leaves, when writes
 that were not flushed are lost, is in `crashing_disk.py`.)
@@ -19,7 +19,7 @@ from tests.deployments.policy.policy_world import World
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
 
 OPERATIONS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "truncate", "fsync")
-"""Of the module `os`. Files are written as a whole, and are flushed after that: kills are recorded before and after."""
+"""Functions of the module `os`. Files are written as a whole and then flushed: kills are recorded before and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Of a store that was killed."""
+    """The remains of a store that was killed."""
 
     operation: str
     """The one that it did not carry out any more."""

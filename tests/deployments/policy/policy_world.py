@@ -61,7 +61,7 @@ def delta(value: float = 9.0, place: int = 3) -> bytes:
 
 
 def changed(base: bytes, value: float = 9.0, place: int = 3) -> bytes:
-    """What `delta` makes of `base`."""
+    """The weights that `delta` makes of `base`."""
     tensors = load(base)
     tensors[NORM][place] = value
     return save(tensors, {"format": "pt"})
@@ -174,7 +174,7 @@ class World:
         await settled()
 
     def files(self) -> set[str]:
-        """Of the store's folder, except run.json, and those that were discarded: a thread deletes them some time."""
+        """The files of the store, except run.json and those that were discarded: a thread deletes them some time."""
         found = set[str]()
         for folder, folders, files in os.walk(self.folder):
             # What is in it may vanish while it is read.
@@ -243,7 +243,7 @@ def content_of(payload: VersionPayload | None) -> bytes:
 
 
 def a_payload(version: int, kind: StoredKind = "full", adapter_config: str | None = None) -> VersionPayload:
-    """Of a file that does not exist."""
+    """The payload of a file that does not exist."""
     file = StoredFile(f"/policy/versions/{version}/weights.safetensors", "node", inode=1, modified_ns=1)
     return VersionPayload(version, kind, 10, "checksum", file, adapter_config=adapter_config)
 

@@ -34,7 +34,7 @@ from deployments.policy.replicas.file_fetch import SourceFailed, WeightsNotFetch
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
-"""What the replica does with a command. `die` and `die after`: it dies before or after it has carried it out, without
+"""The replica's answer to a command. `die` and `die after`: it dies before or after it has carried it out, without
 a report; `hang`: it does nothing; `register again`: it carries it out, and registers again instead of reporting."""
 STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register again")
 
@@ -44,7 +44,7 @@ COSTS = {
     SetAdapters: CommandCosts(load_s=1.0, fetched_bytes=70),
     AcceptRequests: CommandCosts(canary_s=4.0),
 }
-"""What each command takes."""
+"""The costs of each command."""
 
 
 class Died(Exception):
@@ -72,7 +72,7 @@ class ScriptedCluster(Cluster):
     """An actor is a `ScriptedReplica`."""
 
     events: list[tuple[str, str, int]] = field(default_factory=list)
-    """Who did what with which version, in order."""
+    """Replica, what it did, and with which version, in order."""
     killed: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     """The names of nodes that do not see the store's folder."""
@@ -112,13 +112,13 @@ class ScriptedReplica:
     """Whether no generation may use what is loaded."""
     staged: VersionPayload | None = None
     records: dict[int, str | None] = field(default_factory=dict)
-    """What the store said of the versions that were staged or transferred."""
+    """The store's records of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
-    """What its node has of the versions that were staged or saved."""
+    """Its node's files of the versions that were staged or saved."""
     saves: bytes | None = None
-    """What it has saved of each transfer."""
+    """The weights that it saves of each transfer."""
     saved_checksum: str = ""
-    """What it says of that."""
+    """The checksum that it reports of them."""
     saved_file: Path | None = None
     """Where it is, if the policy store is on the same node."""
     taken: list[int] = field(default_factory=list)
@@ -239,7 +239,7 @@ class ScriptedReplica:
                 self.loaded = LoadedWeights(version)
 
     def _content_of(self, payload: VersionPayload) -> bytes | None:
-        """As a node has it then: it applies a delta to what it has of the base, or to the store's file of it."""
+        """The content as a node has it, which applies a delta to its own base or to the store's file of it."""
         path = Path(payload.file.path)
         if path.exists():
             return path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a cluster of several nodes is told about the folder of the policy store."""
+"""Warnings of a cluster of several nodes about the folder of the policy store."""
 
 import logging
 from pathlib import Path

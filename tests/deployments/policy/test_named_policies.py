@@ -14,7 +14,7 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.policy.replicas.commands import SetAdapters
+from deployments.policy.replicas.commands import Canary, SetAdapters
 from deployments.policy.uploads import upload_store
 from deployments.policy.versions.run_identity import FolderRefused
 from rollout_client.contract.policy import PushOptions, SwitchOptions
@@ -27,7 +27,7 @@ def unknown(message: str, name: str = "b") -> object:
 
 
 async def named(world: World) -> dict[str, int]:
-    """What is published."""
+    """The versions that are published."""
     return dict((await world.store.watch_named(None)).versions)
 
 
@@ -168,10 +168,9 @@ async def test_an_adapter_without_a_name_leaves_the_named_policies(world: World)
 async def test_full_weights_that_are_refused_leave_the_named_policies_also_on_the_replica_that_tried_them(
     world: World,
 ) -> None:
-    # Started, tried and served the adapter, staged, swapped: the canary fails.
-    replica = await world.replica("r0", *["ok"] * 5, "error")  # type: ignore[arg-type]
-    await until(lambda: replica.accepts_requests)
+    replica = await world.replica("r0")
     await world.push(1, adapter(), kind="adapter", name="b")
+    replica.at[Canary] = "error"
     with pytest.raises(WeightsRefused):
         await world.push(1, weights(2.0))
     assert (replica.loaded.full, replica.named, await named(world)) == (0, {"b": 1}, {"b": 1})

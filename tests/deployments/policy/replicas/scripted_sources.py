@@ -17,7 +17,7 @@ class ScriptedSource(WeightsSource):
     checksum: str | None = None
     """Other versions are not held; `None`: any checksum is right."""
     offsets: list[int] = field(default_factory=list)
-    """Of the reads, in order."""
+    """The offsets of the reads, in order."""
     reading: int = 0
     most_reading: int = 0
     """The most reads that were under way at a time."""

@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 def payload_of(stored: Path, node_id: str = "store's", version: int = 7, is_copied: bool = False) -> VersionPayload:
-    """As the policy store on the node `node_id` makes it."""
+    """The payload as the policy store on the node `node_id` makes it."""
     found = stored.stat()
     file = StoredFile(str(stored), node_id, found.st_ino, found.st_mtime_ns, is_copied)
     keep = frozenset({version})
@@ -41,12 +41,12 @@ def payload_of(stored: Path, node_id: str = "store's", version: int = 7, is_copi
 
 
 def away(payload: VersionPayload) -> VersionPayload:
-    """As it is for a node that cannot read the file of the store."""
+    """The payload for a node that cannot read the file of the store."""
     return replace(payload, file=replace(payload.file, path="/of/another/machine"))
 
 
 def node(folder: Path, *sources: ScriptedSource, node_id: str = "another") -> NodeWeights:
-    """What one of the node's replicas sees."""
+    """The view of one of the node's replicas."""
     weights = NodeWeights(folder / "node", node_id, lambda _: sources)
     weights.join()
     return weights
@@ -57,7 +57,7 @@ def files(folder: Path) -> list[str]:
 
 
 def names(*payloads: VersionPayload) -> list[str]:
-    """Of the files that a node has which holds these versions."""
+    """The names of the files of a node that holds these versions."""
     return sorted(
         f"{payload.version}-{payload.checksum}{suffix}" for payload in payloads for suffix in (".lock", ".safetensors")
     )

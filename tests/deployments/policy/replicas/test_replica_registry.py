@@ -182,9 +182,9 @@ def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) ->
         actors = Actors()
         asked = actors.ask(actors.register("a"))
         actors.dead.add("a")
-        await actors.registry.forget_the_dead()
+        await actors.registry.drop_dead()
         await lost(asked)
-        await actors.registry.forget_the_dead()
+        await actors.registry.drop_dead()
 
     run(story())
     [record] = caplog.records
@@ -225,7 +225,7 @@ async def test_the_dead_are_forgotten() -> None:
     actors = Actors()
     a, b, c = (actors.register(name) for name in "abc")
     actors.dead |= {"a", "c"}
-    await actors.registry.forget_the_dead()
+    await actors.registry.drop_dead()
     assert actors.registry.replicas == [b]
     assert not actors.registry.has(a)
     assert not actors.registry.has(c)
@@ -240,7 +240,7 @@ async def test_a_replica_that_registers_again_during_the_check_of_its_life_stays
 
     registry = ReplicaRegistry(RegistersAgain(), command_timeout_s=60.0)
     registry.register(ReplicaRegistration("a", "old", 1))
-    await registry.forget_the_dead()
+    await registry.drop_dead()
     assert [replica.registration.actor for replica in registry.replicas] == ["young"]
 
 
@@ -350,7 +350,7 @@ def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: lis
                 polls[name][-1].cancel()
             elif event == "die":
                 actors.dead.add(name)
-                await actors.registry.forget_the_dead()
+                await actors.registry.drop_dead()
 
         for event in events:
             await happen(*event)

@@ -1,4 +1,4 @@
-"""What a trainer sent, for the policy store too: a late replica loads it, and one whose transfer broke off."""
+"""Weights that a trainer sent are saved for the policy store: late replicas load them, and those that go back."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a replica is told to load, and what replicas of other nodes may read of it."""
+"""Payloads: what a replica is told to load, and what replicas of other nodes may read of it."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,9 @@ from tests.paths import TINY_MODEL
 from tests.virtual_time import until
 
 
-async def missing(world: World, full: int, adapter: int | None = None) -> list[int]:
+async def to_load(world: World, full: int, adapter: int | None = None) -> list[int]:
     """The versions that a replica which holds these has to load."""
-    return [payload.version for payload in await world.store.payloads.missing(LoadedWeights(full, adapter))]
+    return [payload.version for payload in await world.store.payloads.to_load(LoadedWeights(full, adapter))]
 
 
 async def payload(world: World, version: int) -> VersionPayload:
@@ -68,11 +68,11 @@ async def test_of_an_adapter_its_base_stays_on_the_nodes(world: World) -> None:
 async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> None:
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter")
-    assert await missing(world, 0) == [1, 2]
-    assert await missing(world, 1) == [2]
-    assert await missing(world, 1, 2) == []
+    assert await to_load(world, 0) == [1, 2]
+    assert await to_load(world, 1) == [2]
+    assert await to_load(world, 1, 2) == []
     await world.push(3, weights(3.0))
-    assert await missing(world, 1, 2) == [3]
+    assert await to_load(world, 1, 2) == [3]
 
 
 @in_world()
@@ -80,10 +80,10 @@ async def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_
     made_at = datetime(2026, 1, 1, tzinfo=UTC)
     world.policy.versions.add_without_weights(StoredVersion(version=1, kind="transfer", created_at=made_at))
     await world.policy.versions.publish()
-    assert await missing(world, 0) == []
+    assert await to_load(world, 0) == []
     await world.push(2, adapter(), kind="adapter")
-    assert await missing(world, 0) == []
-    assert await missing(world, 1) == [2]
+    assert await to_load(world, 0) == []
+    assert await to_load(world, 1) == [2]
 
 
 @in_world()

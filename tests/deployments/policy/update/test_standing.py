@@ -1,11 +1,12 @@
-"""What a replica holds, compared with what the store knows."""
+"""The versions of a replica, compared with those that the store knows."""
 
 from datetime import UTC, datetime
 
 import pytest
 
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
-from deployments.policy.update.recovery import RegistrationVerdict, Standing, held_versions, standing_of
+from deployments.policy.update.recovery import RegistrationState as State
+from deployments.policy.update.recovery import RegistrationVerdict, classify, reported_versions
 from deployments.policy.versions.version_store import KnownVersions, StoredVersion
 
 BEFORE, AFTER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
@@ -33,62 +34,54 @@ def holding(
 
 
 OTHER_WEIGHTS = "it holds other weights as version 7 than the policy store knows under this number"
+OTHER_RUN = "it holds version 9 of the run run-b, and this is the run run-a"
 
 
 @pytest.mark.parametrize(
-    ("registration", "knowledge", "verdict"),
+    ("registration", "knowledge", "state"),
     [
-        (holding(loaded=LoadedWeights()), known(), RegistrationVerdict(Standing.KNOWN)),
-        (holding(info(7)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
-        (holding(info(5)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
-        (holding(info(8)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
-        (holding(info(1)), known(current=0), RegistrationVerdict(Standing.AHEAD)),
-        (holding(loaded=LoadedWeights(8)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
-        (holding(info(8)), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.TRIED)),
-        (holding(info(9)), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.AHEAD)),
-        (holding(info(7, "d")), known(info(7)), RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
-        (holding(info(7, None)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
-        (holding(info(7, None, at=AFTER)), known(info(7)), RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS)),
-        (holding(info(7, None)), known(info(7, None)), RegistrationVerdict(Standing.KNOWN)),
-        (
-            holding(info(7, None, at=AFTER)),
-            known(info(7, None)),
-            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
-        ),
-        (holding(info(7, at=AFTER)), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
-        (
-            holding(info(8, "d")),
-            known(info(7), tried=(info(8),)),
-            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS.replace("7", "8")),
-        ),
-        (
-            holding(info(9, run="run-b")),
-            known(info(7)),
-            RegistrationVerdict(Standing.DIFFERENT, "it holds version 9 of the run run-b, and this is the run run-a"),
-        ),
-        (holding(info(9, run=None)), known(info(7)), RegistrationVerdict(Standing.AHEAD)),
-        (holding(info(8), is_on_trial=True), known(info(7)), RegistrationVerdict(Standing.KNOWN)),
-        (holding(info(8), is_on_trial=True), known(info(7), tried=(info(8),)), RegistrationVerdict(Standing.KNOWN)),
-        (
-            holding(info(7, "d"), is_on_trial=True),
-            known(info(7)),
-            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
-        ),
-        (
-            holding(info(7, "d"), info(9), loaded=LoadedWeights(7, adapter=9)),
-            known(info(7)),
-            RegistrationVerdict(Standing.DIFFERENT, OTHER_WEIGHTS),
-        ),
+        (holding(loaded=LoadedWeights()), known(), State.KNOWN),
+        (holding(info(7)), known(info(7)), State.KNOWN),
+        (holding(info(5)), known(info(7)), State.KNOWN),
+        (holding(info(8)), known(info(7)), State.AHEAD),
+        (holding(info(1)), known(current=0), State.AHEAD),
+        (holding(loaded=LoadedWeights(8)), known(info(7)), State.AHEAD),
+        (holding(info(8)), known(info(7), tried=(info(8),)), State.TRIED),
+        (holding(info(9)), known(info(7), tried=(info(8),)), State.AHEAD),
+        (holding(info(7, None)), known(info(7)), State.KNOWN),
+        (holding(info(7, None)), known(info(7, None)), State.KNOWN),
+        (holding(info(7, at=AFTER)), known(info(7)), State.KNOWN),
+        (holding(info(9, run=None)), known(info(7)), State.AHEAD),
+        (holding(info(8), is_on_trial=True), known(info(7)), State.KNOWN),
+        (holding(info(8), is_on_trial=True), known(info(7), tried=(info(8),)), State.KNOWN),
     ],
 )
-def test_the_standing_of_a_replica(
-    registration: ReplicaRegistration, knowledge: KnownVersions, verdict: RegistrationVerdict
+def test_the_state_of_a_replica_that_registers(
+    registration: ReplicaRegistration, knowledge: KnownVersions, state: State
 ) -> None:
-    assert standing_of(registration, knowledge) == verdict
+    assert classify(registration, knowledge) == RegistrationVerdict(state)
+
+
+@pytest.mark.parametrize(
+    ("registration", "knowledge", "reason"),
+    [
+        (holding(info(7, "d")), known(info(7)), OTHER_WEIGHTS),
+        (holding(info(7, None, at=AFTER)), known(info(7)), OTHER_WEIGHTS),
+        (holding(info(7, None, at=AFTER)), known(info(7, None)), OTHER_WEIGHTS),
+        (holding(info(8, "d")), known(info(7), tried=(info(8),)), OTHER_WEIGHTS.replace("7", "8")),
+        (holding(info(9, run="run-b")), known(info(7)), OTHER_RUN),
+        (holding(info(7, "d"), is_on_trial=True), known(info(7)), OTHER_WEIGHTS),
+        (holding(info(7, "d"), info(9), loaded=LoadedWeights(7, adapter=9)), known(info(7)), OTHER_WEIGHTS),
+    ],
+)
+def test_a_replica_with_other_weights_or_of_another_run_is_different(
+    registration: ReplicaRegistration, knowledge: KnownVersions, reason: str
+) -> None:
+    assert classify(registration, knowledge) == RegistrationVerdict(State.DIFFERENT, reason)
 
 
 def test_of_versions_without_a_record_the_numbers_are_known() -> None:
-    full, adapter = held_versions(ReplicaRegistration("r0", None, 1, LoadedWeights(7, adapter=9)))
+    full, adapter = reported_versions(ReplicaRegistration("r0", None, 1, LoadedWeights(7, adapter=9)))
     assert (full.version, full.kind, full.checksum) == (7, "transfer", None)
     assert (adapter.version, adapter.kind, adapter.base) == (9, "adapter", 7)
-    assert held_versions(ReplicaRegistration("r0", None, 1, LoadedWeights())) == []
+    assert reported_versions(ReplicaRegistration("r0", None, 1, LoadedWeights())) == []

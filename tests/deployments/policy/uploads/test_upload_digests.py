@@ -30,7 +30,7 @@ PARTIAL = save({NORM: INITIAL[NORM]})
 
 
 class Damage(NamedTuple):
-    """What is sent, the options of its push, and which byte arrives otherwise."""
+    """The content, the options of its push, and which byte arrives otherwise."""
 
     content: bytes
     options: dict[str, Any]

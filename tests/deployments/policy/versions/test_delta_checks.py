@@ -1,4 +1,4 @@
-"""What makes a delta unfit is found without the weights that it changes."""
+"""Everything that makes a delta unfit is found without the weights that it changes."""
 
 from pathlib import Path
 

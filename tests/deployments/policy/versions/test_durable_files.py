@@ -1,4 +1,4 @@
-"""What survives a crash of the machine: a version is current only if all of it is on disk."""
+"""Crashes of the machine: a version is current only if all of it is on disk."""
 
 import json
 from collections.abc import Iterator

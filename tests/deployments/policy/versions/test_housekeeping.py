@@ -1,4 +1,4 @@
-"""What is removed, and that a disk which fails for a while ends nothing."""
+"""Expired and discarded files are removed, and a disk that fails for a while ends nothing."""
 
 import asyncio
 from pathlib import Path
