@@ -24,7 +24,7 @@ from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_re
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
 from deployments.upstream.ray_serve.serve_internals import running_http_options
 from service.access.access_control import AccessControl
-from service.access.exposure import HttpOptions, refuse_exposed
+from service.access.exposure import HttpOptions, own_address, refuse_exposed
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
@@ -54,8 +54,6 @@ from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
 from service.tracing.tracer import tracer_of
 
-ALL_INTERFACES = (None, "0.0.0.0", "::", "")
-
 
 def http_options() -> HttpOptions | None:
     """Options of the running Serve; `None` where none runs. Blocks."""
@@ -63,13 +61,6 @@ def http_options() -> HttpOptions | None:
         return None
     options: HttpOptions | None = running_http_options()
     return options
-
-
-def own_address(options: HttpOptions) -> str:
-    """The address of the service for programs on a node where Serve has a proxy."""
-    scheme = "http" if options.ssl_certfile is None else "https"
-    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
-    return f"{scheme}://{host}:{options.port}"
 
 
 async def load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:

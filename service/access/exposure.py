@@ -13,6 +13,7 @@ from typing import Protocol
 from service.settings import AccessSettings
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -31,6 +32,13 @@ class HttpOptions(Protocol):
 
     @property
     def ssl_certfile(self) -> str | None: ...
+
+
+def own_address(options: HttpOptions) -> str:
+    """The address of the service for programs on a node where Serve has a proxy."""
+    scheme = "http" if options.ssl_certfile is None else "https"
+    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
+    return f"{scheme}://{host}:{options.port}"
 
 
 def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:

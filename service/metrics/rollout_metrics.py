@@ -69,20 +69,8 @@ class RolloutMetrics(RolloutObserver):
             SECONDS,
             ("work",),
         )
-        self.instruments: tuple[Instrument, ...] = (
-            self._rollouts,
-            self._turns,
-            self._clipped_turns,
-            self._tokens,
-            self._failed_calls,
-            self._reward,
-            self._reward_sums,
-            self._turns_of_rollout,
-            self._staleness,
-            self._stages,
-            self._work,
-        )
-        """Instruments to flush."""
+        self.instruments: tuple[Instrument, ...] = tuple(vars(self).values())
+        """All of the above, to flush."""
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
         return TimedStage(self, stage, episode.identity.task_name)

@@ -84,11 +84,12 @@ class HeadersOfServe:
             refusal = problem_response(id_not_allowed(given).problem, request_id, {REQUEST_ID_HEADER: request_id})
             await refusal(scope, receive, send)
             return
-        headers = [header for header in scope["headers"] if named(header[0]) not in HEADERS_OF_SERVE]
+        headers = [header for header in scope["headers"] if normalized(header[0]) not in HEADERS_OF_SERVE]
         await self._app({**scope, "headers": headers}, receive, send)
 
 
-def named(header: bytes) -> str:
+def normalized(header: bytes) -> str:
+    """The name of a header as Serve compares it."""
     return header.decode("latin-1").lower().replace("_", "-")
 
 

@@ -37,19 +37,26 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
     """
     try:
         content = yaml.safe_load(path.read_text())
-        config = ServeDeploySchema.model_validate(content)
-    except ValidationError as error:
-        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems_in(error)])) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ServiceNotStarted(f"{path} is not a Serve config: {error}") from error
-    if unknown := list(unknown_keys(content)):
-        raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
-    set_environment(path)
-    resolve_models(config, path.resolve().parent)
+    config = config_of(content, path)
     # Serve's own default is all interfaces.
     own_host = config.http_options.host if "host" in config.http_options.model_fields_set else LOOPBACK
     config.http_options.host = host or own_host
     config.http_options.port = port or config.http_options.port
+    return config
+
+
+def config_of(content: Any, path: Path) -> ServeDeploySchema:
+    """The config with this content, as if it were in the file `path`; see `read_config`."""
+    try:
+        config = ServeDeploySchema.model_validate(content)
+    except ValidationError as error:
+        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems_in(error)])) from error
+    if unknown := list(unknown_keys(content)):
+        raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
+    set_environment(path)
+    resolve_models(config, path.resolve().parent)
     return config
 
 

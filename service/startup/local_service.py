@@ -18,7 +18,7 @@ import typer
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
-from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 from rich.console import Console
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -27,6 +27,7 @@ from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.databases import cluster_folder, session_folder
 from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
+from service.access.exposure import own_address
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 from service.startup.config import APP_BUILDER
@@ -139,7 +140,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
                 deploy(config)
                 for starting in deployments_not_ready(config, room_timeout_s):
                     show(f"Starting {starting}")
-        url = base_url(config.http_options)
+        url = own_address(config.http_options)
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
         console.print(f"Logs of the replicas: {serve_logs_folder()}", soft_wrap=True)
         with interruptible():
@@ -155,12 +156,6 @@ def serve_until_stopped(config: ServeDeploySchema, console: Console, room_timeou
     with local_service(config, console, room_timeout_s) as url:
         console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
         threading.Event().wait()
-
-
-def base_url(options: HTTPOptionsSchema) -> str:
-    """Under which programs of this machine reach the service."""
-    scheme = "http" if options.ssl_certfile is None else "https"
-    return f"{scheme}://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
 
 
 def start_ray() -> None:

@@ -78,7 +78,7 @@ def connected(address: str) -> Iterator[ServeCluster]:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceHere:
+class RunningService:
     """A service that runs in one of the Ray clusters of this machine."""
 
     address: str
@@ -87,12 +87,12 @@ class ServiceHere:
     tasks: Sequence[str]
 
 
-def services_at(addresses: Sequence[str]) -> Iterator[ServiceHere]:
+def services_at(addresses: Sequence[str]) -> Iterator[RunningService]:
     for address in addresses:
         try:
             with connected(address) as cluster:
                 tasks = [task for config in cluster.applications().values() for task in environments_of(config)]
-                yield ServiceHere(address, cluster.url(), tasks)
+                yield RunningService(address, cluster.url(), tasks)
         except ServiceNotStarted:
             continue
 
@@ -110,7 +110,7 @@ def address_of_service(task_name: str) -> str:
     return only_service(task_name, list(services_at(addresses))).address
 
 
-def only_service(task_name: str, services: Sequence[ServiceHere]) -> ServiceHere:
+def only_service(task_name: str, services: Sequence[RunningService]) -> RunningService:
     """The one that plays the task. Raises `ServiceNotStarted` if there is not one only."""
     if not services:
         raise ServiceNotStarted(NO_SERVICE)

@@ -6,7 +6,6 @@
 import os
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -44,7 +43,7 @@ def serve(
 
     from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
     from service.startup.commands import ServiceNotStarted
-    from service.startup.config import read_config
+    from service.startup.config import REPOSITORY, config_of
     from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
@@ -60,16 +59,12 @@ def serve(
                 "MODEL: the embedded model is in a checkout of the repository alone; name another one."
             )
         served = ServedModel(model_named(model or str(EMBEDDED_MODEL)), gpus, tensor_parallel_size, max_model_len)
-        config = yaml.safe_dump(generated_config(served, env or DEFAULT_TASKS, http_options, access), sort_keys=False)
+        config = generated_config(served, env or DEFAULT_TASKS, http_options, access)
         if print_config:
-            typer.echo(config, nl=False)
+            typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
         make_importable(Path.cwd())
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "serve_config.yaml"
-            path.write_text(config)
-            serve_config = read_config(path)
-        serve_until_stopped(serve_config, console, room_timeout_s)
+        serve_until_stopped(config_of(config, REPOSITORY / "serve_config.yaml"), console, room_timeout_s)
 
 
 def model_named(model: str) -> str:

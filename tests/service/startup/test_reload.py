@@ -6,7 +6,7 @@ import pytest
 
 from service.startup import reload
 from service.startup.commands import ServiceNotStarted
-from service.startup.reload import ServiceHere, only_service, reload_environment
+from service.startup.reload import RunningService, only_service, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 
@@ -106,8 +106,8 @@ def test_an_environment_whose_replicas_have_not_started_is_waited_for() -> None:
     assert cluster.killed == []
 
 
-HERE = ServiceHere("10.0.0.1:6379", "http://127.0.0.1:8000", ["game", "math"])
-THERE = ServiceHere("10.0.0.1:6380", "http://127.0.0.1:8001", ["game"])
+HERE = RunningService("10.0.0.1:6379", "http://127.0.0.1:8000", ["game", "math"])
+THERE = RunningService("10.0.0.1:6380", "http://127.0.0.1:8001", ["game"])
 
 
 def test_of_several_services_the_one_is_meant_that_plays_the_task() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
 from rollout_client.cli import app as command_line
-from service.startup import generated_config
+from service.startup import generated_config, local_service
 from service.startup.generated_config import EMBEDDED_MODEL
 from service.startup.serve_command import make_importable, serve
 from tests.paths import REPOSITORY
@@ -64,6 +65,19 @@ def test_environments_of_the_working_directory_can_be_imported_in_replicas(
     assert sys.path == [str(tmp_path), "/one"]
     monkeypatch.delenv("PYTHONPATH")
     make_importable(tmp_path)
+
+
+def test_the_generated_config_is_that_which_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServeDeploySchema] = []
+    monkeypatch.setattr(local_service, "serve_until_stopped", lambda config, *_: served.append(config))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    options = ("--env", "math", "--port", "9000", "--gpus", "0")
+    code, _, _ = invoke(*options)
+    _, printed, _ = invoke(*options, "--print-config")
+    [config], [application] = served, yaml.safe_load(printed)["applications"]
+    assert (code, config.http_options.host, config.http_options.port) == (0, "127.0.0.1", 9000)
+    assert config.applications[0].args == application["args"]
 
 
 def test_the_servers_package_brings_the_command_to_the_clients_command_line() -> None:
