@@ -1,7 +1,7 @@
 """Reads the body of a request: its type, its encoding, and its bytes, whose decompressed size is bounded.
 
-What the headers say of the body is checked first. The JSON bodies of `/policy`, `/jobs` and `/sessions` are refused
-for the same reasons and in the same words as that of `/rollout`.
+The headers are checked first. The JSON bodies of `/policy`, `/jobs` and `/sessions` are refused for the same reasons
+and with the same messages as that of `/rollout`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from service.problems import (
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
-"""The type that `curl -d` sends when it is not told another one."""
+"""The default type of `curl -d`."""
 OCTETS = "application/octet-stream"
 IDENTITY = "identity"
 MOST_DIGITS = 18
@@ -235,7 +235,7 @@ async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[
     """Raises `RequestProblem` (408) after `STALLED_AFTER_S` without a chunk, or if they come too slowly."""
     now_s = asyncio.get_running_loop().time
     allowed_s = STALLED_AFTER_S
-    """How long it may be waited for what comes."""
+    """Time that is left for the chunks to come."""
     while True:
         began_s = now_s()
         try:

@@ -1,4 +1,4 @@
-"""Requests as Serve gives them to the application: in turn, and each with the end that its client had.
+"""Paces the requests that Serve gives to the application, and tells it when a client disconnects.
 
 Serve's proxy cancels its own call of the ingress replica when a client goes away, and takes the connections of its
 clients with it when it dies.

@@ -1,4 +1,4 @@
-"""Reads one chunk of a weight upload: what its headers say of it, and its bytes, checked against them."""
+"""Reads one chunk of a weight upload: its headers, and its bytes, which are checked against the headers."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from service.problems import body_too_large, unreadable_body
 
 ZSTD = "zstd"
 FORWARDED_BYTES = 4 * 2**20
-"""Bytes that go to the policy store in one call."""
+"""Bytes per call of the policy store."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
 OTHER_DIGEST = (

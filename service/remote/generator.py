@@ -59,7 +59,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         observer_of: Callable[[ComparedReplicas], OnGeneration] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
-        """
+        """Knows no replica at first.
+
         Args:
             window_factor: that of `GenerationScheduler`.
             observer_of: makes the observer of each generation, which may call these replicas too.

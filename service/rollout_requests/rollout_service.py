@@ -151,7 +151,7 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
     ) -> None:
-        """Args: `agents` are the runs of the tasks that have agents; `observer` is told what the rollouts do."""
+        """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`."""
         self.policy = policy
         self.admission = admission
         self.environments = environments

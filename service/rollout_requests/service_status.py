@@ -71,7 +71,7 @@ logger = logging.getLogger("rollout_service.readiness")
 
 
 class Checkable(Protocol):
-    """A deployment whose replicas can be checked, as `Generator` and `Environment`."""
+    """A deployment whose replicas can be checked: a `Generator` or an `Environment`."""
 
     def replicas(self) -> Sequence[str]: ...
 
@@ -80,8 +80,8 @@ class Checkable(Protocol):
     async def describe(self) -> object: ...
 
 
-class Answers(NamedTuple):
-    """The result of checking one deployment: why each replica did not answer, `None` for those that did."""
+class ReplicaAnswers(NamedTuple):
+    """The failure of each replica of one deployment; `None` for those that answered."""
 
     by_replica: dict[str | None, RolloutFailure | None]
     """`None` stands for whichever replica was asked, where none is known."""
@@ -104,8 +104,8 @@ class Answers(NamedTuple):
 class Readiness:
     """Asks every replica of the generator and of the environments, and each store, all at once, whether it serves.
 
-    Ready means: a generator replica and a replica of at least one environment answer. Callers that ask at the same time
-    share one check.
+    Ready means: a generator replica and a replica of at least one environment answer. Concurrent callers share one
+    check.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class Readiness:
         environments: Mapping[str, Environment],
         stores: Mapping[StorePart, Callable[[], Awaitable[object]]],
     ) -> None:
-        """
+        """Checks nothing yet.
+
         Args:
             environments: also the deployments that run agents, by the names of both.
             stores: calls of the deployments of one replica, without which rollouts can still be played.
@@ -122,7 +123,7 @@ class Readiness:
         self._generator = generator
         self._environments = environments
         self._stores = stores
-        self._looking: asyncio.Task[list[DegradedPart]] | None = None
+        self._checking: asyncio.Task[list[DegradedPart]] | None = None
 
     async def check(self) -> list[DegradedPart]:
         """The parts that do not answer, although rollouts can be played.
@@ -131,22 +132,24 @@ class Readiness:
             RolloutFailure: the generator, or every environment, does not answer within `ANSWER_WITHIN_S`; the message
                 names it.
         """
-        if self._looking is None:
+        if self._checking is None:
             # An empty context: in that of an HTTP request Serve would cancel its calls, which others share, with it.
-            self._looking = asyncio.create_task(self._look(), context=Context())
-            self._looking.add_done_callback(self._forget)
-        return await asyncio.shield(self._looking)
+            self._checking = asyncio.create_task(self._check_all(), context=Context())
+            self._checking.add_done_callback(self._forget)
+        return await asyncio.shield(self._checking)
 
-    def _forget(self, looking: "asyncio.Task[list[DegradedPart]]") -> None:
-        self._looking = None
-        if not looking.cancelled():
-            looking.exception()  # Marks it as seen, in case every caller is gone.
+    def _forget(self, checking: "asyncio.Task[list[DegradedPart]]") -> None:
+        self._checking = None
+        if not checking.cancelled():
+            checking.exception()  # Marks it as seen, in case every caller is gone.
 
-    async def _look(self) -> list[DegradedPart]:
-        asked = (answers_of(f"environment {name!r}", asked) for name, asked in self._environments.items())
+    async def _check_all(self) -> list[DegradedPart]:
+        asked = (check_replicas(f"environment {name!r}", asked) for name, asked in self._environments.items())
         generator, stores, environments = await asyncio.gather(
-            answers_of("generator", self._generator),
-            asyncio.gather(*(failure_in(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())),
+            check_replicas("generator", self._generator),
+            asyncio.gather(
+                *(failure_of_check(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())
+            ),
             asyncio.gather(*asked),
         )
         degraded = generator.degraded("generator")
@@ -163,24 +166,24 @@ class Readiness:
         ]
 
 
-async def answers_of(who: str, asked: Checkable) -> Answers:
+async def check_replicas(who: str, asked: Checkable) -> ReplicaAnswers:
     replicas = asked.replicas()
     if not replicas:
-        return Answers({None: await failure_in(who, asked.describe())})
+        return ReplicaAnswers({None: await failure_of_check(who, asked.describe())})
     failures = await asyncio.gather(
-        *(failure_in(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
+        *(failure_of_check(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
     )
-    return Answers(dict(zip(replicas, failures, strict=True)))
+    return ReplicaAnswers(dict(zip(replicas, failures, strict=True)))
 
 
-async def failure_in(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
-    """The reason why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
+async def failure_of_check(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
+    """Why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
     try:
         await with_timeout(ANSWER_WITHIN_S, answer, f"The answer of the {who}")
     except RolloutFailure as failure:
         return failure
     except Exception as error:
-        # Anybody may ask whether the service is ready: the exception's message stays in the log.
+        # Anyone may ask whether the service is ready: the text of an exception stays in the log.
         logger.warning("The %s cannot answer.", who, exc_info=error)
         return RolloutFailure(f"The {who} cannot answer: {type(error).__name__}.")
     return None

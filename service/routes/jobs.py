@@ -121,7 +121,7 @@ async def submit_job(
     request_id: RequestId,
     caller: AuthorizedCaller,
 ) -> Response:
-    """Takes what `POST /rollout` takes, and answers once it has begun. It is played to its end, whoever listens."""
+    """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
     key = idempotency_key(request.headers)
     submission = Submission(caller, request_id, key, runs_alone=True)
     opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
@@ -135,7 +135,7 @@ async def submit_job(
     responses={200: json_response(JobList(jobs=[JOB_STATUS])), **refusals(JobsNotConfigured)},
 )
 async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
-    """Those of the caller's key, the newest first."""
+    """The jobs of the caller's key, newest first."""
     return JobList(jobs=[status_of(record) for record in await jobs.store.records(namespace_of(caller))])
 
 
@@ -146,7 +146,7 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     responses={200: json_response(JOB_STATUS), **refusals(JobUnknown, JobsNotConfigured)},
 )
 async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
-    """How far the job is."""
+    """State and progress of the job."""
     return status_of(await jobs.store.record(job_id, namespace_of(caller)))
 
 
@@ -177,9 +177,9 @@ async def job_events(
     after: Annotated[int | None, Query(ge=0, lt=2**53, description="Goes on after the event of this number.")] = None,
     follow: Annotated[bool, Query(description="Whether to wait for events that are not there yet.")] = True,
 ) -> Response:
-    """Each group when it has ended, then the summary or the problem. A stream that broke goes on with `after`.
+    """Streams each group when it has ended, then the summary or the problem. `after` continues a broken stream.
 
-    JSON lines, each a `JobEvent`; with `Accept: text/event-stream` server-sent events, which clients of them go on with
+    JSON lines, each a `JobEvent`; with `Accept: text/event-stream` server-sent events, which their clients continue
     by `Last-Event-ID`. A stream that is silent for 15 s sends an empty line, or an empty comment.
     """
     accepts_sse = SSE in request.headers.get("accept", "")
@@ -207,7 +207,7 @@ async def job_cursor(
     caller: AuthorizedCaller,
     after: Annotated[int, Query(ge=0, lt=2**53, description="The last event that has arrived; 0 for none.")],
 ) -> JobCursor:
-    """Names what a job over a data set (`samples_from`) has delivered up to an event: for a trainer's checkpoint.
+    """Names the samples that a job over a data set (`samples_from`) has delivered up to an event, for a checkpoint.
 
     Events that were acknowledged count too. Nothing changes.
     """
@@ -227,7 +227,7 @@ async def job_cursor(
     openapi_extra=json_request(Acknowledgement(last=2)),
 )
 async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
-    """Events up to `last` have arrived: the service need not keep them."""
+    """Confirms the events up to `last`, which the service then need not keep."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
     return status_of(await jobs.store.acknowledge(job_id, namespace_of(caller), acknowledged.last))
 
@@ -254,13 +254,13 @@ async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> 
     responses=refusals(JobUnknown, JobsNotConfigured),
 )
 async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
-    """Cancels what still runs, and forgets the job with its events and its key."""
+    """Cancels the rollouts that still run, and deletes the job with its events and its key."""
     await jobs.store.delete(job_id, namespace_of(caller))
     return Response(status_code=204)
 
 
 def accepted(record: JobRecord, applied: str | None = None) -> Response:
-    """202 with the place of the job. Args: `applied` is the preference that was followed, if one was."""
+    """The 202 with the place of the job, and with the preference that was `applied`."""
     headers = {"Location": f"/v1/jobs/{record.job_id}"}
     if applied is not None:
         headers["Preference-Applied"] = applied

@@ -143,7 +143,7 @@ async def policy_layout(store: Store) -> PolicyLayout:
     responses={200: json_response(UPLOAD_STATE), **refusals(VersionUnknown)},
 )
 async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
-    """How much of a version has arrived, so that an upload that broke off can go on."""
+    """Progress of the upload of a version, so that an interrupted upload can continue."""
     return await store.upload_state(version, name)
 
 
@@ -230,7 +230,7 @@ async def push_version(
     responses=refusals(PolicyUnknown),
 )
 async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
-    """Serves a named policy no longer. Generations under way end; rollouts that need more fail (kind `policy`)."""
+    """Stops serving a named policy. Generations in flight end; rollouts that need more fail (kind `policy`)."""
     await store.drop_policy(name)
 
 

@@ -95,7 +95,7 @@ async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions,
     responses={200: json_response(SessionList(sessions=[SESSION_INFO])), **refusals(SessionsNotConfigured)},
 )
 async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
-    """Those of the caller's key, the oldest first."""
+    """The sessions of the caller's key, oldest first."""
     return SessionList(sessions=await sessions.store.infos(namespace_of(caller)))
 
 
@@ -107,7 +107,7 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
     responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
 )
 async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
-    """How far the session is."""
+    """State of the session."""
     return await sessions.store.info(session_id, namespace_of(caller))
 
 
@@ -130,7 +130,7 @@ async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedC
 async def session_samples(
     request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
 ) -> Response:
-    """Its branches as rollouts, with their rewards.
+    """The branches of the session as rollouts, with their rewards.
 
     `Accept: application/x-ndjson` and `application/vnd.apache.arrow.stream` give them in the form of `POST /rollout`,
     with a summary whose `request_id` is the session.
@@ -195,7 +195,7 @@ async def reward_session(
 ) -> Response:
     """Rewards the session, or one of its generated messages and with it the branches that hold it.
 
-    With `judge` the environment of the session's task says how much.
+    With `judge` the environment of the session's task computes the reward.
     """
     reward = await read_json_body(request, SessionReward, MOST_BYTES_OF_A_REWARD, "send fewer parts")
     return Response(
@@ -211,7 +211,7 @@ async def reward_session(
     responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
 )
 async def end_session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
-    """Ends it: calls in flight are aborted, further ones refused. Its record stays readable until it expires."""
+    """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
     return await sessions.store.end(session_id, namespace_of(caller))
 
 
@@ -226,7 +226,7 @@ Opened = Annotated[OpenSession, Depends(opened_session)]
 async def admitted_call(
     request: Request, sessions: Sessions, opened: Opened
 ) -> AsyncGenerator[tuple[AdmittedRequest, Caller]]:
-    """Admits the call as one of who opened the session."""
+    """Admits the call on behalf of the caller who opened the session."""
     caller = await sessions.caller_of(opened)
     is_of_rollout = opened.share_id is not None
     async with aclosing(admitted_request(request, caller, is_of_rollout)) as admitting:

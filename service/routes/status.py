@@ -116,7 +116,7 @@ class Alive(BaseModel):
 
 @router.get("/healthz", **OPEN, summary="Check that the process is alive", responses=refusals())
 async def healthz() -> Alive:
-    """Answers as long as the process does. Needs no other deployment."""
+    """Answers while the process runs. Needs no other deployment."""
     return Alive()
 
 
@@ -124,5 +124,5 @@ async def healthz() -> Alive:
     "/readyz", **OPEN, summary="Check that rollouts can be served", responses={200: json_response(READY), **refusals()}
 )
 async def readyz(services: Services) -> Ready:
-    """Asks every replica of the generator and of the environments. 503 if no rollout would work; it says why."""
+    """Checks every replica of the generator and of the environments. 503, with the reason, if no rollout would work."""
     return Ready(degraded=await services.readiness.check())

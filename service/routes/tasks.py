@@ -57,7 +57,7 @@ async def task_samples(
     task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],
     count: Annotated[int, Query(ge=1, le=10_000, description="How many samples.")] = 8,
     seed: Annotated[int | None, Query(ge=0, lt=2**63, description=SEED)] = None,
-    start: Annotated[int, Query(ge=0, lt=2**53, description="The place of the first one; see `SampleRange`.")] = 0,
+    start: Annotated[int, Query(ge=0, lt=2**53, description="Place of the first sample; see `SampleRange`.")] = 0,
     split: Annotated[str | None, Query(description="A part of the task's data, by default the first.")] = None,
 ) -> Response:
     """A page of the task's data, or of what its environment makes. The samples can be posted as they are.

@@ -14,14 +14,14 @@ from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 
 POLL_S = 0.5
 REPLICA_FAILED = "A replica failed to start with exception."
-"""How Serve's message begins while it retries a replica whose constructor raised."""
+"""Prefix of Serve's message while it retries a replica whose constructor raised."""
 NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total resources available: (\{.*?\})\.")
-"""In Serve's message about replicas for which the Ray cluster has no room."""
+"""Part of Serve's message about replicas for which the Ray cluster lacks resources."""
 TRACEBACK = "Traceback (most recent call last):"
 SERVE_RAISES = f"RuntimeError: {TRACEBACK}"
 """Serve raises the traceback of a constructor as the text of an exception of its own."""
 REFUSAL = re.compile(r"^deployments\.[\w.]+\.(?:UnsupportedTokenizer|ParserUnusable): ", re.MULTILINE)
-"""How the last line of a traceback begins that is a sentence for the user: the rest is nothing to them."""
+"""Prefix of a traceback's last line that is a sentence for the user, who needs nothing else of the traceback."""
 RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def deploy(config: ServeDeploySchema) -> None:
 
 
 def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
-    """Yields what is still starting, twice a second, until every application runs.
+    """Yields the deployments that are still starting, twice a second, until every application runs.
 
     Raises:
         ServiceNotStarted: as `Startup.observe`.
@@ -44,7 +44,7 @@ def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROO
 
 
 class Startup:
-    """Judges the states that Serve reports: ready, still starting, or never to be ready."""
+    """Classifies the states that Serve reports: ready, starting, or failed."""
 
     def __init__(self, application_names: list[str], room_timeout_s: float) -> None:
         self._application_names = application_names
@@ -53,7 +53,7 @@ class Startup:
         """By deployment name; seconds of the caller's clock."""
 
     def observe(self, applications: Mapping[str, ApplicationStatusOverview], now: float) -> str | None:
-        """Returns what is still starting, for the user to read, or None once every application runs.
+        """The deployments that are still starting, for the user to read; `None` once every application runs.
 
         Raises:
             ServiceNotStarted: an application cannot be built, the constructor of a replica raised, or a deployment has
@@ -86,7 +86,7 @@ class Startup:
 
 
 def failures_of(app: ApplicationStatusOverview) -> list[str]:
-    """Why an application will not run: one text for each deployment that failed, or Serve's own for the application."""
+    """Reasons why an application will not run: one for each failed deployment, or Serve's own for the application."""
     failed = [
         f"{name} failed to start. {reason_in(deployment.message)}"
         for name, deployment in app.deployments.items()
@@ -99,7 +99,7 @@ def failures_of(app: ApplicationStatusOverview) -> list[str]:
 
 
 def missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
-    """Says what a deployment asks for and the Ray cluster does not have free; else None."""
+    """The resources that a deployment waits for; `None` if the Ray cluster has them free."""
     if (match := NO_ROOM.search(deployment.message)) is None:
         return None
     required, available = json.loads(match[1]), json.loads(match[2])
@@ -113,9 +113,9 @@ def missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
 
 
 def reason_in(message: str) -> str:
-    """The user's part of the traceback in Serve's message, without Ray's frames; a message without one as it is.
+    """The user's part of the traceback in Serve's message, without Ray's frames; a message without one unchanged.
 
-    Of what the service itself refuses, the sentence alone.
+    For a refusal by the service itself it is the sentence alone.
     """
     if (refusal := REFUSAL.search(message)) is not None:
         return message[refusal.end() :].strip()
