@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.access.keys import ANYBODY, Caller, KeyQuotas, KeysInvalid, hash_of, new_key, parsed_keys
+from service.access.keys import Caller, KeyQuotas, KeysInvalid, hash_of, new_key, parsed_keys
 
 KEY, OTHER = new_key(), new_key()
 ENTRY: dict[str, Any] = {"name": "team", "sha256": hash_of(KEY), "scopes": ["rollout"]}
@@ -134,11 +134,3 @@ def test_a_caller_shows_neither_key_nor_hash(caplog: pytest.LogCaptureFixture) -
         shown = repr([keys, keys.caller_with(KEY)]) + caplog.text
     assert KEY not in shown
     assert hash_of(KEY) not in shown
-
-
-def test_an_admin_may_everything_and_others_what_their_scopes_say() -> None:
-    assert all(ANYBODY.may(scope) for scope in ("rollout", "policy", "read", "admin"))
-    assert [Caller("a", frozenset({"admin"})).may("policy"), Caller("b", frozenset({"read"})).may("rollout")] == [
-        True,
-        False,
-    ]

@@ -16,6 +16,11 @@ RANGE = {"task_name": "math", "count": 4}
 LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
 
 
+def logged(**fields: Any) -> dict[str, Any]:
+    """A request whose one message has these fields."""
+    return {"samples": [{"task_name": "math", "message_log": [{**LOG[0], **fields}]}]}
+
+
 @pytest.mark.parametrize(
     ("body", "field", "says"),
     [
@@ -38,15 +43,11 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         ({"samples": [{"task_name": "math"}]}, "samples[0]", "messages and message_log are both missing"),
         ({"samples": [{**GOOD, "messages": []}]}, "samples[0].messages", "at least 1 item"),
         (
-            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [64, VOCAB_SIZE]}]}]},
+            logged(token_ids=[64, VOCAB_SIZE]),
             "samples[0].message_log[0].token_ids[1]",
             "262 is not a token of the model; its ids are 0 to 261",
         ),
-        (
-            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [-1]}]}]},
-            "samples[0].message_log[0].token_ids[0]",
-            "greater than or equal to 0",
-        ),
+        (logged(token_ids=[-1]), "samples[0].message_log[0].token_ids[0]", "greater than or equal to 0"),
         ({"samples": [{**GOOD, "reward": 1}, {**GOOD, "status": 1}]}, "samples[1].status", "field of the result"),
         ({"samples": [GOOD], "sampling": {"temperature": float("nan")}}, "sampling.temperature", "finite number"),
         ({"samples": [GOOD], "sampling": {"temperature": float("inf")}}, "sampling.temperature", "finite number"),
@@ -62,30 +63,15 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         ({"samples": [GOOD], "sampling": {"greedy": "yes"}}, "sampling.greedy", "valid boolean"),
         ({"samples": [{**GOOD, "note": [1.0, float("nan")]}]}, "samples[0].note", "NaN or infinity"),
         ({"samples": [{**GOOD, "extra_env_info": {"x": float("inf")}}]}, "samples[0].extra_env_info", "infinity"),
+        (logged(token_ids=[]), "samples[0].message_log", "it has no token"),
         (
-            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": []}]}]},
-            "samples[0].message_log",
-            "it has no token",
-        ),
-        (
-            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "generation_logprobs": [-1.0, -2.0]}]}]},
+            logged(generation_logprobs=[-1.0, -2.0]),
             "samples[0].message_log[0]",
             "2 generation_logprobs for 1 token_ids",
         ),
+        (logged(token_id=1), "samples[0].message_log[0].token_id", "not known"),
         (
-            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_id": 1}]}]},
-            "samples[0].message_log[0].token_id",
-            "not known",
-        ),
-        (
-            {
-                "samples": [
-                    {
-                        "task_name": "math",
-                        "message_log": [{**LOG[0], "weight_versions": [{"version": "step-1", "start": 0, "end": 1}]}],
-                    }
-                ]
-            },
+            logged(weight_versions=[{"version": "step-1", "start": 0, "end": 1}]),
             "samples[0].message_log[0].weight_versions[0].version",
             "match pattern",
         ),
@@ -234,7 +220,7 @@ def test_many_mistakes_are_named_up_to_a_number() -> None:
 
 
 def test_of_a_list_with_many_wrong_elements_one_is_named() -> None:
-    body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
+    body = logged(token_ids=["a"] * 500)
     [error] = ScriptedHttp().post(body).json()["errors"]
     assert (error["field"], error["value"]) == ("samples[0].message_log[0].token_ids[0]", "a")
 

@@ -356,6 +356,14 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
     ]
 
 
+def test_a_rollback_of_another_type_than_json_is_not_supported() -> None:
+    service = ScriptedHttp()
+    answer = service.request("POST", "/policy/rollback", content='{"to": 5}', headers={"content-type": "text/csv"})
+    errors = [("content-type", "'text/csv' is not supported; send application/json", "text/csv")]
+    assert_problem(answer, 415, "unsupported-media-type", errors)
+    assert service.store.calls == []
+
+
 @pytest.mark.parametrize(
     ("body", "field", "value"),
     [
