@@ -12,6 +12,14 @@ from tests.service.scripted_http import ScriptedHttp
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 
 
+def access_of_a_key(folder: Path, **fields: Any) -> tuple[AccessControl, str]:
+    """An access control that knows one key, `team`, which may play; and the key. `fields` are those of its entry."""
+    path, key = folder / "keys.json", new_key()
+    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], **fields}
+    path.write_text(json.dumps({"keys": [entry]}))
+    return AccessControl.of(AccessSettings(keys_file=str(path)), None), key
+
+
 class KeyedHttp:
     """A service with one key of each scope, named after it."""
 

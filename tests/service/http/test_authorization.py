@@ -1,6 +1,5 @@
 """Keys over HTTP: who is let in, who is not, and what is said then."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from service.access.access_control import AccessControl
-from service.access.keys import SCOPES, hash_of, new_key
-from service.settings import AccessSettings
+from tests.service.keyed_http import KeyedHttp, access_of_a_key
 from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
@@ -74,20 +71,9 @@ OF_A_SESSION = {
 """They take the key of the session: tests/service/routes/test_sessions.py."""
 
 
-class Keys:
-    """A keys file with one key of each scope, named after it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.of = {scope: new_key() for scope in SCOPES}
-        entries = [{"name": scope, "sha256": hash_of(key), "scopes": [scope]} for scope, key in self.of.items()]
-        self.path = folder / "keys.json"
-        self.path.write_text(json.dumps({"keys": entries}))
-        self.service = ScriptedHttp(access=AccessControl.of(AccessSettings(keys_file=str(self.path)), "0.0.0.0"))
-
-
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
+def keyed(tmp_path: Path) -> KeyedHttp:
+    return KeyedHttp(tmp_path)
 
 
 def call(service: ScriptedHttp, name: str, authorization: str | None, prefix: str = "/v1") -> httpx.Response:
@@ -116,25 +102,25 @@ def test_every_route_states_its_scope_in_the_openapi_document() -> None:
 @pytest.mark.parametrize("prefix", ["/v1", ""])
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_route_refuses_a_request_without_a_key_and_one_with_the_key_of_another_scope(
-    keys: Keys, name: str, prefix: str
+    keyed: KeyedHttp, name: str, prefix: str
 ) -> None:
-    missing = call(keys.service, name, None, prefix)
+    missing = call(keyed.service, name, None, prefix)
     assert (missing.status_code, missing.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
     assert missing.headers["www-authenticate"] == 'Bearer realm="rollout"'
-    for scope, key in keys.of.items():
-        answer = call(keys.service, name, f"Bearer {key}", prefix)
+    for scope, key in keyed.keys.items():
+        answer = call(keyed.service, name, f"Bearer {key}", prefix)
         if scope in (NEEDED[name], "admin"):
             assert answer.status_code not in (401, 403), scope
         else:
             assert (answer.status_code, answer.json()["type"]) == (403, "urn:rollout:problem:not-allowed")
             challenge = f'Bearer realm="rollout", error="insufficient_scope", scope="{NEEDED[name]}"'
             assert answer.headers["www-authenticate"] == challenge
-    assert not keys.service.has_started_something
+    assert not keyed.service.has_started_something
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_an_open_route_asks_for_no_key(keys: Keys, name: str) -> None:
-    assert call(keys.service, name, None).status_code == 200
+def test_an_open_route_asks_for_no_key(keyed: KeyedHttp, name: str) -> None:
+    assert call(keyed.service, name, None).status_code == 200
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -155,10 +141,7 @@ def test_a_service_without_keys_serves_requests_with_and_without_one() -> None:
 
 
 def test_the_rollouts_of_a_key_share_the_engines_as_one_party_with_its_weight(tmp_path: Path) -> None:
-    path, key = tmp_path / "keys.json", new_key()
-    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "weight": 4}
-    path.write_text(json.dumps({"keys": [entry]}))
-    access = AccessControl.of(AccessSettings(keys_file=str(path)), None)
+    access, key = access_of_a_key(tmp_path, weight=4)
     headers = {"authorization": f"bearer {key}"}
     bodies = {
         "/rollout": {"samples": [{"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}]},

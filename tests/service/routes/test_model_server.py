@@ -1,7 +1,6 @@
 """OpenAI's and Anthropic's APIs: bytes in and out, who may call, and what a call counts."""
 
 import inspect
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from fastapi.routing import APIRoute
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from service.access.access_control import OPEN_TO_ALL, AccessControl
-from service.access.keys import hash_of, new_key
 from service.routes.dependencies import request_id
-from service.settings import AccessSettings
+from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -100,11 +98,9 @@ def test_a_service_without_engines_says_so() -> None:
 
 
 def test_the_tokens_of_a_call_count_against_the_quota_of_its_key(tmp_path: Path) -> None:
-    path, key = tmp_path / "keys.json", new_key()
-    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "quotas": {"tokens_per_minute": 60}}
-    path.write_text(json.dumps({"keys": [entry]}))
+    access, key = access_of_a_key(tmp_path, quotas={"tokens_per_minute": 60})
     parts = [ServedPart(b"{}", 200, "application/json", ServedTokens(prompt=40, generated=60))]
-    service = serving(ScriptedModelServer(parts), AccessControl.of(AccessSettings(keys_file=str(path)), None))
+    service = serving(ScriptedModelServer(parts), access)
     headers = {**JSON, "authorization": f"Bearer {key}"}
     assert service.request("POST", "/v1/chat/completions", content=b"{}", headers=headers).status_code == 200
     refused = service.request("POST", "/v1/messages", content=b"{}", headers={**JSON, "x-api-key": key})
@@ -123,11 +119,9 @@ def test_the_tokens_of_a_call_count_against_the_quota_of_its_key(tmp_path: Path)
 def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
     tmp_path: Path, path: str, content: bytes, status: int
 ) -> None:
-    key_path, key = tmp_path / "keys.json", new_key()
-    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "quotas": {"max_rollouts": 4}}
-    key_path.write_text(json.dumps({"keys": [entry]}))
+    access, key = access_of_a_key(tmp_path, quotas={"max_rollouts": 4})
     server = ScriptedModelServer()
-    service = serving(server, AccessControl.of(AccessSettings(keys_file=str(key_path)), None))
+    service = serving(server, access)
     answer = service.request("POST", path, content=content, headers={**JSON, "authorization": f"Bearer {key}"})
     assert answer.status_code == status
     if status == 422:

@@ -19,10 +19,9 @@ from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
 from service.access.access_control import OPEN_TO_ALL, AccessControl
-from service.access.keys import hash_of, new_key
 from service.rollouts import retries
-from service.settings import AccessSettings
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
@@ -138,10 +137,8 @@ def test_a_session_ends_with_the_key_that_opened_it(tmp_path: Path) -> None:
 
 
 def keyed(folder: Path) -> Opened:
-    path, key = folder / "keys.json", new_key()
-    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "weight": 4}
-    path.write_text(json.dumps({"keys": [entry]}))
-    return Opened(access=AccessControl.of(AccessSettings(keys_file=str(path)), None), key=key)
+    access, key = access_of_a_key(folder, weight=4)
+    return Opened(access=access, key=key)
 
 
 def test_a_reward_that_names_an_unknown_message_is_refused() -> None:
