@@ -98,16 +98,16 @@ class Capacity:
         self._draw = draw
         self._in_flight = Amounts()
         self._ended: deque[tuple[float, Amounts]] = deque()
-        """When each recent request ended, and what it held."""
+        """End of each recent request, with the amounts that it held."""
         self._promised_until: dict[Resource, float] = {}
-        """When the callers that were told to wait will have used up what gets free."""
+        """Time at which waiting callers will have used up the capacity that gets free, by resource."""
 
     @property
     def in_flight(self) -> Amounts:
         return self._in_flight
 
     def set_bounds_of_replica(self, bounds: Mapping[Resource, Bound]) -> None:
-        """They apply to what grows from now on."""
+        """Replaces the bounds for reservations that grow from now on."""
         self._of_replica = bounds
 
     def grow(self, reservation: Reservation, wanted: Amounts, ingress_replicas: int, now: float) -> None:
@@ -133,7 +133,7 @@ class Capacity:
                 self._check(resource, 0, amount, ingress_replicas, now)
 
     def close(self, reservation: Reservation, now: float) -> None:
-        """Frees what the reservation holds. Closing it again changes nothing."""
+        """Releases the reservation; idempotent."""
         if reservation.held == Amounts():
             return
         self._add(reservation.held, sign=-1)
@@ -156,7 +156,7 @@ class Capacity:
                 raise CapacityExhausted(resource, self._in_flight.of(resource), replace(bound, most=share), wait_s)
 
     def _wait_s(self, resource: Resource, shortage: int, wanted: int, now: float) -> float:
-        """Until `shortage` has got free, and after those that were told to wait before."""
+        """Time until `shortage` is free, behind the callers that were told to wait earlier."""
         self._forget_old(now)
         freed = sum(amounts.of(resource) for _, amounts in self._ended)
         if not freed:

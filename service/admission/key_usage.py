@@ -24,7 +24,7 @@ SECONDS_PER_MINUTE = 60.0
 
 
 class TokenBudget:
-    """Saves up at most what a minute brings, and is full at the start."""
+    """A token bucket that holds at most a minute's worth."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         """Full at first; `per_minute` is at least 1."""
@@ -38,7 +38,7 @@ class TokenBudget:
         return 0.0 if self._tokens > 0 else (1 - self._tokens) / self._per_second
 
     def charge(self, tokens: float, now: float) -> None:
-        """Takes `tokens`, perhaps more than there are; gives them back if they are negative."""
+        """Takes `tokens`, possibly into debt; a negative amount is a refund."""
         self._advance(now)
         self._tokens = min(self._tokens - tokens, self._per_minute)
 
@@ -62,7 +62,7 @@ FIRST_EXPECTED_TOKENS = 256.0
 LEARNING_RATE = 1 / 16
 NO_BOUNDS: Mapping[Resource, Bound] = {}
 LONGEST_NAP_S = 1.0
-"""So soon it is noticed that tokens came back, or that a quota was raised."""
+"""Quota re-check interval: tokens may be refunded, or the quota raised."""
 
 
 class KeyUsage:
@@ -112,7 +112,7 @@ class KeyUsage:
         return min(self._mean_tokens, max_new_tokens)
 
     async def take(self, tokens: float) -> None:
-        """Waits for its turn among the generations of the key, and until the key has tokens; then charges `tokens`."""
+        """Waits behind earlier generations of the key, and until the key has tokens; then charges `tokens`."""
         async with self._next_in_turn:
             while (wait_s := self.wait_s()) > 0:
                 await asyncio.sleep(min(wait_s, LONGEST_NAP_S))
@@ -154,7 +154,7 @@ class KeyUsages:
         self._by_name: dict[str, KeyUsage] = {}
 
     def of(self, caller: Caller) -> KeyUsage | None:
-        """`None` for a caller without a key."""
+        """Usage by the caller's key; `None` for a caller without one."""
         if caller.name is None:
             return None
         usage = self._by_name.get(caller.name)
@@ -167,7 +167,7 @@ class KeyUsages:
 
 
 class MeteredGenerator(Generator):
-    """Counts the tokens of one request's rollouts against the quota of its key, and holds generations back meanwhile.
+    """Charges the tokens of one request's rollouts to the quota of its key; generations wait while it is used up.
 
     A generation is charged its expected length when it starts and its true length when it ends. One that fails gets its
     charge back; one that is cancelled keeps it, because the engine has worked for it.
@@ -177,7 +177,7 @@ class MeteredGenerator(Generator):
         self._generator = generator
         self._usage = usage
         self._counted: dict[str, int] = {}
-        """Tokens of each rollout that were counted."""
+        """Tokens that were charged, by rollout."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         usage, prompt_tokens = self._usage, len(request.prompt_token_ids)
