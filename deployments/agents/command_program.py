@@ -19,9 +19,9 @@ from deployments.failures import AgentFailed, EnvironmentLost
 
 MIB = 2**20
 STDERR_BYTES = 16_384
-"""Of the end of what a command writes there."""
+"""Length of the tail of stderr that is kept."""
 END_GRACE_S = 0.4
-"""Between the signal that asks a command to end and the one that ends it."""
+"""Time between the signal that asks a command to end and the one that kills it."""
 READ_AFTER_END_S = 0.2
 """How long stderr is read after the end."""
 LARGEST_REWARD_BYTES = 2**16
@@ -86,8 +86,8 @@ def started(
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 
-    Not by the event loop: uvloop forks, and gRPC's handlers of a fork break the new process now and then. Python's own
-    module does not let them run.
+    Not by the event loop: uvloop forks, and gRPC's fork handlers sometimes break the new process. Python's `subprocess`
+    does not run them.
     """
     try:
         return subprocess.Popen(
@@ -105,7 +105,7 @@ def started(
 
 
 async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
-    """Returns when the process has ended, whoever has inherited what from it."""
+    """Returns when the process has ended, even if others still hold its inherited files."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     fd = os.pidfd_open(process.pid)
     loop.add_reader(fd, ended.set)
@@ -119,7 +119,7 @@ async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
 
 @asynccontextmanager
 async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
-    """A pipe whose writing end the block gets, and closes. What is written there is read until a moment after it.
+    """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
 
     A process that outlives the command may hold it open.
     """
@@ -138,7 +138,7 @@ async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
 
 
 async def keep_tail(stderr: asyncio.StreamReader, said: LastSaid) -> None:
-    """Reads what a process writes to stderr, and keeps the end of it."""
+    """Reads the stderr of a process and keeps its tail."""
     tail, said.sentence = b"", "It wrote nothing to stderr."
     while part := await stderr.read(STDERR_BYTES):
         tail = (tail + part)[-STDERR_BYTES:]
@@ -147,7 +147,7 @@ async def keep_tail(stderr: asyncio.StreamReader, said: LastSaid) -> None:
 
 
 async def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and those of its group: asks first, and does not ask again."""
+    """Ends the process group: first by SIGTERM, then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         kill_group(process.pid, number)
         try:
@@ -174,7 +174,7 @@ def limits_of(settings: CommandSettings) -> list[str]:
 
 
 def session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, str]:
-    """What a command finds its session, its sample and the place of its reward by."""
+    """The variables that tell a command its session, its sample, and where to write its reward."""
     return {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_KEY": api_key,
@@ -186,7 +186,7 @@ def session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, 
 
 
 def reward_in(folder: Path) -> dict[str, float]:
-    """What the command has written as its reward; empty if it has written none. Raises `AgentFailed`."""
+    """The reward that the command has written; empty if it has written none. Raises `AgentFailed`."""
     try:
         # Not through a link: the command could name any file of the service by it.
         opened = os.open(folder / REWARD_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -199,7 +199,7 @@ def reward_in(folder: Path) -> dict[str, float]:
     try:
         return reward_of(orjson.loads(content), f"The file {REWARD_FILE} of the agent")
     except orjson.JSONDecodeError as error:
-        raise AgentFailed(f"The file {REWARD_FILE} of the agent holds no JSON.") from error
+        raise AgentFailed(f"The file {REWARD_FILE} of the agent is not JSON.") from error
 
 
 def ended(code: int) -> str:

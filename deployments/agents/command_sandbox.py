@@ -27,7 +27,7 @@ SOCKET = "/tmp/service.sock"
 RELAY = "/tmp/relay.py"
 TRIED_WITHIN_S = 30.0
 KEEPS_ENVIRONMENT = [part for part in NAMESPACES if part != "--clearenv"]
-"""That of the command is made for it already. On the command line other users of the machine would see its key."""
+"""The command's environment is already made for it, and a command line would show its key to other users."""
 
 
 class SandboxUnusable(Exception):
@@ -36,19 +36,19 @@ class SandboxUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommandLaunch:
-    """What one run is started with."""
+    """The command line of one run, and how the command reaches its session and folder."""
 
     argv: Sequence[str]
     base_url: str
-    """Of the session, as the command reaches it."""
+    """Address of the session, as the command reaches it."""
     folder: str
-    """Of the run, as the command sees it."""
+    """Folder of the run, as the command sees it."""
     fds: tuple[int, ...]
 
 
 class CommandSandbox:
     def __init__(self, settings: CommandSettings) -> None:
-        """Tries whether it works. Raises `SandboxUnusable`."""
+        """Checks that bubblewrap works. Raises `SandboxUnusable`."""
         if (bubblewrap := shutil.which("bwrap")) is None:
             raise SandboxUnusable("command.sandbox needs bubblewrap: apt-get install bubblewrap.")
         interpreter = default_interpreters(())[0]
@@ -66,7 +66,7 @@ class CommandSandbox:
 
     @asynccontextmanager
     async def around(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
-        """What starts the command with walls around it. Its way to the service is open within the block."""
+        """The launch of the command inside the sandbox. Its connection to the service is open within the block."""
         address = urlsplit(base_url)
         socket = folder.with_name(f"{folder.name}.sock")
 

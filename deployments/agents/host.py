@@ -18,17 +18,17 @@ from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 COMMANDS_AT_ONCE = 16
-"""Of a replica, unless the config says how many."""
+"""Default limit of concurrent commands of a replica."""
 SECONDS = "agent_s"
 """The metric with the wall time of a run."""
 ENDED_WITHIN_S = 1.0
-"""A function that ignores its cancellation for longer goes on unheard."""
+"""Time limit for a cancelled run to end; a function that takes longer is abandoned."""
 HOST_GRACE_S = 30.0
-"""After the end of a run's time, in which the program ends it. Then the host gives the run up."""
+"""Extra time after a run's timeout in which its program ends it, before the host fails the step."""
 
 
 class AgentRunsOfTask(TaskEnvironment):
-    """Its step is a whole run: `extra_env_info` says what for, and the outcome's reward is the agent's own."""
+    """A step is a whole run: `extra_env_info` is the call, and the reward is the agent's own."""
 
     description = "Runs the agent of a task."
     ExtraEnvInfo = AgentCall
@@ -85,7 +85,7 @@ def program_of(settings: AgentSettings) -> AgentProgram:
 
 
 class AnyInfo(BaseModel):
-    """Whatever the agent needs to know."""
+    """Fields for the agent, whatever they are."""
 
     model_config = ConfigDict(extra="allow")
 

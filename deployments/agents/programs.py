@@ -24,25 +24,25 @@ from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
 
 MOST_SHOWN = 2000
-"""Characters of what an agent has written that its failure shows."""
+"""Characters of an agent's output that its failure shows."""
 REWARD: TypeAdapter[float | dict[str, float] | None] = TypeAdapter(FiniteFloat | dict[str, FiniteFloat] | None)
 
 
 class AgentCall(BaseModel):
-    """What one run gets."""
+    """The arguments of one run."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     base_url: str
-    """Of its session. OpenAI's clients take it with `/v1` at its end, Anthropic's without."""
+    """Address of its session. OpenAI's clients take it with `/v1` appended, Anthropic's without."""
     api_key: str
     sample: dict[str, JsonValue]
-    """As it was posted, with `task_name` and `idx`."""
+    """The sample as it was posted, with `task_name` and `idx`."""
 
 
 @dataclass(slots=True)
 class LastSaid:
-    """What one run has said last, for whoever ends it."""
+    """The last output of one run, for the message of its failure."""
 
     sentence: str = ""
 
@@ -56,7 +56,7 @@ class AgentProgram(Protocol):
         Cancelling the call ends the run, within a second.
 
         Args:
-            said: is kept current.
+            said: updated during the run.
 
         Raises:
             AgentFailed: it failed. The message has what it said last.
@@ -72,13 +72,13 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
         what: the subject of the failure's message.
 
     Raises:
-        AgentFailed: it is no reward.
+        AgentFailed: it is not a reward.
     """
     try:
         reward = REWARD.validate_python(given, strict=True)
     except ValidationError as error:
         raise AgentFailed(
-            f"{what} is no reward: it must be a finite number, an object of named ones, or null, got {shown(given)}."
+            f"{what} is not a reward: it must be a finite number, an object of named ones, or null, got {shown(given)}."
         ) from error
     if reward is None:
         return {}
@@ -86,13 +86,13 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value."""
+    """The beginning of a value's representation."""
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def last_of(text: str) -> str:
-    """The end of what an agent has written."""
+    """The end of a text, stripped."""
     text = text.strip()
     return text if len(text) <= MOST_SHOWN else f"...{text[-MOST_SHOWN:]}"
 
@@ -129,7 +129,7 @@ class HarnessProgram(AgentProgram):
         try:
             answer = orjson.loads(body) if body.strip() else None
         except orjson.JSONDecodeError as error:
-            raise AgentFailed(f"The harness at {self._url} answered no JSON: {answered}") from error
+            raise AgentFailed(f"The harness at {self._url} answered without JSON: {answered}") from error
         return reward_of(answer, f"The answer of the harness at {self._url}")
 
     async def _answer(self, call: AgentCall) -> tuple[int, bytes]:
@@ -173,17 +173,17 @@ class CallableProgram(AgentProgram):
 
 
 def load_agent(import_path: str) -> Agent:
-    """Raises `AgentNotLoadable`: nothing can be imported from there, or it is no async function of three arguments."""
+    """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of three arguments."""
     module_name, _, name = import_path.partition(":")
     if not (module_name and name):
-        raise AgentNotLoadable(f"{import_path!r} is no import path: write package.module:function.")
+        raise AgentNotLoadable(f"{import_path!r} is not an import path: write package.module:function.")
     try:
         agent = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
     if not (callable(agent) and is_async(agent)):
         raise AgentNotLoadable(
-            f"{import_path} is no async function: write async def {name}(base_url, api_key, sample)."
+            f"{import_path} is not an async function: write async def {name}(base_url, api_key, sample)."
         )
     try:
         inspect.signature(agent).bind("base_url", "api_key", "sample")

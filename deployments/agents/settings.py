@@ -1,4 +1,4 @@
-"""What a config says of an agent: the program that plays the rollouts of a task. Imports neither Ray nor vLLM."""
+"""Settings of an agent, the program that plays the rollouts of a task. Imports neither Ray nor vLLM."""
 
 from typing import Literal, Self
 
@@ -17,7 +17,7 @@ class CommandSettings(StrictSettings):
     argv: list[str] = Field(min_length=1)
     """The program and its arguments. No shell reads them."""
     environment_variables: dict[str, str] = Field(default_factory=dict)
-    """Of the process. Those of the session come on top."""
+    """Variables of the process, besides those of the session."""
     passed_variables: list[str] = Field(default_factory=lambda: list(PASSED_VARIABLES))
     """Names of variables of the service's own processes that it gets too. All others stay with the service: there are
     keys among them."""
@@ -27,17 +27,17 @@ class CommandSettings(StrictSettings):
     folders: list[str] = Field(default_factory=list)
     """With `sandbox`: absolute paths of further folders that it may read."""
     memory_limit_mib: int | None = Field(default=None, ge=32)
-    """Of the address space of each of its processes; null for no limit. Some runtimes, such as Node's, reserve far more
-    than they use."""
+    """Address space of each of its processes; null for no limit. Some runtimes, such as Node's, reserve far more than
+    they use."""
     processor_time_limit_s: int | None = Field(default=None, ge=1)
-    """Of each of its processes, in seconds; null for no limit."""
+    """Processor time of each of its processes, in seconds; null for no limit."""
 
     @model_validator(mode="after")
     def has_folders_for_a_sandbox(self) -> Self:
         if self.folders and not self.sandbox:
             raise ValueError("folders has a meaning with sandbox alone: without it the command reads all that it may")
         if wrong := [folder for folder in self.folders if not folder.startswith("/")]:
-            raise ValueError(f"folders: {wrong[0]!r} is no absolute path")
+            raise ValueError(f"folders: {wrong[0]!r} is not an absolute path")
         return self
 
 
@@ -66,9 +66,9 @@ class AgentSettings(StrictSettings):
     timeout_s: float = Field(default=600.0, gt=0, le=LONGEST_RUN_S)
     """Seconds after which a run is ended, from its start; a run that waits for a place uses none of them."""
     limits: SessionLimits = SessionLimits()
-    """Of the session of each rollout. A request's `max_rollout_turns`, if it has one, bounds `max_calls` too."""
+    """Limits of the session of each rollout. A request's `max_rollout_turns`, if it has one, bounds `max_calls` too."""
     max_concurrent_runs: int | None = Field(default=None, ge=1)
-    """Of one replica; further ones wait. By default 16 for a command, and no bound for the others."""
+    """Concurrent runs of one replica; further ones wait. By default 16 for a command, unbounded otherwise."""
 
     @model_validator(mode="after")
     def is_one_program(self) -> Self:

@@ -38,7 +38,7 @@ class DataReader(Protocol):
         ...
 
     async def revision(self, wanted: SampleRange) -> str:
-        """Of the data behind the range: another one where its places may have other samples.
+        """Revision of the data behind the range. Equal revisions have equal samples at equal places.
 
         Raises:
             DataRefused: there is no such split.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCANNED_BYTES = 2**24
 MOST_DIGESTED_ROWS = 1024
-"""Of a data set that is no file of JSON lines: reading all of a large one takes minutes."""
+"""Rows that the digest of a data set reads, because reading all of a large one takes minutes."""
 DIGEST_BYTES = 16
 NEWLINE, RETURN = 10, 13
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ class Rows(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """Of their content, the same on every machine. Computed when it is asked for first."""
+        """Digest of their content, the same on every machine. Computed at the first access."""
         ...
 
     def read(self, numbers: Sequence[int]) -> list[Row]:
@@ -106,9 +106,9 @@ class JsonLinesFile:
         try:
             row = from_json(line)
         except ValueError as error:
-            raise DataRefused(f"{self.place_of(place)} is no JSON: {error}") from error
+            raise DataRefused(f"{self.place_of(place)} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise DataRefused(f"{self.place_of(place)} is no JSON object")
+            raise DataRefused(f"{self.place_of(place)} is not a JSON object")
         return row
 
     def place_of(self, place: int) -> str:
@@ -127,7 +127,7 @@ class DatasetRows(Rows):
 
     @cached_property
     def digest(self) -> bytes:
-        """Of their number and of up to `MOST_DIGESTED_ROWS` of them, which are spread evenly."""
+        """Digest of their number and of up to `MOST_DIGESTED_ROWS` of them, which are spread evenly."""
         numbers = np.unique(np.linspace(0, len(self) - 1, MOST_DIGESTED_ROWS, dtype=np.int64)).tolist()
         rows = to_json([len(self), self.read(numbers)], serialize_unknown=True, bytes_mode="base64")
         return blake2b(rows, digest_size=DIGEST_BYTES).digest()

@@ -18,7 +18,7 @@ from deployments import logs
 from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
 from deployments.data.rows import DatasetRows, JsonLines, Rows
 from deployments.data.settings import DataSettings, HubSettings
-from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, value_at
+from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, get_path
 from rollout_client.contract.rollouts import SampleInput
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def check_rows(
 def check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> None:
     """Raises `DataNotLoadable` if a column is named that no row has."""
     for target, column in columns.named:
-        if all(value_at(row, column) is MISSING for row in rows):
+        if all(get_path(row, column) is MISSING for row in rows):
             there = ", ".join(islice(dict.fromkeys(name for row in rows for name in row), MOST_NAMED_COLUMNS))
             raise DataNotLoadable(f"columns.{target}: there is no column {column!r}; the rows have {there}.")
 

@@ -57,13 +57,13 @@ class SampleColumns:
         """
         sample: Row = {}
         for target, source in self._sources.items():
-            if (value := value_at(row, source.column)) is MISSING:
+            if (value := get_path(row, source.column)) is MISSING:
                 continue
             first, _, rest = ("messages" if target == "prompt" else target).partition(".")
             if rest:
-                put(sample.setdefault(first, {}), rest.split("."), read(source, value))
+                set_path(sample.setdefault(first, {}), rest.split("."), extract(source, value))
             else:
-                sample[first] = read(source, value)
+                sample[first] = extract(source, value)
         if "messages" in sample:
             sample["messages"] = self._messages(sample["messages"])
         return sample
@@ -78,22 +78,22 @@ class SampleColumns:
         return prompt
 
 
-def value_at(row: Row, path: str) -> Any:
+def get_path(row: Row, path: str) -> Any:
     """The value of a column, or of a field inside one; `MISSING` if there is none."""
     if path in row:
         return row[path]
     first, _, rest = path.partition(".")
     inner = row.get(first)
-    return value_at(inner, rest) if rest and isinstance(inner, dict) else MISSING
+    return get_path(inner, rest) if rest and isinstance(inner, dict) else MISSING
 
 
-def put(fields: Row, path: list[str], value: Any) -> None:
+def set_path(fields: Row, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         fields = fields.setdefault(name, {})
     fields[path[-1]] = value
 
 
-def read(source: ColumnSettings, value: Any) -> Any:
+def extract(source: ColumnSettings, value: Any) -> Any:
     """Raises `ValueError` if the value is not as the config says."""
     if source.pattern is not None:
         found = re.search(source.pattern, text_of(source, value))
@@ -104,13 +104,13 @@ def read(source: ColumnSettings, value: Any) -> Any:
         try:
             return from_json(text_of(source, value))
         except ValueError as error:
-            raise ValueError(f"column {source.column!r} is no JSON: {error}") from error
+            raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
     return value
 
 
 def text_of(source: ColumnSettings, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"column {source.column!r} is no text: {value!r:.80}")
+        raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
     return value
 
 
@@ -125,7 +125,7 @@ class Permutation:
     """
 
     def __init__(self, size: int, key: Sequence[int | str]) -> None:
-        """Args: `key` chooses the permutation; `size` is at least 1."""
+        """Derives the permutation from `key`; `size` is at least 1."""
         self._size = np.uint64(size)
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._shift, self._mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
@@ -142,12 +142,12 @@ class Permutation:
     def _permuted(self, places: Places) -> Places:
         left, right = places >> self._shift, places & self._mask
         for key in self._round_keys:
-            left, right = right, left ^ (mixed(right + key) & self._mask)
+            left, right = right, left ^ (splitmix64(right + key) & self._mask)
         return (left << self._shift) | right
 
 
-def mixed(values: Places) -> Places:
-    """Each bit depends on all bits: the last part of splitmix64."""
+def splitmix64(values: Places) -> Places:
+    """The finalizer of splitmix64, by which each bit depends on all bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -167,11 +167,11 @@ class Split:
     rows: Rows
     size: int
     first: int = 0
-    """Where it begins among the rows, in the order that `held_out` makes."""
+    """Its beginning among the rows, in the order of `held_out`."""
     held_out: Permutation | None = None
     """The order of the rows of which some are held out."""
     held_out_seed: int | None = None
-    """What chose that order."""
+    """Seed of that order."""
 
     def numbers(self, places: Places) -> list[int]:
         """The numbers of the rows at these places of the split."""
@@ -215,9 +215,9 @@ class TaskData:
                 yield encoded(sample, chosen.rows.place_of(number))
 
     def revision(self, split: str | None, shuffle_seed: int | None) -> str:
-        """Of which rows are at which places of a split, and what becomes of them. Equal revisions give equal samples.
+        """Digest of the rows, their order in a split, and their columns. Equal revisions give equal samples.
 
-        Takes a second for a gigabyte of JSON lines, the first time. Args, and what is raised: as `samples`.
+        Takes a second for a gigabyte of JSON lines, the first time. Arguments and failures are those of `samples`.
         """
         chosen = self._split(split)
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed

@@ -21,7 +21,7 @@ from deployments.workers.pool import assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, reply_text
 
 RUNS_PER_CORE = 2
-"""One is started and ended by the kernel while the other one computes."""
+"""The kernel starts or ends one while the other one computes."""
 
 
 class SandboxSettings(BaseModel):
@@ -30,8 +30,8 @@ class SandboxSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     url: str | None = None
-    """Of a server that runs the programs (`deployments/sandbox/server.py`), in place of the machine of the replica. The
-    server decides about its isolation. Its token is in the environment variable `ROLLOUT_SANDBOX_TOKEN`."""
+    """Address of a server that runs the programs (`deployments/sandbox/server.py`) in place of the replica's machine.
+    The server chooses its isolation. Its token is in the environment variable `ROLLOUT_SANDBOX_TOKEN`."""
     isolation: Literal["auto", "bubblewrap", "namespaces", "limits"] = "auto"
     """`auto` takes the strongest one that works on the machine of the replica."""
     require: Literal["all"] | tuple[WallName, ...] = ()
@@ -41,11 +41,11 @@ class SandboxSettings(BaseModel):
     max_concurrent_runs: Annotated[int, Field(ge=1)] | None = None
     """Without it two for each of the `num_cpus` that Ray reserves for the replica."""
     time_limit_s: Annotated[float, Field(gt=0)] = 30.0
-    """Of wall time for one run, in seconds."""
+    """Wall time of one run, in seconds."""
     processor_time_limit_s: Annotated[float, Field(gt=0)] = 5.0
-    """Of all processes of one run together, in seconds."""
+    """Processor time of all processes of one run together, in seconds."""
     memory_limit_mib: Annotated[int, Field(ge=32)] = 512
-    """Of all processes of one run together, and of the address space of each."""
+    """Memory of all processes of one run together, and address space of each."""
     max_processes: Annotated[int, Field(ge=1)] = 32
     """Processes and threads of one run."""
 

@@ -52,7 +52,7 @@ class CodeInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     tests: Annotated[list[Test], Field(max_length=1000)] = []
-    """What the program of the reply must do."""
+    """Tests of the reply's program."""
     setup: Source = ""
     """Python that is run before the program: imports, or the beginning of a function that the reply completes."""
     ground_truth: str | None = None
@@ -74,7 +74,7 @@ class CodeInfo(BaseModel):
 RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
 CLOSE = 1e-9
 SHOWN = 300
-"""Characters of what a test gave."""
+"""Characters of a test's result that are shown."""
 ENDED_BY = {
     "time": "took too long",
     "processor_time": "used too much processor time",
@@ -85,11 +85,11 @@ ENDED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class ProgramVerdict:
-    """Of one test."""
+    """The result of one test."""
 
     passed: bool
     problem: str = ""
-    """What was wrong, as a sentence."""
+    """A sentence about the failure; empty for a test that passed."""
 
 
 async def judge(

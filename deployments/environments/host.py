@@ -40,15 +40,15 @@ def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, A
     """The first `MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
-        for location, message in problems_of(model, extra_env_info).items():
+        for location, message in validation_errors(model, extra_env_info).items():
             refused.append(RefusedField(place, location, message))
             if len(refused) == MOST_REFUSED_FIELDS:
                 return refused
     return refused
 
 
-def problems_of(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
-    """What is wrong, by field. The alternatives of a union are one problem of their field."""
+def validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
+    """Validation errors by field. The alternatives of a union are one error of their field."""
     try:
         model.model_validate(extra_env_info)
     except ValidationError as error:
@@ -103,7 +103,7 @@ NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 
 
 class TooManyThreads(Exception):
-    """The message says how many hang, and of which task."""
+    """Too many plain steps hang in their threads. The message has their number and the task."""
 
 
 class EnvironmentHost:
@@ -118,7 +118,9 @@ class EnvironmentHost:
         chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
         reward_models: Mapping[str, Any] = NO_MODELS,
     ) -> None:
-        """Args:
+        """Makes the environment.
+
+        Args:
             reward_models: the handles of their deployments, by name.
 
         Raises:
@@ -136,7 +138,7 @@ class EnvironmentHost:
         )
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
         self._heartbeats = Heartbeats()
-        self._callers_watch = CallerWatch(self._give_up)
+        self._callers_watch = CallerWatch(self._fail_steps)
         install(self.drain)
 
     async def step(
@@ -164,7 +166,7 @@ class EnvironmentHost:
                         self._heartbeats.note_results(listener)
                     yield StepResults(results, self._steps.load)
 
-    def _give_up(self, step_ids: Sequence[str]) -> None:
+    def _fail_steps(self, step_ids: Sequence[str]) -> None:
         self._steps.fail(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:

@@ -37,7 +37,7 @@ AGAIN = (
     'That ended with no valid verdict ({problem}). Answer with the JSON object alone: {{"score": ..., "reason": ...}}'
 )
 MOST_BRACES = 64
-"""At the end of an answer, of which one opens the verdict."""
+"""Opening braces at the end of an answer that may begin the verdict."""
 QUESTIONS = (
     "Explain to a child why the sky is blue.",
     "Write a polite note that declines an invitation.",
@@ -54,7 +54,7 @@ class LlmJudgeInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     rubric: str | None = None
-    """What a good reply is; by default the rubric of the config."""
+    """Criteria of a good reply; by default the rubric of the config."""
     reference: str | None = None
     """A good reply, which the judge gets to see."""
 
@@ -90,12 +90,14 @@ class LlmJudgeEnvironment(TaskEnvironment):
         highest: float = 10.0,
         verdict_attempts: Annotated[int, Field(ge=1, le=10)] = 3,
     ) -> None:
-        """Args:
-        rubric: of samples without one of their own.
-        judge: name of the model under `models` of the entry in the config.
-        lowest: the worst score.
-        highest: the best score, above `lowest`.
-        verdict_attempts: how often the judge is asked until its answer ends with a verdict.
+        """Checks the scale.
+
+        Args:
+            rubric: the rubric of samples without one of their own.
+            judge: name of the model under `models` of the entry in the config.
+            lowest: the worst score.
+            highest: the best score, above `lowest`.
+            verdict_attempts: how often the judge is asked until its answer ends with a verdict.
         """
         if not lowest < highest:
             raise ValueError(f"highest must be above lowest, got {lowest:g} and {highest:g}")

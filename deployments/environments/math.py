@@ -27,7 +27,7 @@ from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool, assigned
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 COMPARISON_MEMORY_BYTES = 2**30
-"""What a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
+"""Memory that a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
 DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
@@ -35,7 +35,7 @@ class MathComparison(NamedTuple):
     """The result of a worker."""
 
     correct: bool | None
-    """None if the ground truth is no mathematical expression."""
+    """None if the ground truth is not a mathematical expression."""
     extracted: str | None
     """The answer that math-verify read out of the response."""
 
@@ -78,7 +78,7 @@ def is_same_text(ground_truth: str, answer: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def expected_of(ground_truth: str) -> list[Any]:
-    """What math-verify reads out of a ground truth, which the rollouts of a group share; empty if it cannot be read."""
+    """The parsed ground truth, which the rollouts of a group share; empty if math-verify cannot read it."""
     expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
     # A text between delimiters that is no expression is compared as a text.
     return expected or (read(ground_truth) if has_delimiters(ground_truth) else [])
@@ -256,7 +256,7 @@ class MathEnvironment(TaskEnvironment):
             reason = f"incorrect. The check took {error}."
             return MathVerdict(correct=False, reason=reason, answer=answer.text)
         if found.correct is None:
-            raise SampleRejected(f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}")
+            raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
         return MathVerdict(correct=found.correct, reason=reason_of(found.correct, expected), answer=text)
 
@@ -274,7 +274,7 @@ class MathEnvironment(TaskEnvironment):
 
 
 def choice_verdict(answer: Answer, ground_truth: str | int | float) -> MathVerdict:
-    """Raises `SampleRejected` if the ground truth is no letter."""
+    """Raises `SampleRejected` if the ground truth is not a letter."""
     expected = letter_of(str(ground_truth))
     if expected is None:
         raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")

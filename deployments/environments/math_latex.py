@@ -27,7 +27,7 @@ CHARACTERS = str.maketrans(
 ELLIPSIS = r"\Xi_{99} "
 """A symbol that no answer has: lists with an ellipsis are equal if they have it in common with all else."""
 END = r"(?=\s*+\.?\s*+(?:[}$,;]|\\[)\]]|\Z))"
-"""Of a formula or of an item of a list."""
+"""The end of a formula or of an item of a list."""
 SPACE = r"(?<!\\)\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace)(?![a-zA-Z])|\\[hm]space\*?\{[^{}]*+\}"
 GROUP = r"(?:\\[,;: !]|~|\{(?:\\?,)\}|,\\!\s?| )\d{3}(?!\d)"
 """Three more digits of a number."""
@@ -121,7 +121,7 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("brace", r"\\([lr])brace(?![a-zA-Z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
     (r"\varnothing", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
 ]
-"""What a text must have for a rule to be tried, as most have not; the form; and what stands for it."""
+"""Substrings without which a rule is skipped, the rule's pattern, and its replacement."""
 COMPILED = [(literal, re.compile(pattern), replacement) for literal, pattern, replacement in RULES]
 
 

@@ -22,7 +22,7 @@ class PartSettings(BaseModel):
     arguments: dict[str, Any] = {}
     """Keyword arguments of the class."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """What its rewards are multiplied by."""
+    """Factor of its rewards."""
 
     @model_validator(mode="after")
     def can_be_made(self) -> "PartSettings":
@@ -57,7 +57,7 @@ class MultiRewardEnvironment(TaskEnvironment):
     ExtraEnvInfo: ClassVar[type[BaseModel]] = BaseModel
 
     def __init__(self, parts: Parts) -> None:
-        """Args: `parts` is by name; the first one leads."""
+        """Loads the environments of `parts`, by name; the first one leads."""
         self._weights = {name: part.weight for name, part in parts.items()}
         self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}
         self._leader = next(iter(parts))

@@ -19,9 +19,9 @@ PYTHON = {"", "python", "py", "python3"}
 
 
 def last_code_block(reply: str) -> str | None:
-    """The last Markdown block of Python, or without a language; None without one. Other languages are passed over.
+    """The last Markdown block of Python, or without a language; None without one. Other languages are skipped.
 
-    Takes linear time: a fence that nothing closes is looked at once.
+    Takes linear time: an unclosed fence is read once.
     """
     language: str | None = None
     block: list[str] = []
@@ -48,12 +48,12 @@ LETTER = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?[\s(*]*([A-Za-z])(?:
 
 
 class Answer(NamedTuple):
-    """What a response answers."""
+    """The answer of a response."""
 
     text: str | None
     """The answer itself; None if there is none in the right place."""
     latex: str
-    """What math-verify is given to read the answer out of."""
+    """The text from which math-verify reads the answer."""
     is_formatted: bool
     """Whether the response has the form that was asked for."""
 
@@ -89,7 +89,7 @@ def choice_in(response: str) -> Answer:
 
 
 def last_answer_line(response: str) -> str | None:
-    """What stands behind the last `Answer:`, to the end of its line; None if that is nothing."""
+    """The text after the last `Answer:` up to the end of its line; None if that is empty."""
     lines = ANSWER_LINE.findall(response)
     return lines[-1].strip(EMPHASIS) or None if lines else None
 

@@ -42,18 +42,18 @@ class RetrievalInfo(BaseModel):
     relevant: list[str] = []
     """Ids of the documents that tell the answer: the metric `found` is the share of them that a search gave."""
     searches: int = 0
-    """How many were made so far."""
+    """Number of searches so far."""
     found: list[str] = []
     """Ids of the relevant documents that were found so far."""
 
 
 class SearchCalls(NamedTuple):
-    """What one reply wants to know."""
+    """The searches of one reply."""
 
     answers: list[ChatMessage | None]
     """For each call; `None` where a search answers it."""
     queries: list[str]
-    """Of these, in order."""
+    """Queries of these searches, in order."""
     messages: list[ChatMessage]
     """The frames of their answers."""
     malformed: int
@@ -202,7 +202,7 @@ def answer_in(text: str) -> str:
 
 
 def last_tagged(text: str) -> str | None:
-    """What is between the last open tag that is closed and its end, `None` without one. Takes linear time."""
+    """The text of the last closed tag, `None` without one. Takes linear time."""
     before, closed, _ = text.rpartition(CLOSE_TAG)
     _, opened, rest = before.rpartition(OPEN_TAG)
     return rest.partition(CLOSE_TAG)[0] if closed and opened else None

@@ -31,10 +31,12 @@ class RewardModelEnvironment(TaskEnvironment):
         scaling: Literal["none", "sigmoid"] = "none",
         weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
     ) -> None:
-        """Args:
-        model: the name of the reward model; by default the one that the entry in the config names.
-        scaling: `sigmoid` brings scores between 0 and 1.
-        weight: what the scaled score is multiplied by.
+        """Keeps how scores become rewards.
+
+        Args:
+            model: the name of the reward model; by default the one that the entry in the config names.
+            scaling: `sigmoid` brings scores between 0 and 1.
+            weight: factor of the scaled score.
         """
         self.model, self.scaling, self.weight = model, scaling, weight
 

@@ -13,7 +13,7 @@ Board = list[list[int]]
 """Rows of tile numbers, 0 the empty place; a permutation of 0..n²-1."""
 
 Direction = Literal["up", "down", "left", "right"]
-"""In which a tile slides into the empty place."""
+"""Direction in which a tile slides into the empty place."""
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 TILE_BESIDE_EMPTY: dict[Direction, tuple[int, int]] = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
@@ -93,13 +93,13 @@ class SlidingPuzzleState(BaseModel):
     size: int | None = Field(default=None, ge=2, le=5)
     """Tiles per side of a board that is made from a shuffle."""
     seed: int | None = Field(default=None, ge=0)
-    """Of the shuffle."""
+    """The seed of the shuffle."""
     shuffle_moves: int | None = Field(default=None, ge=1, le=1000)
     """Random moves of the shuffle."""
     moves: int = Field(default=0, ge=0)
     """Legal moves so far."""
     illegal_moves: int = Field(default=0, ge=0)
-    """Replies so far that were no legal move."""
+    """Replies so far without a legal move."""
     max_moves: int = Field(default=20, ge=1)
     """The game is lost when `moves` and `illegal_moves` together reach this number."""
 
@@ -187,7 +187,7 @@ def require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
 
 
 def complaint(action: str | None) -> str:
-    """Why an action is no legal move: it is missing, no direction, or no tile can slide there."""
+    """The reason why an action is illegal: it is missing, not a direction, or no tile can slide there."""
     if action is None:
         return "No action found."
     if action in DIRECTIONS:

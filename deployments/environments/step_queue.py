@@ -28,7 +28,7 @@ class FairSlots:
     """
 
     def __init__(self, limit: int | None) -> None:
-        """Args: `limit` is None for no limit."""
+        """Frees all slots; `limit` is None for no limit."""
         self._free = limit
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Futures of waiting steps by request, in the order of their turns."""

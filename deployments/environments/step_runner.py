@@ -53,7 +53,7 @@ class StepRunner:
     """
 
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
-        """Args: `step_timeout_s` is None for no limit."""
+        """Runs no step yet; `step_timeout_s` is None for no limit."""
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
         self._step = step_function(environment) if self._sessions is None else self._sessions.step
         self._start_sample = of_request(partial(validated_start, environment))

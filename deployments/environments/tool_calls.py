@@ -113,10 +113,12 @@ class ToolCallsEnvironment(TaskEnvironment):
         malformed_reward: Annotated[float, Field(le=0)] = 0.0,
         most_calls: Annotated[int, Field(ge=1)] = 16,
     ) -> None:
-        """Args:
-            tools: those of all samples, for the chat template too; by default a calculator.
-            malformed_reward: of each malformed call, under the name `malformed`.
-            most_calls: of one rollout. A reply beyond them ends it.
+        """Checks the tools.
+
+        Args:
+            tools: tools of all samples, for the chat template too; by default a calculator.
+            malformed_reward: reward of each malformed call, under the name `malformed`.
+            most_calls: calls of one rollout. A reply beyond them ends it.
 
         Raises:
             ToolInvalid: the tools' names or schemas are not valid.
@@ -236,7 +238,7 @@ def calculate(expression: str) -> str:
     try:
         value = value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
-        raise ValueError(f"this is no arithmetic expression: {expression}") from error
+        raise ValueError(f"this is not an arithmetic expression: {expression}") from error
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 

@@ -15,7 +15,7 @@ LONGEST_RESULT = 4000
 
 
 class ToolInvalid(ValueError):
-    """What is wrong with a tool's schema."""
+    """A tool has no valid name or schema. The message is a part of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ToolSet:
     """Some tools with different names. Threads may share it."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        """Raises `ToolInvalid` if a tool has no name, the name of another one, or parameters that are no schema."""
+        """Raises `ToolInvalid` if a tool has no name, the name of another one, or parameters that are not a schema."""
         self.tools = {tool.name: tool for tool in tools}
         if "" in self.tools or len(self.tools) < len(tools):
             raise ToolInvalid(f"each tool needs a name of its own, got {[tool.name for tool in tools]}")
@@ -93,7 +93,7 @@ def validator_of(tool: Tool) -> jsonschema_rs.Validator:
     try:
         return jsonschema_rs.validator_for(tool.function.get("parameters") or NO_PARAMETERS)
     except (jsonschema_rs.ValidationError, ValueError) as error:
-        raise ToolInvalid(f"the parameters of the tool {tool.name} are no JSON schema: {error}") from error
+        raise ToolInvalid(f"the parameters of the tool {tool.name} are not a JSON schema: {error}") from error
 
 
 def tool_message(text: str, call: AnyCall) -> ChatMessage:

@@ -19,25 +19,25 @@ from deployments.strict_settings import bearer_headers
 from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable
 
 MAY_PASS = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that a later attempt may not get."""
+"""Statuses below 500 that may pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 20.0
 LONGEST_QUOTE = 300
 """Characters of a server's refusal that are shown."""
 SENT_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls")
-"""Of a message: what OpenAI's format knows."""
+"""Fields of a message that OpenAI's format knows."""
 
 
 class AttemptFailed(Exception):
     """One attempt failed in a way that may pass."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
-        """Args: `wait_s` is how long the server asks to wait, in seconds."""
+        """Keeps the reason and `wait_s`, the seconds that the server asks to wait."""
         super().__init__(reason)
         self.wait_s = wait_s
 
 
 class PauseBetweenAttempts(wait_base):
-    """Twice as long each time, half of it random, so that many calls do not come back at once; and what was asked."""
+    """Doubling pauses with jitter, so that calls do not return all at once, after the time that the server asks for."""
 
     def __call__(self, retry_state: RetryCallState) -> float:
         pause_s: float = min(FIRST_PAUSE_S * 2 ** (retry_state.attempt_number - 1), LONGEST_PAUSE_S)
@@ -50,8 +50,10 @@ class HttpChatModel(ChatModel):
     """One model for one environment replica. Its calls belong to one event loop."""
 
     def __init__(self, settings: ChatModelSettings, name: str) -> None:
-        """Args:
-            name: of the model in the config, for messages.
+        """Reads the key.
+
+        Args:
+            name: name of the model in the config, for messages.
 
         Raises:
             KeyMissing: the variable of the key is not set.
@@ -114,7 +116,7 @@ class HttpChatModel(ChatModel):
         ) from failure
 
     def _reply(self, answer: Any, seconds: float, attempts: int) -> ModelReply:
-        """Raises `ModelRefused` if the answer is not one of OpenAI's format."""
+        """Raises `ModelRefused` if the answer is not in OpenAI's format."""
         try:
             choice = answer["choices"][0]
             message = choice["message"]

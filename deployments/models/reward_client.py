@@ -19,7 +19,7 @@ class RemoteRewardModel(RewardModel):
     """
 
     def __init__(self, name: str, handle: Any) -> None:
-        """Args: `handle` is that of the deployment."""
+        """Takes the deployment's handle."""
         self._handle = handle
         self._who = f"The reward model {name}"
         self._batcher: CallBatcher[Sequence[ChatMessage], float] = CallBatcher(

@@ -133,7 +133,7 @@ Result = float | Exception
 
 
 class Scorer(Protocol):
-    """What a replica needs of a `ClassificationModel`."""
+    """The methods of `ClassificationModel` that a replica needs."""
 
     def tokens(self, messages: Conversation) -> list[int]: ...
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]: ...
@@ -143,7 +143,7 @@ class RewardModelReplica:
     """One replica of one reward model. Keeps nothing between calls."""
 
     def __init__(self, settings: RewardModelSettings, scorer: Scorer | None = None) -> None:
-        """Args: `scorer` is in place of the model of the settings, for tests."""
+        """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
         self._max_waiting = settings.max_waiting

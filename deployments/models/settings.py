@@ -1,4 +1,4 @@
-"""What a config says of the models that environments ask. Imports neither Ray nor torch."""
+"""Settings of the models that environments ask. Imports neither Ray nor torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,17 +11,17 @@ class ChatModelSettings(StrictSettings):
     """A model behind an OpenAI-compatible server (`POST /chat/completions`)."""
 
     base_url: UrlWithoutKey
-    """Of the server, with `/v1` where it has that. Without a name and a password: keys come from the environment."""
+    """Address of the server, with `/v1` where it has that, and without credentials: keys come from the environment."""
     model: str
     """Its name there."""
     api_key_variable: str | None = None
     """The environment variable of the service's processes that holds the key; without it no key is sent."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Of each request, such as `temperature` and `max_tokens`."""
+    """Parameters of each request, such as `temperature` and `max_tokens`."""
     max_concurrent_calls: int = Field(default=32, ge=1)
-    """Of one environment replica. Further ones wait."""
+    """Concurrent calls of one environment replica; further ones wait."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Of one attempt, in seconds."""
+    """Time limit of one attempt, in seconds."""
     give_up_after_s: float = Field(default=90.0, gt=0)
     """After so many seconds no further attempt starts, and the step is made again. With `timeout_s` it should be less
     than `limits.step_timeout_s`."""
@@ -43,9 +43,9 @@ class RewardModelSettings(StrictSettings):
     """A local path or a Hugging Face repository, which `transformers` loads for sequence classification."""
     device: Literal["cpu", "gpu"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """In which it computes."""
+    """Precision of its computation."""
     label: int = Field(default=0, ge=0)
-    """Which of its outputs is the score."""
+    """Index of the output that is the score."""
     max_length: int = Field(default=4096, ge=1)
     """Tokens of a conversation. A longer one loses its beginning."""
     max_batch_size: int = Field(default=64, ge=1)

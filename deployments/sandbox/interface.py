@@ -23,7 +23,7 @@ WallName = Literal[
     "disk",
     "ends_whole",
 ]
-"""What a program cannot do while the wall stands:
+"""Walls of a sandbox. While a wall stands, a program cannot:
 
 - `network`: reach anything by a socket.
 - `files`: read or write anything but its own directory and, to read only, the system's programs and libraries.
@@ -42,17 +42,17 @@ WALLS: tuple[WallName, ...] = get_args(WallName)
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """Whether one wall stands, as tried out at the start."""
+    """Whether one wall stands, according to the self-test."""
 
     name: WallName
     stands: bool
     by: str
-    """What enforces it, or why it does not stand."""
+    """Mechanism that enforces it, or the reason why it does not stand."""
 
 
 @dataclass(frozen=True, slots=True)
 class WallReport:
-    """What the sandbox tried out at its start."""
+    """Results of the self-test at the start of the sandbox."""
 
     isolation: str
     """`bubblewrap`, `namespaces` or `limits`."""
@@ -112,24 +112,24 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. All are above 0."""
+    """Resource limits of one run. All are above 0."""
 
     time_s: float = 30.0
-    """Of wall time, from the start of its process. On a busy machine a program gets less processor time within it."""
+    """Wall time from the start of its process. On a busy machine a program gets less processor time within it."""
     processor_time_s: float = 5.0
-    """Of all its processes together, in seconds; of each of them in whole seconds, rounded up."""
+    """Processor time of all its processes together; for each of them rounded up to whole seconds."""
     memory_bytes: int = 512 * MIB
-    """Of all its processes together; pages that processes share count for each. Also the address space of each."""
+    """Memory of all its processes together, counting shared pages for each; also the address space of each."""
     processes: int = 32
     """Processes and threads at once."""
     file_bytes: int = 16 * MIB
-    """Of one file."""
+    """Size of one file."""
     disk_bytes: int = 64 * MIB
-    """Of all files in its private directory."""
+    """Size of all files in its private directory."""
     output_bytes: int = MIB
-    """Of stdout, and of stderr. A program that writes more is ended."""
+    """Size of stdout, and of stderr. A program that writes more is ended."""
     open_files: int = 128
-    """Of one process."""
+    """Open files of one process."""
 
     def __post_init__(self) -> None:
         """Raises `ProgramRefused` if a limit is not above 0."""
@@ -145,7 +145,7 @@ class Outcome:
     ended_by: EndedBy
     """`exit`: by itself. Else the limit that it reached; the run was ended then."""
     exit_code: int | None
-    """Of a program that ended by itself; 128 + n if signal n ended it. None if a limit did."""
+    """Exit code of a program that ended by itself, 128 + n if signal n ended it; None if a limit did."""
     stdout: str
     """At most `output_bytes`, decoded as UTF-8 with replacement characters."""
     stderr: str

@@ -33,7 +33,7 @@ from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 SHARED_MEMORY_BYTES = MIB
-"""Of `/dev/shm`, where the locks of `multiprocessing` are."""
+"""Size of `/dev/shm`, where the locks of `multiprocessing` are."""
 
 
 class Bubblewrap:
@@ -96,7 +96,7 @@ NAMESPACES = [
 
 
 def private_mounts(limits: Limits) -> list[str]:
-    """What the program can write to, in memory."""
+    """Mounts in memory that the program can write to."""
     return [
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
@@ -137,13 +137,13 @@ NOT_WITHOUT_NAMESPACES: tuple[WallName, ...] = ("total_memory", "disk")
 
 
 def landlock_version() -> int:
-    """Of the interface of this kernel; 0 without Landlock."""
+    """Version of this kernel's Landlock interface; 0 without Landlock."""
     version: int = ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION_FLAG)
     return max(version, 0)
 
 
 class Jail:
-    """What both have in common."""
+    """Base of both jails, which start `programs/jail.py`."""
 
     name: ClassVar[str]
     by: Mapping[WallName, str]

@@ -1,4 +1,4 @@
-"""What the ways to isolate a program have in common: the process that is started, its environment, its limits."""
+"""Shared parts of all isolations: the process to start, its environment, its limits."""
 
 import fcntl
 import math
@@ -32,7 +32,7 @@ class Interpreter:
 
     @property
     def folders(self) -> list[str]:
-        """What of it is not below the system's own folders."""
+        """Its folders that are not below the system's own."""
         return [folder for folder in (self.prefix, *self.packages) if not Path(folder).is_relative_to("/usr")]
 
     def command(self, program: Program, main: str = MAIN) -> list[str]:
@@ -59,7 +59,7 @@ class Isolation(Protocol):
 
     @property
     def by(self) -> Mapping[WallName, str]:
-        """What enforces each wall; one that is missing does not stand."""
+        """Mechanism that enforces each wall; a missing wall does not stand."""
         ...
 
     def launch(

@@ -23,7 +23,7 @@ class RemoteSandbox(Sandbox):
     """Runs programs at a server. A run whose connection breaks is lost, and the server ends it."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        """Args: `token` is the one that the server was started with."""
+        """Opens no connection yet; `token` is the one that the server was started with."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, limits=limits)
@@ -55,7 +55,7 @@ def request_of(program: Program, files: Mapping[str, bytes], limits: Limits) -> 
 
 
 def parsed_request(body: bytes) -> tuple[Program, dict[str, bytes], Limits]:
-    """What `request_of` made. Raises `ProgramRefused`."""
+    """Parses the body that `request_of` made. Raises `ProgramRefused`."""
     try:
         request = json.loads(body)
         program = dict(request["program"])
@@ -63,8 +63,8 @@ def parsed_request(body: bytes) -> tuple[Program, dict[str, bytes], Limits]:
         if not all(
             isinstance(text, str) for text in (program["source"], program.get("stdin", ""), *program["arguments"])
         ):
-            raise TypeError("program has fields that are no text")
+            raise TypeError("program has fields that are not text")
         files = {name: base64.b64decode(content, validate=True) for name, content in request.get("files", {}).items()}
         return Program(**program), files, Limits(**request.get("limits", {}))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ProgramRefused(f"The body is no program: {error}") from error
+        raise ProgramRefused(f"The body is not a program: {error}") from error

@@ -64,7 +64,7 @@ async def body_of(request: Request) -> bytes:
 
 
 async def while_connected(request: Request, run: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Awaits the run, and cancels it when the caller goes. Raises `Disconnected` then, or what the run raises."""
+    """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
     running = asyncio.ensure_future(run)
     gone = asyncio.ensure_future(request.receive())
     try:

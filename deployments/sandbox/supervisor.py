@@ -41,7 +41,7 @@ class RunUsage:
         self._proc: int | None = None
 
     def read(self) -> Usage | None:
-        """What the run uses now; None if that cannot be seen: it has not begun, it has ended, or it is forbidden."""
+        """Current usage of the run; None if it cannot be read: not begun, ended, or forbidden."""
         try:
             if self._proc is None:
                 self._proc = opened_proc(self._first_pid)
@@ -89,7 +89,7 @@ def read_stat(proc: int, pid: str) -> list[str] | None:
 MEASURE_EVERY_S = 0.05
 CHUNK_BYTES = 65536
 END_WITHIN_S = 20.0
-"""In which the kernel has ended all processes of a run."""
+"""Time in which the kernel ends all processes of a run."""
 SIGXCPU_EXIT = 128 + signal.SIGXCPU
 SIGKILL_EXIT = 128 + signal.SIGKILL
 
@@ -290,7 +290,7 @@ class Supervisor:
         return bool(chunk)
 
     def _reported(self, name: str) -> int | None:
-        """What the launched process has written of itself under this name."""
+        """The value that the launched process has reported under this name."""
         for line in self._status.splitlines(keepends=True):
             if line.endswith(b"\n") and name in (status := json.loads(line)):
                 return int(status[name])

@@ -69,7 +69,7 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
-    """What is refused beside `REFUSED`, where no namespace makes it harmless."""
+    """Further refusals besides `REFUSED`, where no namespace makes a call harmless."""
 
     sockets: bool = True
     """Whether sockets of the families `UNIX`, `INET` and `INET6` may be made. Pairs of sockets always may."""

@@ -93,7 +93,7 @@ def tried_by_one(run: Run) -> dict[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class TriedByMany:
-    """What many processes of one program could do."""
+    """The results of the probe with many processes."""
 
     memory_was_held: bool
     """They were ended when they used too much memory together."""

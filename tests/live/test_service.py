@@ -180,7 +180,7 @@ def test_a_sample_that_only_its_step_can_refuse_fails_alone(client: RolloutClien
     error = response.samples[1].error
     assert error is not None
     assert (error.kind, error.retryable) == ("environment", False)
-    assert error.message == "extra_env_info.ground_truth is no mathematical expression: '}{'"
+    assert error.message == "extra_env_info.ground_truth is not a mathematical expression: '}{'"
     assert response.metrics["total_turns"] == 1
 
 

@@ -33,11 +33,11 @@ class GymnasiumInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     seed: int = Field(ge=0, lt=2**31)
-    """Of `reset`."""
+    """The seed of `reset`."""
     options: dict[str, Any] | None = None
-    """Of `reset`."""
+    """The options of `reset`."""
     prompt_messages: int = Field(default=0, ge=0)
-    """How many messages the prompt has before the first observation; set by the start."""
+    """Messages of the prompt before the first observation; set by the start."""
 
 
 class GymnasiumEnvironment(TaskEnvironment):

@@ -35,15 +35,15 @@ ANSWER_TIMEOUT_S = 5.0
 STOP_S = 10.0
 """How long a host may take to end before it is killed."""
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
-"""Of the service's environment, where they are set. The others may hold keys that are no business of a package."""
+"""Variables of the service that a host always gets, where they are set. The others may hold keys."""
 
 
 class HostedEnvironmentError(Exception):
-    """What the environment raised in its own process. A note has its traceback."""
+    """The exception that the environment raised in its own process. A note has its traceback."""
 
 
 class HostNotStarted(Exception):
-    """The message says what the process of the environment did instead of answering."""
+    """The process of the environment did not start to answer. The message says what it did."""
 
 
 class HostSettings(BaseModel):
@@ -126,16 +126,16 @@ class HostedEnvironment(TaskEnvironment):
         self.max_concurrent_steps = described["max_concurrent_steps"]
 
     async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
-        """That of the hosted environment; adds nothing if it has none."""
+        """Starts the sample in the hosted environment; adds nothing if that has no start."""
         await self._host_runs()
-        begun = await self.asked("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
+        begun = await self.request("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
         if begun is None:
             return StartOutcome()
         return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
         await self._host_runs()
-        return HostedSession(self, (await self.asked("/sessions"))["session_id"])
+        return HostedSession(self, (await self.request("/sessions"))["session_id"])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:
@@ -144,7 +144,7 @@ class HostedEnvironment(TaskEnvironment):
             samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
         return samples
 
-    async def asked(self, path: str, method: Literal["POST", "DELETE"] = "POST", **body: Any) -> Any:
+    async def request(self, path: str, method: Literal["POST", "DELETE"] = "POST", **body: Any) -> Any:
         """Raises what the hosted environment raised; `TemporaryFailure` if the host does not answer."""
         try:
             response = await self._client_of_this_loop().request(method, path, json=body)
@@ -179,13 +179,13 @@ class HostedSession(Session):
     async def step(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StepOutcome:
         """Raises what the hosted environment raised; `TemporaryFailure` if the host or the session is gone."""
         state = extra_env_info.model_dump()
-        outcome = await self._environment.asked(
+        outcome = await self._environment.request(
             "/step", session_id=self._session_id, message_log=message_log, extra_env_info=state
         )
         return StepOutcome(**outcome)
 
     async def close(self) -> None:
-        await self._environment.asked(f"/sessions/{self._session_id}", "DELETE")
+        await self._environment.request(f"/sessions/{self._session_id}", "DELETE")
 
 
 class HostProcess:
@@ -201,7 +201,7 @@ class HostProcess:
         self.address = HostAddress("http://host", self._socket)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        """Many rollouts find at once that it has ended: one of them starts it, and the others wait."""
+        """Held while the process is started: many rollouts notice its end at once, and one restarts it."""
         self.ensure()
 
     def ensure(self) -> None:
@@ -244,7 +244,7 @@ class HostProcess:
         )
 
     def stop(self) -> None:
-        """Ends it for good."""
+        """Ends the process for good."""
         with self._starting:
             self._end()
             self._folder.cleanup()

@@ -20,9 +20,9 @@ from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text,
 
 MODEL = "policy"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What a function may be called in the Responses API. A sample names its tools: others would be paths of the server."""
+"""Function names of the Responses API. A sample names its tools, and other names could be paths of the server."""
 OTHER_ROUTES = frozenset({"seed_session", "verify", "aggregate_metrics", "docs", "redoc"})
-"""Of each resources server, which are no tools."""
+"""Routes of every resources server that are not tools."""
 SYSTEM_ROLES = ("system", "developer")
 REWARD = TypeAdapter(FiniteFloat)
 
@@ -33,7 +33,7 @@ class NeMoGymInfo(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     responses_create_params: dict[str, Any]
-    """What the model is asked, in the form of OpenAI's Responses API: `input` and `tools`."""
+    """The request in the form of OpenAI's Responses API: `input` and `tools`."""
 
 
 class VerificationRefused(Exception):
@@ -68,7 +68,7 @@ class NeMoGymEnvironment(TaskEnvironment):
             max_sessions: how many sessions one replica holds at once.
 
         Raises:
-            ValueError: the file has no rows, or one that is none.
+            ValueError: the file has no rows, or an invalid one.
         """
         self.url = str(url).rstrip("/")
         self.max_steps = max_steps
@@ -76,7 +76,7 @@ class NeMoGymEnvironment(TaskEnvironment):
         self.lost_session = lost_session
         self.max_sessions = max_sessions
         self.ssl = httpx.create_ssl_context()
-        """Of all sessions: to make one takes tens of milliseconds of the event loop."""
+        """Shared by all sessions, because making one blocks the event loop for tens of milliseconds."""
         self._rows = rows_of(Path(rows))
         self.tools = [chat_tool(tool) for tool in tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
 
@@ -166,7 +166,7 @@ class NeMoGymSession(Session):
         return self._message(call, call_id, text)
 
     async def _called(self, call: ToolCall) -> str:
-        """What the route of the tool answers, also an error: the model is told that. Other routes are not called."""
+        """The answer of the tool's route, errors included, for the model. Other routes are not called."""
         if call.name not in self._names or NAME.fullmatch(call.name) is None:
             return json.dumps({"error": f"There is no tool {call.name}; there is {', '.join(sorted(self._names))}."})
         return (await self._posted(f"/{call.name}", call.arguments)).text
@@ -211,7 +211,7 @@ class NeMoGymSession(Session):
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
-    """Raises `ValueError` if the file has none, or a line that is no row."""
+    """Raises `ValueError` if the file has none, or an invalid line."""
     rows: list[dict[str, Any]] = []
     with file.open("rb") as lines:
         for number, line in numbered_lines(lines):

@@ -32,7 +32,7 @@ from rollout_env import (
 )
 
 LARGEST_MESSAGE_BYTES = 100 * 2**20
-"""What OpenEnv's own client takes."""
+"""The bound of OpenEnv's own client."""
 CLOSE_S = 10.0
 """How long the server may take to close a socket."""
 logger = logging.getLogger("rollout_service.environments")
@@ -44,15 +44,15 @@ class OpenEnvInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     seed: int = Field(ge=0, lt=2**31)
-    """Of `reset`."""
+    """The seed of `reset`."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `reset`."""
     digest: str | None = None
-    """Of the first observation, set by the start."""
+    """Digest of the first observation, set by the start."""
 
 
 class ServerError(Exception):
-    """What the server answers to a message that it cannot process."""
+    """The answer of the server to a message that it cannot process."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.code = str(data.get("code", "UNKNOWN"))
@@ -113,7 +113,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         extra_env_info: OpenEnvInfo,
     ) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = await OpenEnvEpisode.begun(self, extra_env_info)
+        episode = await OpenEnvEpisode.opened(self, extra_env_info)
         await episode.close()
         text = "\n\n".join(filter(None, (self.instruction, episode.first)))
         state = {**extra_env_info.model_dump(), "digest": digest_of(episode.first)}
@@ -130,7 +130,7 @@ class OpenEnvEnvironment(TaskEnvironment):
             TemporaryFailure: the server cannot be reached, or has no room for another socket.
             SampleRejected: the first observation is not the one that the prompt shows.
         """
-        episode = await OpenEnvEpisode.begun(self, extra_env_info)
+        episode = await OpenEnvEpisode.opened(self, extra_env_info)
         if self.is_seeded and extra_env_info.digest not in (None, digest_of(episode.first)):
             await episode.close()
             raise SampleRejected(
@@ -171,7 +171,7 @@ class OpenEnvEpisode(Session):
         """The observation of the reset."""
 
     @classmethod
-    async def begun(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "OpenEnvEpisode":
+    async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
         address = urlsplit(task.url)
         url = urlunsplit(
@@ -184,7 +184,7 @@ class OpenEnvEpisode(Session):
             raise TemporaryFailure(f"The OpenEnv server at {task.url} cannot be reached: {error}") from error
         episode = cls(task, socket)
         try:
-            answer = await episode._asked("reset", {**info.reset, "seed": info.seed})
+            answer = await episode._request("reset", {**info.reset, "seed": info.seed})
         except BaseException:
             await episode.close()
             raise
@@ -202,7 +202,7 @@ class OpenEnvEpisode(Session):
         if action is None:
             return text_outcome("There was no action: write it as JSON between <action> and </action>.")
         try:
-            answer = await self._asked("step", action)
+            answer = await self._request("step", action)
         except ServerError as error:
             if error.code != "VALIDATION_ERROR":
                 raise
@@ -211,7 +211,7 @@ class OpenEnvEpisode(Session):
         reward = 0.0 if answer.get("reward") is None else float(answer["reward"])
         return text_outcome(text, reward, terminated=bool(answer.get("done")))
 
-    async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """The observation that the server answers with, and its reward and end."""
         try:
             # A server without room says so and closes the socket, maybe before it is asked.

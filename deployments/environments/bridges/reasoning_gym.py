@@ -26,7 +26,7 @@ from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, 
 
 STEPS_PER_WORKER = 64
 WORKER_BYTES = 8 * 2**30
-"""Of a worker's address space: a power tower in an answer must not take the memory of the machine."""
+"""Bound of a worker's address space: a power tower in an answer must not exhaust the machine's memory."""
 LITERAL_VERIFIERS = ("string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens")
 """Modules whose verifiers call `eval` with the answer to read a list."""
 EXPRESSION = re.compile(r"(?:[-+*/^(),=\s]|\d++(?:\.\d*+)?+|\.\d++|[A-Za-z]\w*+)*+")
@@ -51,11 +51,11 @@ class ReasoningGymInfo(BaseModel):
     task: str
     """The name of a task of reasoning-gym, such as `chain_sum`."""
     seed: int = Field(ge=0, lt=2**32)
-    """Of the puzzle."""
+    """The seed of the puzzle."""
     level: int | None = Field(default=None, ge=0)
     """The difficulty, from 0; null for that of the environment. A task takes its highest if that is lower."""
     digest: str | None = None
-    """Of the puzzle, set by the start. The step scores no other one, which another version might make."""
+    """Digest of the puzzle, set by the start. The step refuses another puzzle, which another version might make."""
 
 
 class ReasoningGymEnvironment(TaskEnvironment):
@@ -239,7 +239,7 @@ def question_of(task: str, seed: int, level: int | None, config: str) -> tuple[s
 
 
 def score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> tuple[float, str]:
-    """What the library gives for the answer, and the puzzle's digest."""
+    """The library's score for the answer, and the puzzle's digest."""
     entry = entry_of(task, seed, level, config)
     return float(dataset_of(task, seed, level, config).score_answer(answer, entry)), digest_of(entry)
 

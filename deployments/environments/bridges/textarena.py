@@ -42,11 +42,11 @@ class TextArenaInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     seed: int = Field(ge=0, lt=2**31)
-    """Of the game and of its opponents."""
+    """The seed of the game and of its opponents."""
     player: int = Field(default=0, ge=0)
-    """Which player the policy is, from 0. Has no meaning where it is all of them."""
+    """Number of the policy's player, from 0; ignored where the policy is all players."""
     prompt_messages: int = Field(default=0, ge=0)
-    """How many messages the prompt has before the first observation; set by the start."""
+    """Messages of the prompt before the first observation; set by the start."""
 
 
 class TextArenaEnvironment(TaskEnvironment):
@@ -153,7 +153,7 @@ class Game(Session):
         }
         self.is_over = False
         self.seen = ""
-        """What the policy has not been told yet."""
+        """Observations that the policy has not yet been told."""
         with self._own_numbers():
             self._env = task.made()
             self._env.reset(num_players=task.players, seed=None)
@@ -208,7 +208,7 @@ class Game(Session):
         return f"You are player {player} now.\n{seen}" if self._task.policy_is_all else seen
 
     def _reward(self) -> float | dict[str, float]:
-        """That of the game, which is given at its end."""
+        """The rewards that the game gives at its end."""
         rewards = dict(self._env.close()[0] or {}) if self.is_over else {}
         if self._task.policy_is_all and self._task.players > 1:
             return {f"player_{player}": float(rewards.get(player, 0.0)) for player in range(self._task.players)}
@@ -216,7 +216,7 @@ class Game(Session):
 
 
 def text_of(observation: Any, player: int, roles: dict[int, str]) -> str:
-    """What a player sees, without its own moves: those are in the message log."""
+    """The observation of a player without its own moves, which are in the message log."""
     if isinstance(observation, str):
         return observation
     lines = [

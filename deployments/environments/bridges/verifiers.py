@@ -24,7 +24,7 @@ from rollout_env import ChatMessage, SampleRejected, Session, StartOutcome, Step
 
 HARNESS_ID = "played_by_steps"
 MOST_TASKS = 2**20
-"""Of a taskset, which may have no end. All before the one that a sample names are made and held."""
+"""Bound of a taskset, which may be endless: all tasks up to the one that a sample names are held."""
 MOST_FIRST = 2**16
 """Places at which examples may begin."""
 
@@ -35,7 +35,7 @@ class VerifiersInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     index: int = Field(ge=0, lt=MOST_TASKS)
-    """Of the task in the taskset."""
+    """Index of the task in the taskset."""
 
 
 class VerifiersEnvironment(TaskEnvironment):
@@ -54,8 +54,8 @@ class VerifiersEnvironment(TaskEnvironment):
                 talks to the model and has no tools; its `runtime` is by default this machine.
         """
         self._env = loaded_env(taskset, environment, config)
-        self._tasks = LoadedTasks(self._env.taskset)
-        self._serving: Serving | None = None
+        self._tasks = TaskCache(self._env.taskset)
+        self._shared: SharedResources | None = None
         self.description = f"{taskset['id']} of verifiers."  # type: ignore[misc]
 
     async def start(
@@ -63,7 +63,7 @@ class VerifiersEnvironment(TaskEnvironment):
         message_log: list[ChatMessage],  # noqa: ARG002 - the prompt of the task follows it
         extra_env_info: VerifiersInfo,
     ) -> StartOutcome:
-        """Adds what the environment asks first."""
+        """Adds the first request of the environment."""
         episode = await self._begun(extra_env_info)
         try:
             return StartOutcome(observation=episode.asked)
@@ -78,9 +78,9 @@ class VerifiersEnvironment(TaskEnvironment):
         return await self._begun(extra_env_info)
 
     async def _begun(self, info: VerifiersInfo) -> "EpisodeSession":
-        if self._serving is None:
-            self._serving = Serving(self._env)
-        endpoint = await self._serving.started()
+        if self._shared is None:
+            self._shared = SharedResources(self._env)
+        endpoint = await self._shared.started()
         episode = EpisodeSession(self._env, self._tasks.at(info.index), endpoint)
         try:
             await episode.wait_for_turn()
@@ -103,12 +103,12 @@ class VerifiersEnvironment(TaskEnvironment):
         return [{"extra_env_info": {"index": seed + number}} for number in range(count)]
 
     async def close(self) -> None:
-        if self._serving is not None:
-            await self._serving.stop()
+        if self._shared is not None:
+            await self._shared.stop()
 
 
-class LoadedTasks:
-    """The tasks of a taskset, which are made and held as far as they were asked for."""
+class TaskCache:
+    """The tasks of a taskset, which are made on demand and kept."""
 
     def __init__(self, taskset: Any) -> None:
         self._loading: Iterator[vf.Task] = iter(taskset)
@@ -179,8 +179,8 @@ class EpisodeSession(Session):
         await asyncio.wait([self._episode])
 
 
-class Serving:
-    """What all episodes share: the resources of the environment and the endpoint. It lives in a task of its own."""
+class SharedResources:
+    """The environment's resources and the endpoint, which all episodes share. Runs in its own task."""
 
     def __init__(self, env: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -241,7 +241,7 @@ def rewards_of(episode: Any) -> dict[str, float]:
 
 
 class StepsHarnessConfig(vf.HarnessConfig):
-    """Of `StepsHarness`."""
+    """The config of `StepsHarness`, without further fields."""
 
 
 class StepsHarness(vf.Harness[StepsHarnessConfig]):

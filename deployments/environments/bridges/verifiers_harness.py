@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deployments.environments.bridges.model_endpoint import MODEL
-from deployments.environments.bridges.verifiers import LoadedTasks, VerifiersInfo, loaded_env, problem_of, rewards_of
+from deployments.environments.bridges.verifiers import TaskCache, VerifiersInfo, loaded_env, problem_of, rewards_of
 from rollout_env import SampleRejected
 
 
@@ -37,7 +37,7 @@ class VerifiersHarness:
     def __init__(self, taskset: dict[str, Any], environment: str = "", config: dict[str, Any] | None = None) -> None:
         """The arguments are those of `VerifiersEnvironment`."""
         self._env = loaded_env(taskset, environment, config)
-        self._tasks = LoadedTasks(self._env.taskset)
+        self._tasks = TaskCache(self._env.taskset)
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route("/", self._play, methods=["POST"])])

@@ -65,7 +65,7 @@ def test_a_function_may_give_no_reward() -> None:
     [
         ("broken", AgentFailed, "The agent raised ValueError: no such tool"),
         ("not_now", EnvironmentLost, "The agent cannot be run just now: the shop is closed"),
-        ("worthless", AgentFailed, r"What the agent returned is no reward: .* got 'good'"),
+        ("worthless", AgentFailed, r"What the agent returned is not a reward: .* got 'good'"),
     ],
 )
 def test_a_function_that_raises_fails_its_run(name: str, failure: type[Exception], message: str) -> None:
@@ -81,10 +81,10 @@ def test_a_run_is_ended_after_its_time() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("agents", "no import path: write package.module:function"),
+        ("agents", "not an import path: write package.module:function"),
         ("no_such_module:agent", "cannot be imported: ModuleNotFoundError"),
         (f"{FUNCTIONS}:missing", "cannot be imported: AttributeError"),
-        (f"{FUNCTIONS}:NO_FUNCTION", "is no async function"),
+        (f"{FUNCTIONS}:NO_FUNCTION", "is not an async function"),
         (f"{FUNCTIONS}:plain", "write async def plain"),
         (f"{FUNCTIONS}:of_two", "must take base_url, api_key and sample: too many positional arguments"),
     ],
@@ -130,7 +130,7 @@ def test_a_command_runs_in_a_folder_of_its_own_that_is_removed(tmp_path: Path) -
         ("exit 1", AgentFailed, "ended with exit code 1. It wrote nothing to stderr.$"),
         ("exit 75", EnvironmentLost, r"cannot be run just now \(exit code 75\)"),
         ("kill -9 $$", AgentFailed, "was ended by signal SIGKILL"),
-        ("echo good > reward.json", AgentFailed, "reward.json of the agent holds no JSON"),
+        ("echo good > reward.json", AgentFailed, "reward.json of the agent is not JSON"),
         ("ln -s /etc/passwd reward.json", AgentFailed, "reward.json of the agent cannot be read"),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_harness_answers_its_reward_or_none(body: bytes, reward: dict[str, flo
     [
         (httpx.Response(500, text="stack trace"), AgentFailed, "answered 500. stack trace"),
         (httpx.Response(503, text="busy"), EnvironmentLost, "cannot run the agent just now: 503. busy"),
-        (httpx.Response(200, text="fine"), AgentFailed, "answered no JSON: fine"),
+        (httpx.Response(200, text="fine"), AgentFailed, "answered without JSON: fine"),
         (httpx.Response(200, content=b"1" * 2**21), AgentFailed, "more than 1048576 bytes"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, content:
 def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(data_of: Callable[..., TaskData]) -> None:
     data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])], checked_rows=1)
     assert len(samples(data, 0, 3)) == 3
-    with pytest.raises(DataRefused, match=r"rows\.jsonl line 5 is no JSON: EOF while parsing"):
+    with pytest.raises(DataRefused, match=r"rows\.jsonl line 5 is not JSON: EOF while parsing"):
         samples(data, 3, 1)
 
 
@@ -207,8 +207,8 @@ def test_an_unknown_split_is_refused_with_the_known_ones(data_of: Callable[..., 
             "unable to parse string as an integer (given: 'x')",
         ),
         ({"prompt": 2}, "messages: Input should be a valid list (given: 2)"),
-        ("[1]", "rows.jsonl line 2 is no JSON object."),
-        ("{", "rows.jsonl line 2 is no JSON"),
+        ("[1]", "rows.jsonl line 2 is not a JSON object."),
+        ("{", "rows.jsonl line 2 is not JSON"),
     ],
 )
 def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(

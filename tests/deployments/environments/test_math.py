@@ -112,7 +112,7 @@ def test_a_response_that_ends_in_no_right_answer_is_wrong(
 def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: MathEnvironment, ground_truth: str) -> None:
     with pytest.raises(SampleRejected) as refusal:
         judge(environment, "\\boxed{42}", ground_truth)
-    assert str(refusal.value) == f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}"
+    assert str(refusal.value) == f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}"
 
 
 @pytest.mark.slow

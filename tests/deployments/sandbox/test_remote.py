@@ -102,7 +102,7 @@ def test_without_the_token_nothing_is_run(url: str) -> None:
 def test_a_body_that_is_no_program_is_refused(url: str, body: str) -> None:
     answer = httpx.post(f"{url}/run", content=body, headers={"Authorization": f"Bearer {TOKEN}"})
 
-    assert (answer.status_code, answer.text.startswith("The body is no program: ")) == (422, True)
+    assert (answer.status_code, answer.text.startswith("The body is not a program: ")) == (422, True)
 
 
 def test_a_server_that_is_not_there_is_a_lost_sandbox() -> None:
