@@ -51,7 +51,7 @@ def arguments(given: list[str]) -> tuple[Path, list[str]]:
 
 
 def workers_options(count: int) -> list[str]:
-    """Of a master on loopback with so many workers. Its port is free: locust's own may be another run's."""
+    """Options of a master on loopback with this number of workers. Its port is free: locust's own may be in use."""
     port = str(free_port())
     master = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
     return ["--processes", str(count), *master] if count else []

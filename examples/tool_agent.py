@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 10
 """One pair of operands in so many is for measuring, in either order and in each wording."""
 TOOLS: Any = [CALCULATOR]
 MOST_CALLS = 3
-"""Of the model, the last answer included."""
+"""Answers of the model, the last one included."""
 
 
 async def agent(base_url: str, api_key: str, sample: SampleInput) -> float:
@@ -46,7 +46,7 @@ def connections() -> AsyncOpenAI:
 
 
 def result_of(call: Any) -> dict[str, Any]:
-    """What the calculator says, or what is wrong with the call."""
+    """The result of the calculator, or the error of the call."""
     result = "Error: this is no call of a tool."
     if isinstance(call, ChatCompletionMessageFunctionToolCall) and call.function.name == "calculator":
         try:

@@ -49,15 +49,15 @@ MINIBATCHES = 2
 LEARNING_RATE = 3e-4
 CONCURRENCY = 64
 TIMEOUT_S = 120.0
-"""Of one run of an agent."""
+"""Time limit of one run of an agent."""
 CALL_TIMEOUT_S = 600.0
-"""Of opening and reading sessions, and of pushes. The service and the trainer share the cores."""
+"""Time limit of opening and reading sessions, and of pushes: the service and the trainer share the cores."""
 NEEDED_GAIN = 0.2
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is trained: a program with its tasks."""
+    """A program to train, with its tasks."""
 
     title: str
     agent: Agent
@@ -184,7 +184,7 @@ async def played(
 
 
 def mean_reward(rollouts: Sequence[AgentRollout]) -> float:
-    """Of those that did not fail: the reward of a failed one is unknown. Raises what the first raised if all failed."""
+    """Mean of the runs that did not fail; a failed one has no reward. If all failed, raises the first failure."""
     rewards = [rollout.total_reward for rollout in rollouts if rollout.total_reward is not None]
     if not rewards:
         raise next(rollout.error for rollout in rollouts if rollout.error is not None)
@@ -201,7 +201,7 @@ def summary(curve: Curve) -> dict[str, float]:
 
 
 def gain(curve: Curve) -> float:
-    """Of the share right on held-out tasks, from -1 to 1."""
+    """Gain of the share right on held-out tasks, from -1 to 1."""
     before, *_, after = curve.held_out.values()
     return after - before
 

@@ -10,7 +10,7 @@ from rollout_client.contract.sample_ranges import SampleRange
 
 
 class DataNotLoadable(Exception):
-    """The config names data that cannot be read, or whose rows are no samples. The message is a
+    """The config names data that cannot be read, or whose rows are not samples. The message is a
     sentence, which begins with the setting or the row."""
 
 
@@ -52,7 +52,7 @@ class DataReader(Protocol):
         They are fewer than wanted if they would take more than `most_bytes`.
 
         Raises:
-            DataRefused: there is no such split, or a row is no sample.
+            DataRefused: there is no such split, or a row is not a sample.
             DataLost: the data cannot be reached.
         """
         ...

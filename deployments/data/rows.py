@@ -116,7 +116,7 @@ class JsonLinesFile:
 
 
 class DatasetRows(Rows):
-    """The rows of a data set of the library `datasets`, which maps its Arrow file into memory. A null is no field."""
+    """The rows of a data set of the library `datasets`, mapped into memory. A null is a missing field."""
 
     def __init__(self, dataset: "Dataset", name: str) -> None:
         self._dataset = dataset

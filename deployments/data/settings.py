@@ -34,7 +34,7 @@ class ColumnSettings(StrictSettings):
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from error
+            raise ValueError(f"pattern is not a regular expression: {error}") from error
         return self
 
 

@@ -2,8 +2,7 @@
 
 `RemoteData` (`service/remote/data.py`) is the caller. Data are held here, and neither in the ingress replicas, whose
 event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the rows
-stay in files that are mapped into memory, so that replicas on one node share what the system has read of them. What is
-wrong with the settings or the rows is told in a sentence.
+stay in files that are mapped into memory, so that replicas on one node share the pages that the system has read.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ def load_task_data(
         has_start: whether the environment may make the first messages, so that rows need no prompt.
 
     Raises:
-        DataNotLoadable: it cannot be read, or rows are no samples of the task.
+        DataNotLoadable: it cannot be read, or rows are not samples of the task.
     """
     sources = dict(opened_sources(settings))
     if empty := [name for name, rows in sources.items() if not len(rows)]:
@@ -216,7 +215,7 @@ class DataStore:
         """Yields parts of JSON lines, each a sample; fewer than `count` if they would take more than `most_bytes`.
 
         Raises:
-            DataRefused: there is no such split, or a row is no sample.
+            DataRefused: there is no such split, or a row is not a sample.
         """
         lines = within_bytes(self._data[task_name].samples(split, start, count, shuffle_seed), most_bytes)
         messages = in_messages(lines)

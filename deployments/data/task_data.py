@@ -155,7 +155,7 @@ def splitmix64(values: Places) -> Places:
 
 REVISION_BYTES = 8
 ROWS_AT_ONCE = 64
-"""Rows that are read together: a page that is bounded in bytes reads at most so many too many."""
+"""Rows that are read together, and bound of the rows that a page bounded in bytes reads in excess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class TaskData:
             shuffle_seed: by default that of the config; without one, samples come in the order of the rows.
 
         Raises:
-            DataRefused: there is no such split, or a row is no sample.
+            DataRefused: there is no such split, or a row is not a sample.
         """
         chosen = self._split(split)
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed

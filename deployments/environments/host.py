@@ -170,7 +170,7 @@ class EnvironmentHost:
         self._steps.fail(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:
-        """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""
+        """Cancels steps whose callers have gone, while others of their call continue. Unknown ids are ignored."""
         self._steps.abort(step_ids)
 
     async def release(self, session_ids: list[str]) -> None:
@@ -185,13 +185,13 @@ class EnvironmentHost:
         asyncio.get_running_loop().call_later(bound_s, self._steps.hand_off)
 
     async def answer(self) -> None:
-        """Answers as long as the replica's event loop turns."""
+        """Answers while the replica's event loop is alive."""
 
     async def check_health(self) -> None:
         """Serve calls this, and replaces the replica when it raises.
 
         Raises:
-            TooManyThreads: so many plain steps hang in their threads, which nothing can end but the end of the process.
+            TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
         """
         if (count := abandoned_threads()) >= MOST_ABANDONED_THREADS:
             raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")

@@ -80,12 +80,12 @@ def is_same_text(ground_truth: str, answer: str | None) -> bool:
 def expected_of(ground_truth: str) -> list[Any]:
     """The parsed ground truth, which the rollouts of a group share; empty if math-verify cannot read it."""
     expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
-    # A text between delimiters that is no expression is compared as a text.
+    # A text between delimiters that is not an expression is compared as a text.
     return expected or (read(ground_truth) if has_delimiters(ground_truth) else [])
 
 
 def read(text: str) -> list[Any]:
-    """Expressions, and the text in which they were found. A number in a box that cannot be read is no answer."""
+    """Expressions, and the text in which they were found. A number outside of an unreadable box is not an answer."""
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
     text = normalized(text)
@@ -112,7 +112,7 @@ def readings(ground_truth: str) -> tuple[str, str]:
 
 
 def has_delimiters(text: str) -> bool:
-    # A price has a dollar sign that is no delimiter.
+    # The dollar sign of a price is not a delimiter.
     formula = text.replace(r"\$", "")
     return any(delimiter in formula for delimiter in DELIMITERS)
 

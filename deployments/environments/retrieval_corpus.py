@@ -40,7 +40,7 @@ def read_corpus(path: Path) -> list[Document]:
     """The documents of a file with one JSON object a line.
 
     Raises:
-        CorpusInvalid: there is no such file, or a line of it is no document.
+        CorpusInvalid: there is no such file, or a line of it is not a document.
     """
     documents: list[Document] = []
     try:
@@ -91,7 +91,7 @@ class Corpus:
             self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Sequence[str], results: int) -> list[list[Document]]:
-        """For each query at most so many documents that have a word of it, the best first."""
+        """For each query at most `results` documents that share a word with it, the best first."""
         import bm25s
 
         if not queries or not self._has_words:

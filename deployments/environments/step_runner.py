@@ -84,7 +84,7 @@ class StepRunner:
         return step.result
 
     def abort(self, step_ids: list[str]) -> None:
-        """Aborts steps that nobody waits for. Unknown ids are ignored."""
+        """Cancels steps whose callers have gone. Unknown ids are ignored."""
         for step_id in step_ids:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()

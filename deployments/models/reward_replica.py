@@ -65,7 +65,7 @@ class ClassificationModel:
         if settings.label >= labels:
             raise ValueError(f"label {settings.label} is not below {labels}, the number of labels of {settings.model}")
         self._pad_token_id = self._padding_token()
-        # A decoder model looks for the last token that is no padding: that of the tokenizer and its own must be one.
+        # A decoder model looks for the last token that is not padding, so its padding token is that of the tokenizer.
         self._model.config.pad_token_id = self._pad_token_id
 
     def _padding_token(self) -> int:

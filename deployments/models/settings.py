@@ -23,8 +23,8 @@ class ChatModelSettings(StrictSettings):
     timeout_s: float = Field(default=60.0, gt=0)
     """Time limit of one attempt, in seconds."""
     give_up_after_s: float = Field(default=90.0, gt=0)
-    """After so many seconds no further attempt starts, and the step is made again. With `timeout_s` it should be less
-    than `limits.step_timeout_s`."""
+    """Seconds after which no further attempt starts, and the step is repeated. With `timeout_s` it should be less than
+    `limits.step_timeout_s`."""
     retries: int = Field(default=5, ge=0)
     """Further attempts after failures that may pass: no connection, no answer in time, 408, 409, 425, 429, 5xx."""
 

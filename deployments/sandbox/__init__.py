@@ -1,6 +1,6 @@
-"""Runs programs that nobody trusts. Knows neither Ray nor vLLM nor environments.
+"""Runs untrusted programs. Knows neither Ray nor vLLM nor environments.
 
-All but `remote` and `server` needs the standard library alone.
+All but `remote` and `server` need only the standard library.
 """
 
 from deployments.sandbox.interface import (

@@ -1,4 +1,4 @@
-"""Interface of a sandbox, which runs Python programs that nobody trusts, and its walls.
+"""Interface of a sandbox, which runs untrusted Python programs, and its walls.
 
 `LocalSandbox` (`local.py`) runs it on this machine, `RemoteSandbox` (`remote.py`) on another one. A sandbox of a
 provider (E2B, Modal, Daytona, a pod of Kubernetes) is plugged in by a class with the same method.

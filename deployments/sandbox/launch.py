@@ -91,7 +91,7 @@ class HeldFds:
             os.close(fd)
 
     def add(self, content: bytes) -> int:
-        """A descriptor at the start of a file with this content, which nobody can change."""
+        """A descriptor at the start of an immutable file with this content."""
         fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.fds.append(fd)
         with open(fd, "wb", closefd=False) as file:

@@ -83,7 +83,7 @@ def main(
     max_concurrent_runs: Annotated[int, typer.Option(help="Further runs wait.")] = 2 * (os.cpu_count() or 1),
     require_all: Annotated[bool, typer.Option(help="Start only if every wall stands.")] = False,
 ) -> None:
-    """Runs programs that nobody trusts, for other machines."""
+    """Runs untrusted programs for other machines."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token and host not in ("127.0.0.1", "::1", "localhost"):
         raise typer.BadParameter(

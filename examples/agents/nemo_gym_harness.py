@@ -26,7 +26,7 @@ class Rollout(BaseModel):
 
 
 def harness(agent: str) -> FastAPI:
-    """Args: `agent` is the address of the agent server."""
+    """Takes the address of the agent server."""
     app, http, running = FastAPI(), httpx.AsyncClient(timeout=None), dict[str, Rollout]()
 
     @app.post("/rollouts")

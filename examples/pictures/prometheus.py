@@ -59,7 +59,7 @@ def prometheus(service_url: str, folder: Path, every: str) -> Iterator[str]:
 
 
 def lines_of(url: str, query: str, begin_s: float, end_s: float, step_s: float) -> list[Line]:
-    """What a panel with that query draws between two times of the epoch."""
+    """The series that a panel with that query draws between two times of the epoch."""
     asked: dict[str, str | float] = {"query": query, "start": begin_s, "end": end_s, "step": step_s}
     answer = httpx.get(f"{url}/api/v1/query_range", params=asked, timeout=QUERY_TIMEOUT_S).raise_for_status()
     return list(map(line_of, answer.json()["data"]["result"]))

@@ -20,7 +20,7 @@ class Span:
     trace_id: str
     span_id: str
     parent_id: str
-    """Of a span that another program may have; empty without one."""
+    """Id of a parent span, which another program may have; empty without one."""
     name: str
     began_s: float
     ended_s: float

@@ -74,7 +74,7 @@ def traced(config: ServeDeploySchema, endpoint: str) -> ServeDeploySchema:
 
 
 def spans_of_one_request(url: str, collected: Collector) -> list[Span]:
-    """Of the second request: the first is slower."""
+    """The trace of the second request: the first is slower."""
     with RolloutClient(url) as client:
         samples = client.example_samples(TASK, 1, seed=7)
         client.rollout(samples, num_generations=GENERATIONS, sampling=SAMPLING, max_rollout_turns=TURNS)

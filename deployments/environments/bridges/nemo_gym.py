@@ -61,8 +61,8 @@ class NeMoGymEnvironment(TaskEnvironment):
             url: of the resources server.
             rows: path of a JSONL file with rows of its data set: the example samples. The chat template gets the tools
                 of its first row, for all samples without `tools` of their own.
-            max_steps: so many responses make a rollout at most; the last of them is verified with its calls. Without it
-                only a response without a call is.
+            max_steps: maximum of responses; the last of them is verified with its calls. Without it only a response
+                without a call is verified.
             result_role: of the messages with results; `user` for a chat template that does not know `tool`.
             lost_session: `fail` for a server whose sessions cannot be had twice.
             max_sessions: how many sessions one replica holds at once.
