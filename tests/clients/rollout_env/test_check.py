@@ -88,9 +88,12 @@ def test_what_makes_no_environment_is_refused() -> None:
     [
         ({"description": " "}, "description must be a sentence about the task."),
         ({"ExtraEnvInfo": dict}, "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info."),
+        ({"lost_session": "retry"}, "lost_session must be one of restart, reopen, fail, got 'retry'."),
+        ({"max_sessions": 0}, "max_sessions must be an integer of at least 1, or None."),
+        ({"session_idle_s": 0}, "session_idle_s must be above 0, got 0."),
     ],
 )
-def test_attributes_that_are_not_set_are_found(attributes: dict[str, Any], message: str) -> None:
+def test_attributes_that_are_not_valid_are_found(attributes: dict[str, Any], message: str) -> None:
     faulty = type("Faulty", (CountingEnvironment,), attributes)
     assert findings_of(faulty) == [Finding("attributes", message)]
 
@@ -229,22 +232,7 @@ def with_fields(**fields: Any) -> Callable[[StepOutcome], StepOutcome]:
     ("fault", "rule", "message"),
     [
         (lambda _: None, "outcome", "step must return a StepOutcome, got NoneType."),
-        (
-            with_fields(observation={"role": "narrator", "content": ""}),
-            "outcome",
-            "outcome.observation.role: Input should be 'system', 'user', 'assistant', 'tool' or 'environment'.",
-        ),
-        (
-            with_fields(observation={"role": "user", "content": 7}),
-            "outcome",
-            "outcome.observation.content: Input should be a valid string.",
-        ),
         (with_fields(metadata={"until": {3}}), "outcome", "outcome.metadata.until: input was not a valid JSON value."),
-        (
-            with_fields(metadata={"until": 9, "time": float("inf")}),
-            "outcome",
-            "outcome.metadata: Value error, it holds inf, which JSON cannot express.",
-        ),
         (
             with_fields(metadata={"board": []}),
             "metadata",
@@ -258,14 +246,6 @@ def test_an_outcome_with_one_fault_is_found(fault: Any, rule: str, message: str)
     assert found.rule == rule
     assert found.message.startswith(f"{FIRST}: ")
     assert found.message.endswith(f": {message}")
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"style": float("nan")}])
-def test_a_reward_that_is_not_finite_is_found(reward: Any) -> None:
-    [found] = findings_of(lambda: FaultyStep(with_fields(reward=reward)))
-    assert found.rule == "outcome"
-    assert "outcome.reward." in found.message
-    assert "Input should be a finite number" in found.message
 
 
 def test_metadata_may_be_left_out() -> None:
@@ -380,7 +360,8 @@ def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
         def __init__(self) -> None:
             made.append(self)
 
-        def close(self) -> None:
+        async def close(self) -> None:
+            await asyncio.sleep(0)
             self.closed = True
             raise OSError("Nothing to close.")
 
@@ -446,15 +427,6 @@ def test_an_environment_without_a_step_is_found() -> None:
     ]
 
 
-def test_an_async_close_is_awaited() -> None:
-    class Closing(CountingEnvironment):
-        async def close(self) -> None:
-            await asyncio.sleep(0)
-            raise OSError("Nothing to close.")
-
-    assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
-
-
 class CountInMemory(Session):
     def __init__(self, count: int) -> None:
         self.count = count
@@ -498,17 +470,3 @@ def test_a_session_that_does_not_close_is_found() -> None:
             return Stuck(0)
 
     assert findings_of(Sticking) == [Finding("close", "close of a session raised OSError: It is stuck.")]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("lost_session", "retry", "lost_session must be one of restart, reopen, fail, got 'retry'"),
-        ("max_sessions", 0, "max_sessions must be an integer of at least 1, or None"),
-        ("session_idle_s", 0, "session_idle_s must be above 0, got 0"),
-    ],
-)
-def test_wrong_settings_of_sessions_are_found(name: str, value: Any, problem: str) -> None:
-    environment = InSessions()
-    setattr(environment, name, value)
-    assert findings_of(environment) == [Finding("attributes", f"{problem}.")]

@@ -22,6 +22,21 @@ def refusal_of(*arguments: str) -> str:
     return str(refusal.value)
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, from which modules are imported during the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    return tmp_path
+
+
+def write_raising_environment(name: str, folder: Path) -> Path:
+    write_environment(name, folder)
+    file = folder / f"{name}.py"
+    file.write_text(file.read_text().replace("reply.strip() == str(", "int(reply) == int("))
+    return file
+
+
 @pytest.mark.slow
 def test_a_new_environment_passes_its_own_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = said_by(capsys, "init", "number-game", "--folder", str(tmp_path / "new"))
@@ -46,49 +61,30 @@ def test_what_is_no_name_of_a_module_is_refused(name: str, tmp_path: Path) -> No
     )
 
 
-def test_an_environment_that_keeps_the_rules_is_said_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_environment("kept_game", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_an_environment_that_keeps_the_rules_is_said_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_environment("kept_game", folder)
     arguments = ["check", "kept_game:KeptGameEnvironment", "--samples", "2", "--arguments", '{"most_guesses": 2}']
-    assert (
-        said_by(capsys, *arguments) == "kept_game:KeptGameEnvironment keeps the rules: 2 samples were played.\n\n"[:-1]
-    )
+    assert said_by(capsys, *arguments) == "kept_game:KeptGameEnvironment keeps the rules: 2 samples were played.\n"
 
 
-def test_what_is_wrong_is_said_with_the_line_that_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_environment("raising_game", tmp_path)
-    file = tmp_path / "raising_game.py"
-    file.write_text(file.read_text().replace("reply.strip() == str(", "int(reply) == int("))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_what_is_wrong_is_said_with_the_line_that_raised(folder: Path) -> None:
+    file = write_raising_environment("raising_game", folder)
     said = refusal_of("check", "raising_game:RaisingGameEnvironment")
     assert "- step: Sample 0, turn 1, reply '': step raised ValueError: invalid literal for int()" in said
     assert f'File "{file}"' in said
     assert "right = int(reply) == int(extra_env_info.secret)" in said
 
 
-def test_each_command_says_it_as_json_if_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+@pytest.mark.usefixtures("folder")
+def test_each_command_says_it_as_json_if_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads(said_by(capsys, "init", "json-game", "--json"))
     assert written == {"import_path": "json_game:JsonGameEnvironment", "files": ["json_game.py", "test_json_game.py"]}
     check = ["check", written["import_path"], "--samples", "2", "--json"]
     assert json.loads(said_by(capsys, *check)) == {"import_path": check[1], "samples": 2, "findings": []}
 
 
-def test_findings_are_a_json_document_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_environment("wrong_game", tmp_path)
-    file = tmp_path / "wrong_game.py"
-    file.write_text(file.read_text().replace("reply.strip() == str(", "int(reply) == int("))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_findings_are_a_json_document_and_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_raising_environment("wrong_game", folder)
     with pytest.raises(SystemExit, match="1"):
         main(["check", "wrong_game:WrongGameEnvironment", "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]

@@ -63,26 +63,12 @@ def test_a_play_runs_to_the_end_of_the_rollout() -> None:
     assert played.unused_replies == ["4"]
 
 
-def test_a_play_ends_with_the_last_reply() -> None:
-    played = play(CountingEnvironment(), ["1"], counting_sample(3))
-    assert not played.terminated
-    assert len(played.turns) == 1
-    assert played.unused_replies == []
-
-
 def test_the_sample_is_the_first_example_unless_it_is_chosen() -> None:
     environment = CountingEnvironment()
     assert play(environment, []).extra_env_info == {"until": 2}
     assert play(environment, [], sample=3).extra_env_info == {"until": 5}
     assert play(environment, [], sample=1, seed=10).extra_env_info == {"until": 13}
     assert play(environment, [], sample=counting_sample(7)).extra_env_info == {"until": 7}
-
-
-def test_metadata_is_the_extra_env_info_of_the_next_step_and_none_leaves_it() -> None:
-    environment = Saying(says(metadata={"until": 9, "count": 4}), says(), says())
-    played = play(environment, ["a", "b", "c"], counting_sample(3))
-    assert environment.infos == [Count(until=3), Count(until=9, count=4), Count(until=9, count=4)]
-    assert played.extra_env_info == {"until": 9, "count": 4}
 
 
 def test_stop_strings_end_replies_until_others_come() -> None:
@@ -96,13 +82,6 @@ def test_stop_strings_end_replies_until_others_come() -> None:
     ]
     assert [message["content"] for message in played.message_log[1::2]] == ["a.", "a.", "a. b!", "a. b! c"]
     assert played.stop_strings == ()
-
-
-def test_rewards_are_summed_by_name() -> None:
-    environment = Saying(says(reward={"right": 1.0, "style": 0.25}), says(reward={"style": 0.5}), says(reward=2))
-    played = play(environment, ["a", "b", "c"])
-    assert played.rewards == {"right": 1.0, "style": 0.75, "reward": 2.0}
-    assert played.total_reward == 3.75
 
 
 def test_an_environment_sees_messages_without_tokens_and_cannot_change_the_log() -> None:
@@ -133,11 +112,6 @@ def test_extra_env_info_is_validated_before_each_step() -> None:
         play(CountingEnvironment(), ["1"], {"messages": [{"role": "user", "content": "Count."}]})
     with pytest.raises(SampleRejected, match=r"extra_env_info\.until: Input should be a valid integer"):
         play(Saying(says(metadata={"until": None}), says()), ["1", "2"])
-
-
-def test_an_invalid_outcome_is_raised() -> None:
-    with pytest.raises(OutcomeInvalid, match=r"outcome\.reward\.float: Input should be a finite number"):
-        play(Saying(says(reward=float("nan"))), ["1"])
 
 
 def test_what_a_step_raises_comes_out_as_it_is() -> None:

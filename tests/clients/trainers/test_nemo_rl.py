@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,9 +40,8 @@ def client(service: ScriptedService) -> Iterator[RolloutClient]:
 
 
 @pytest.fixture(params=[run_multi_turn_rollout, run_async_multi_turn_rollout], ids=["lockstep", "async"])
-def run(request: pytest.FixtureRequest) -> Run:
-    chosen: Run = request.param
-    return chosen
+def run(request: pytest.FixtureRequest, client: RolloutClient) -> Run:
+    return partial(request.param, client, max_seq_len=64)
 
 
 def played(posted: Json, **fields: Any) -> Json:
@@ -131,10 +131,10 @@ def test_the_async_function_asks_for_the_async_schedule_and_greedy_is_greedy(
     }
 
 
-def test_a_log_that_came_back_can_be_posted_again(service: ScriptedService, client: RolloutClient, run: Run) -> None:
-    once, _ = run(client, batch(1), 64)
+def test_a_log_that_came_back_can_be_posted_again(service: ScriptedService, run: Run) -> None:
+    once, _ = run(batch(1))
     service.rollouts.append(echo)
-    run(client, once, 64)
+    run(once)
     [[_, response, observation]] = [posted["message_log"] for posted in service.bodies[1]["samples"]]
     assert response == played({"idx": 0, "message_log": []})["message_log"][0]
     assert observation == {"role": "environment", "content": "", "token_ids": []}
@@ -143,8 +143,8 @@ def test_a_log_that_came_back_can_be_posted_again(service: ScriptedService, clie
 # What comes back
 
 
-def test_the_batch_comes_back_with_its_class_and_every_field(client: RolloutClient, run: Run) -> None:
-    came, metrics = run(client, batch(flag=["a", "b"]), 64)
+def test_the_batch_comes_back_with_its_class_and_every_field(run: Run) -> None:
+    came, metrics = run(batch(flag=["a", "b"]))
     assert type(came) is BatchedDataDict
     assert came["idx"] == [40, 41]
     assert came["flag"] == ["a", "b"]
@@ -159,9 +159,9 @@ def test_the_batch_comes_back_with_its_class_and_every_field(client: RolloutClie
     assert metrics == SUMMARY["metrics"]
 
 
-def test_new_messages_have_tensors_and_the_prompt_keeps_its_own(client: RolloutClient, run: Run) -> None:
+def test_new_messages_have_tensors_and_the_prompt_keeps_its_own(run: Run) -> None:
     given = batch(1)
-    came, _ = run(client, given, 64)
+    came, _ = run(given)
     [[prompt, response, observation]] = came["message_log"]
     assert prompt is given["message_log"][0][0]
     assert response["token_ids"].dtype == observation["token_ids"].dtype == torch.int64
@@ -173,27 +173,25 @@ def test_new_messages_have_tensors_and_the_prompt_keeps_its_own(client: RolloutC
     assert "generation_logprobs" not in observation
 
 
-def test_the_input_is_left_as_it_was(client: RolloutClient, run: Run) -> None:
+def test_the_input_is_left_as_it_was(run: Run) -> None:
     given = batch()
-    run(client, given, 64)
+    run(given)
     assert [len(log) for log in given["message_log"]] == [1, 1]
     assert "total_reward" not in given
 
 
-def test_a_plain_dict_is_a_batch_too(client: RolloutClient, run: Run) -> None:
-    came, _ = run(client, dict(batch(1)), 64)
+def test_a_plain_dict_is_a_batch_too(run: Run) -> None:
+    came, _ = run(dict(batch(1)))
     assert type(came) is dict
 
 
 # Samples without a final reward
 
 
-def test_a_sample_that_failed_raises_by_default_and_is_named(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
+def test_a_sample_that_failed_raises_by_default_and_is_named(service: ScriptedService, run: Run) -> None:
     scripted(service, {}, LOST)
     with pytest.raises(RolloutsNotFinal) as raised:
-        run(client, batch(), 64)
+        run(batch())
     assert str(raised.value) == (
         "1 of 2 rollouts have no final reward; idx 1 of task math, generation 0: timeout error: Too slow."
     )
@@ -201,21 +199,21 @@ def test_a_sample_that_failed_raises_by_default_and_is_named(
 
 
 def test_a_masked_sample_weighs_nothing_and_leaves_the_mean_of_its_prompt_alone(
-    service: ScriptedService, client: RolloutClient, run: Run
+    service: ScriptedService, run: Run
 ) -> None:
     scripted(service, {"total_reward": 0.5}, LOST, {"total_reward": 0.0}, {"total_reward": 8.0})
-    came, _ = run(client, batch(prompts=[1, 1, 1, 2]), 64, not_final="mask")
+    came, _ = run(batch(prompts=[1, 1, 1, 2]), not_final="mask")
     assert came["loss_multiplier"].tolist() == [1, 0, 1, 1]
     assert came["total_reward"].tolist() == [0.5, 0.25, 0, 8]
     assert came["status"] == ["completed", "error", "completed", "completed"]
 
 
 def test_a_sample_cut_off_by_the_deadline_is_masked_and_one_without_siblings_gets_nothing(
-    service: ScriptedService, client: RolloutClient, run: Run
+    service: ScriptedService, run: Run
 ) -> None:
     scripted(service, {"status": "deadline", "total_reward": 0.75})
     given = {name: column for name, column in batch(1).items() if name != "loss_multiplier"}
-    came, _ = run(client, given, 64, not_final="mask", deadline_s=1)
+    came, _ = run(given, not_final="mask", deadline_s=1)
     assert came["loss_multiplier"].tolist() == [0]
     assert came["total_reward"].tolist() == [0]
 
@@ -248,21 +246,21 @@ def answering_in_turn(service: ScriptedService, *logs: Callable[[list[Json]], li
     )
 
 
-def cut_once(service: ScriptedService, client: RolloutClient, run: Run, given: BatchedDataDict) -> Any:
+def cut_once(service: ScriptedService, run: Run, given: BatchedDataDict) -> Any:
     """The batch after a run in whose first response the deadline cut off every sample."""
     answering_in_turn(service, *[lambda log: [*log, PART]] * len(given["task_name"]), **CUT)
-    came, _ = run(client, given, 64, not_final="mask")
+    came, _ = run(given, not_final="mask")
     return came
 
 
 def test_a_response_that_was_cut_off_goes_on_as_one_message_with_all_of_its_tokens(
-    service: ScriptedService, client: RolloutClient, run: Run
+    service: ScriptedService, run: Run
 ) -> None:
-    once = cut_once(service, client, run, batch(1))
+    once = cut_once(service, run, batch(1))
     once["message_log"][0][-1]["token_loss_mask"] = torch.ones(2)
     once["message_log"][0][-1]["mine"] = "kept"
     answering_in_turn(service, lambda log: [*log[:-1], {**WHOLE, "reward": 1.0}, RIGHT], total_reward=1.0)
-    twice, _ = run(client, once, 64, not_final="mask")
+    twice, _ = run(once, not_final="mask")
     [[prompt, response, observation]] = twice["message_log"]
     assert service.bodies[1]["samples"][0]["message_log"][-1] == PART
     assert prompt is once["message_log"][0][0]
@@ -274,81 +272,69 @@ def test_a_response_that_was_cut_off_goes_on_as_one_message_with_all_of_its_toke
     assert once["message_log"][0][-1]["token_ids"].tolist() == [7, 8]
 
 
-def test_tokens_that_are_generated_again_replace_those_of_before(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
-    once = cut_once(service, client, run, batch(1))
+def test_tokens_that_are_generated_again_replace_those_of_before(service: ScriptedService, run: Run) -> None:
+    once = cut_once(service, run, batch(1))
     again = {**WHOLE, "token_ids": [7, 9], "generation_logprobs": [-0.25, -0.125]}
     answering_in_turn(service, lambda log: [*log[:-1], again])
-    [[_, response]] = run(client, once, 64)[0]["message_log"]
+    [[_, response]] = run(once)[0]["message_log"]
     assert (response["token_ids"].tolist(), response["generation_logprobs"].tolist()) == ([7, 9], [-0.25, -0.125])
 
 
-def test_a_cut_in_a_later_turn_keeps_the_turns_before_it(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
+def test_a_cut_in_a_later_turn_keeps_the_turns_before_it(service: ScriptedService, run: Run) -> None:
     answering_in_turn(service, lambda log: [*log, {**WHOLE, "reward": 0.5}, RIGHT, PART], **CUT)
-    once, _ = run(client, batch(1), 64, not_final="mask")
+    once, _ = run(batch(1), not_final="mask")
     answering_in_turn(service, lambda log: [*log[:-1], WHOLE, RIGHT])
-    twice, _ = run(client, once, 64)
+    twice, _ = run(once)
     [before], [after] = once["message_log"], twice["message_log"]
     assert all(old is new for old, new in zip(before[:3], after[:3], strict=True))
     assert [message["token_ids"].tolist() for message in after] == [[1, 5], [7, 8, 9, 10], [11], [7, 8, 9, 10], [11]]
 
 
-def test_a_whole_response_whose_step_was_missing_gets_its_reward(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
+def test_a_whole_response_whose_step_was_missing_gets_its_reward(service: ScriptedService, run: Run) -> None:
     answering_in_turn(service, lambda log: [*log, WHOLE], **CUT)
-    once, _ = run(client, batch(1), 64, not_final="mask")
+    once, _ = run(batch(1), not_final="mask")
     answering_in_turn(service, lambda log: [*log[:-1], {**log[-1], "reward": 1.0}, RIGHT])
-    [[_, response, _]] = run(client, once, 64)[0]["message_log"]
+    [[_, response, _]] = run(once)[0]["message_log"]
     assert response["reward"] == 1.0
 
 
-def test_the_calls_of_a_posted_response_are_posted_with_it(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
+def test_the_calls_of_a_posted_response_are_posted_with_it(service: ScriptedService, run: Run) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     asked = {**WHOLE, "tool_calls": [call], "parsed_content": "ab", "reasoning_content": "hm"}
     told = {"role": "tool", "content": "3", "token_ids": [12], "tool_call_id": "c", "name": "add"}
     answering_in_turn(service, lambda log: [*log, asked, told], **CUT)
-    once, _ = run(client, batch(1), 64, not_final="mask")
+    once, _ = run(batch(1), not_final="mask")
     service.rollouts.append(echo)
-    run(client, once, 64)
+    run(once)
     assert service.bodies[1]["samples"][0]["message_log"][1:] == [asked, told]
 
 
-def test_a_sample_that_ends_in_a_later_run_weighs_again_what_it_weighed(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
-    once = cut_once(service, client, run, batch(4, loss_multiplier=torch.tensor([1.0, 0.5, 0.0, 1.0])))
+def test_a_sample_that_ends_in_a_later_run_weighs_again_what_it_weighed(service: ScriptedService, run: Run) -> None:
+    once = cut_once(service, run, batch(4, loss_multiplier=torch.tensor([1.0, 0.5, 0.0, 1.0])))
     assert once["loss_multiplier"].tolist() == [0, 0, 0, 0]
     scripted(service, {}, {}, {}, LOST)
-    twice, _ = run(client, once, 64, not_final="mask")
+    twice, _ = run(once, not_final="mask")
     assert twice["loss_multiplier"].tolist() == [1, 0.5, 0, 0]
     scripted(service, {}, {}, {}, {})
-    thrice, _ = run(client, twice, 64)
+    thrice, _ = run(twice)
     assert thrice["loss_multiplier"].tolist() == [1, 0.5, 0, 1]
     assert thrice["loss_multiplier"].dtype == torch.float32
 
 
-def test_what_the_trainer_masks_between_runs_stays_masked(
-    service: ScriptedService, client: RolloutClient, run: Run
-) -> None:
+def test_what_the_trainer_masks_between_runs_stays_masked(service: ScriptedService, run: Run) -> None:
     scripted(service, {}, LOST)
-    once, _ = run(client, batch(), 64, not_final="mask")
+    once, _ = run(batch(), not_final="mask")
     once["loss_multiplier"][0] = 0
     scripted(service, {}, {})
-    twice, _ = run(client, once, 64, not_final="mask")
+    twice, _ = run(once, not_final="mask")
     assert twice["loss_multiplier"].tolist() == [0, 1]
 
 
 def test_resumed_rollouts_of_one_prompt_are_one_group_wherever_they_were_cut(
-    service: ScriptedService, client: RolloutClient, run: Run
+    service: ScriptedService, run: Run
 ) -> None:
     answering_in_turn(service, lambda log: [*log, PART], lambda log: [*log, WHOLE], lambda log: log, **CUT)
-    once, _ = run(client, batch(prompts=[1, 1, 1]), 64, not_final="mask")
+    once, _ = run(batch(prompts=[1, 1, 1]), not_final="mask")
     scripted(service, {"total_reward": 1.0}, {"total_reward": 0.5}, LOST)
-    twice, _ = run(client, once, 64, not_final="mask")
+    twice, _ = run(once, not_final="mask")
     assert twice["total_reward"].tolist() == [1, 0.5, 0.75]

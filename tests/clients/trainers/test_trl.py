@@ -249,9 +249,13 @@ def test_a_sharded_adapter_is_refused(client: PushingClient) -> None:
         ServiceRolloutFunc(client, task_name="math")(PROMPTS, training)
 
 
-def grpo_arguments(folder: Path) -> dict[str, Any]:
-    """Two steps of four rollouts."""
-    return {
+def grpo_trainer(folder: Path, rollout_func: Any, **options: Any) -> Any:
+    """TRL's own trainer of the tiny model: two steps of four rollouts."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    arguments: dict[str, Any] = {
         "output_dir": str(folder),
         "max_steps": 2,
         "per_device_train_batch_size": 4,
@@ -265,26 +269,24 @@ def grpo_arguments(folder: Path) -> dict[str, Any]:
         "save_strategy": "no",
         "disable_tqdm": True,
     }
+    return GRPOTrainer(
+        str(TINY_MODEL),
+        args=GRPOConfig(**arguments),
+        train_dataset=Dataset.from_list(ROWS),
+        reward_funcs=service_reward,
+        rollout_func=rollout_func,
+        **options,
+    )
 
 
 @pytest.mark.slow
 def test_grpo_trains_on_what_the_service_played(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datasets import Dataset
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     service.rollouts.extend([answering(), answering({}, LOST)])
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    grpo = GRPOTrainer(
-        str(TINY_MODEL),
-        args=GRPOConfig(**grpo_arguments(tmp_path)),
-        train_dataset=Dataset.from_list(ROWS),
-        reward_funcs=service_reward,
-        rollout_func=ServiceRolloutFunc(client, task_name="math"),
-    )
+    grpo = grpo_trainer(tmp_path, ServiceRolloutFunc(client, task_name="math"))
     grpo.train()
     assert [len(body["samples"]) for body in service.bodies] == [4, 4]
     assert [body["policy"] for body in service.bodies] == [{"min_version": 101}, {"min_version": 102}]
@@ -316,19 +318,12 @@ def test_grpo_with_peft_pushes_the_adapter_after_each_step(
     service: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peft = pytest.importorskip("peft")
-    from datasets import Dataset
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     service.rollouts.extend([answering(), answering()])
     with AdapterClient(service.url) as client:
-        grpo = GRPOTrainer(
-            str(TINY_MODEL),
-            args=GRPOConfig(**grpo_arguments(tmp_path)),
-            train_dataset=Dataset.from_list(ROWS),
-            reward_funcs=service_reward,
-            rollout_func=ServiceRolloutFunc(client, task_name="math", policy_name="run-b"),
+        grpo = grpo_trainer(
+            tmp_path,
+            ServiceRolloutFunc(client, task_name="math", policy_name="run-b"),
             peft_config=peft.LoraConfig(r=4, target_modules=["o_proj"], task_type="CAUSAL_LM"),
         )
         grpo.train()

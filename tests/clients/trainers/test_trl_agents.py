@@ -13,8 +13,8 @@ from rollout_client.trainers.trl import service_reward
 from rollout_client.trainers.trl_agents import AgentRolloutFunc, AgentsFailed
 from tests.clients.agent_service import AgentService
 from tests.clients.scripted_service import Json
-from tests.clients.trainers.scripted_trainer import END, PROMPTS, ROWS, PushingClient, layout_of, trainer
-from tests.clients.trainers.test_trl import grpo_arguments
+from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, layout_of, trainer
+from tests.clients.trainers.test_trl import grpo_trainer
 from tests.paths import TINY_MODEL
 from tests.service.scripted import outcome
 
@@ -159,10 +159,6 @@ def test_an_agent_that_fails_for_every_prompt_ends_the_training(agents: AgentSer
 def test_grpo_trains_on_what_an_agent_did(
     client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datasets import Dataset
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
     services: list[AgentService] = []
 
     def connect() -> AsyncRolloutClient:
@@ -176,13 +172,7 @@ def test_grpo_trains_on_what_an_agent_did(
 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    grpo = GRPOTrainer(
-        str(TINY_MODEL),
-        args=GRPOConfig(**grpo_arguments(tmp_path)),
-        train_dataset=Dataset.from_list(ROWS),
-        reward_funcs=service_reward,
-        rollout_func=AgentRolloutFunc(client, agent, task_name="math", connect=connect),
-    )
+    grpo = grpo_trainer(tmp_path, AgentRolloutFunc(client, agent, task_name="math", connect=connect))
     grpo.train()
     first = grpo.state.log_history[0]
     assert (first["rewards/service_reward/mean"], first["completions/mean_length"]) == (1.5, 2)

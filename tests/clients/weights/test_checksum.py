@@ -21,7 +21,7 @@ from rollout_client.weights.checksum import (
     weights_digest,
 )
 from rollout_client.weights.file_tensors import file_weights
-from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_of, read_header, read_tensor
+from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_of, read_header
 
 TENSORS = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
 
@@ -32,17 +32,6 @@ def test_a_checksum_is_that_of_sorted_lines() -> None:
     checksum.add("a", "F32", (), [b"5678"])
     lines = f"a F32 [] {hashlib.sha256(b'5678').hexdigest()}\nb BF16 [1,2] {hashlib.sha256(b'1234').hexdigest()}\n"
     assert checksum.hexdigest() == hashlib.sha256(lines.encode()).hexdigest()
-
-
-def test_a_checksum_is_the_same_whatever_the_order_in_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.safetensors"
-    save_file(TENSORS, file)
-    checksum = Checksum()
-    for name in ("b", "a.weight"):
-        header = read_header(file)
-        entry = header.by_name[name]
-        checksum.add(name, entry.dtype, entry.shape, [read_tensor(file, header, entry)])
-    assert checksum.hexdigest() == file_checksum(file)
 
 
 NAMED_DATA = st.dictionaries(st.text(max_size=3), st.binary(max_size=12), max_size=4)
@@ -68,15 +57,6 @@ def test_a_checksum_depends_neither_on_the_order_of_the_tensors_nor_on_how_their
 @given(NAMED_DATA, NAMED_DATA)
 def test_checksums_are_equal_for_equal_tensors_only(first: dict[str, bytes], second: dict[str, bytes]) -> None:
     assert (checksum_of(first.items()) == checksum_of(second.items())) == (first == second)
-
-
-@pytest.mark.parametrize(("dtype", "shape"), [("I8", (2, 1)), ("U8", (1, 2)), ("U8", (2,))])
-def test_a_checksum_depends_on_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
-    checksum = Checksum()
-    checksum.add("a", "U8", (2, 1), [b"ab"])
-    other = Checksum()
-    other.add("a", dtype, shape, [b"ab"])
-    assert other.hexdigest() != checksum.hexdigest()
 
 
 def test_a_tensor_that_is_added_again_replaces_the_first() -> None:
@@ -118,7 +98,7 @@ def test_each_byte_of_a_file_is_covered_by_its_digest(file: Path) -> None:
         try:
             assert file_digest(file) != digest, place
         except ValueError:
-            # It is no safetensors file any more.
+            # It is not a safetensors file any more.
             continue
 
 

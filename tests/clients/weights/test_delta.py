@@ -1,15 +1,12 @@
 """Deltas: what was encoded is applied bit for bit, and a delta that does not fit changes nothing."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from rollout_client.weights.delta import (
     BadDelta,
@@ -26,13 +23,6 @@ from rollout_client.weights.safetensors_file import (
     header_of,
 )
 from tests.clients.weights.applied_deltas import apply_delta
-
-TENSORS = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
-
-
-def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
-    save_file(tensors, path, metadata)
-    return path
 
 
 @st.composite
@@ -167,15 +157,3 @@ def test_a_delta_that_does_not_fit_its_base_is_refused_by_its_header(
 def test_a_tensor_may_be_named_like_a_part_of_a_delta() -> None:
     delta: Header = header_of([("b.values.gaps", "I32", (1,)), ("b.values.values", "F32", (1,))])
     assert list(delta_entries(delta, BASE)) == ["b.values"]
-
-
-def test_a_delta_file_applied_to_a_base_file_gives_the_new_tensors(tmp_path: Path) -> None:
-    base = written(tmp_path / "base.safetensors", TENSORS)
-    parts = {
-        "a.weight.gaps": torch.tensor([1, 4], dtype=torch.int32),
-        "a.weight.values": torch.tensor([-0.0, 7.0]),
-    }
-    delta = written(tmp_path / "delta.safetensors", parts)
-    new = {entry.name: bytes(data) for entry, data in apply_delta(base, delta)}
-    assert new["b"] == TENSORS["b"].view(torch.uint8).numpy().tobytes()
-    assert new["a.weight"] == torch.tensor([0.0, -0.0, 2.0, 3.0, 4.0, 7.0]).numpy().tobytes()

@@ -24,10 +24,6 @@ class NamedTensor(SourceTensor):
     content: str = ""
     comparisons: int = 0
 
-    @property
-    def is_sharded(self) -> bool:
-        return False
-
     def blocks(self, dtype: str) -> Iterator[Data]:
         raise AssertionError("A check of names, shapes and dtypes reads no data.")
 
@@ -55,18 +51,17 @@ def test_any_of_the_wide_floating_dtypes_fits_another(dtype: str) -> None:
     fitted({"mask": MASK, "embed": NamedTensor(dtype)}, LAYOUT)
 
 
-@pytest.mark.parametrize("dtype", ["F8_E4M3", "I16", "BOOL"])
-def test_no_other_dtype_fits_a_floating_one(dtype: str) -> None:
-    assert misfit(mask=MASK, embed=NamedTensor(dtype)) == ([], [], {"embed": f"is {dtype} instead of BF16"})
-
-
-def test_a_floating_dtype_does_not_fit_another_kind() -> None:
-    assert misfit(mask=NamedTensor("F32", (2,)), embed=NamedTensor()) == ([], [], {"mask": "is F32 instead of BOOL"})
-
-
-def test_another_shape_does_not_fit() -> None:
-    wrong = {"embed": "has shape [3, 4] instead of [4, 3]"}
-    assert misfit(mask=MASK, embed=NamedTensor(shape=(3, 4))) == ([], [], wrong)
+@pytest.mark.parametrize(
+    ("name", "wrong", "difference"),
+    [
+        ("embed", NamedTensor("F8_E4M3"), "is F8_E4M3 instead of BF16"),
+        ("embed", NamedTensor("I16"), "is I16 instead of BF16"),
+        ("mask", NamedTensor("F32", (2,)), "is F32 instead of BOOL"),
+        ("embed", NamedTensor(shape=(3, 4)), "has shape [3, 4] instead of [4, 3]"),
+    ],
+)
+def test_no_other_dtype_and_no_other_shape_fits(name: str, wrong: NamedTensor, difference: str) -> None:
+    assert misfit(**{"mask": MASK, "embed": NamedTensor(), name: wrong}) == ([], [], {name: difference})
 
 
 def test_a_tensor_without_a_place_is_left_out_if_it_is_tied_to_one_that_is_sent() -> None:

@@ -30,13 +30,7 @@ def read(tensor: torch.Tensor, dtype: str) -> bytes:
 @pytest.mark.parametrize(
     "wrapped",
     [
-        "module.layers.0.weight",
-        "_orig_mod.layers.0.weight",
-        "layers._orig_mod.0.weight",
-        "layers.0._checkpoint_wrapped_module.weight",
         "_fsdp_wrapped_module.layers._fsdp_wrapped_module.0.weight",
-        "module._orig_mod.layers.0.weight",
-        "_orig_mod.module.layers.0.weight",
         "base_model.model.module.layers.0._orig_mod._checkpoint_wrapped_module.weight",
     ],
 )
