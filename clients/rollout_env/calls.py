@@ -53,7 +53,7 @@ async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
         try:
             loop.call_soon_threadsafe(settle, future, result, error)
         except RuntimeError:
-            return  # The loop has ended: nobody waits.
+            return  # The loop has ended: there is no caller.
 
     name = f"call of {getattr(function, '__qualname__', function)}"
     thread = threading.Thread(target=work, name=name, daemon=True)

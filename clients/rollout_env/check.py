@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from rollout_env.check_rules import Checker, Finding, Replies, StepLimits
+from rollout_env.check_rules import Checker, Finding, Replies
 from rollout_env.environment import TaskEnvironment
 from rollout_env.play import Sample, run
 
@@ -34,13 +34,13 @@ def check(
 
     - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema, `max_concurrent_steps`
       a positive number or None.
-    - `example_samples`: as many different samples as asked for, equal ones for an equal seed. When many are asked for:
-      as many, each JSON with a prompt, and others for another seed.
+    - `example_samples`: the requested number of different samples, equal ones for an equal seed. For a large number:
+      that many, each JSON with a prompt, and others for another seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
     - `start`, where there is one: does not raise, ends in time, and gives the same for the same sample.
     - `step`: does not raise, whatever the reply, and ends in time.
     - `outcome`: is a `StepOutcome` with permitted values: text, a known role, finite rewards, metadata that is JSON.
-    - `metadata`: is accepted by `ExtraEnvInfo` while the rollout goes on.
+    - `metadata`: is accepted by `ExtraEnvInfo` unless the rollout ends.
     - `blocking`: a step does not keep the event loop from running other steps.
     - `state`: two rollouts that are played at once have the outcomes that they have one after the other.
     - `close`: does not raise.
@@ -59,6 +59,6 @@ def check(
     if not callable(environment) and not isinstance(environment, TaskEnvironment):
         raise TypeError(f"check needs an environment or what makes one, such as its class; got {environment!r}.")
     instances = [environment] if isinstance(environment, TaskEnvironment) else [environment(), environment()]
-    checker = Checker(instances, replies, StepLimits(max_block_s, step_timeout_s))
+    checker = Checker(instances, replies, max_block_s, step_timeout_s)
     if findings := run(checker.findings(samples, seed, repeatable)):
         raise CheckFailed(findings)

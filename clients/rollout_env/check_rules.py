@@ -37,7 +37,7 @@ async def longest_block(step: Awaitable[Result], timeout_s: float) -> tuple[Resu
 
     Raises:
         StepTooSlow: the step takes longer than `timeout_s`; it is cancelled.
-        Exception: what the step raises.
+        Exception: any that the step raises.
     """
     longest_s = 0.0
     task = asyncio.ensure_future(step)
@@ -86,16 +86,8 @@ class Finding:
         return f"{self.rule}: {self.message}\n{indent(self.traceback, '    ')}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Limits of one step, in seconds."""
-
-    block_s: float
-    step_s: float
-
-
 class Played(NamedTuple):
-    """A sample, the replies to it, and what they gave when it was played alone."""
+    """A sample, the replies to it, and their result when it was played alone."""
 
     name: str
     sample: Sample
@@ -106,10 +98,13 @@ class Played(NamedTuple):
 class Checker:
     """One check of one environment. A problem is kept once, with the place where it was found first."""
 
-    def __init__(self, instances: Sequence[TaskEnvironment], replies: Replies, limits: StepLimits) -> None:
+    def __init__(
+        self, instances: Sequence[TaskEnvironment], replies: Replies, max_block_s: float, step_timeout_s: float
+    ) -> None:
         self._instances = instances
         self._replies = replies
-        self._limits = limits
+        self._max_block_s = max_block_s
+        self._step_timeout_s = step_timeout_s
         self._findings: dict[tuple[Rule, str], Finding] = {}
 
     async def findings(self, samples: int | Sequence[Sample], seed: int, repeatable: bool) -> list[Finding]:
@@ -211,26 +206,26 @@ class Checker:
     async def _watched(
         self, rule: Literal["start", "step"], subject: str, work: Awaitable[Outcome]
     ) -> tuple[Outcome | None, RuleProblem | None]:
-        """Awaits a call of the environment. Returns what it gave, and the first problem with the call itself.
+        """Awaits a call of the environment. Returns its outcome, and the first problem with the call itself.
 
         Args:
-            subject: what a sentence calls it.
+            subject: the name of the call in a sentence.
         """
         try:
-            outcome, blocked_s = await longest_block(work, self._limits.step_s)
+            outcome, blocked_s = await longest_block(work, self._step_timeout_s)
         except StepTooSlow:
-            return None, RuleProblem(rule, f"{subject} took longer than {self._limits.step_s:g} s")
+            return None, RuleProblem(rule, f"{subject} took longer than {self._step_timeout_s:g} s")
         except OutcomeInvalid as error:
             return None, RuleProblem("outcome", str(error).rstrip("."))
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
             return None, raised(rule, rule, error)
-        if blocked_s > self._limits.block_s:
-            text = BLOCKING.format(subject=subject, limit_s=self._limits.block_s)
+        if blocked_s > self._max_block_s:
+            text = BLOCKING.format(subject=subject, limit_s=self._max_block_s)
             return outcome, RuleProblem("blocking", text)
         return outcome, None
 
     async def _compare(self, first: Played, second: Played) -> None:
-        """Plays two samples at once, turn by turn, and compares with what each gave alone."""
+        """Plays two samples at once, turn by turn, and compares the outcomes with those of each alone."""
         pair = (first, second)
         rollouts = [ScriptedRollout(played.sample) for played in pair]
         for rollout in rollouts:

@@ -30,20 +30,20 @@ class Session(ABC):
         """
 
     def close(self) -> Awaitable[None] | None:  # noqa: B027 - some sessions are only memory
-        """Releases what the session holds. Called once; a step that has timed out may still run in its thread."""
+        """Releases the session's resources. Called once; a step that has timed out may still run in its thread."""
 
 
 LostSession = Literal["restart", "reopen", "fail"]
 """Policy for a rollout whose session is lost, because its replica has ended or a step has timed out.
 
-- `restart`: it is played anew from its prompt, which costs one of the request's `retries`.
+- `restart`: it restarts from its prompt, which costs one of the request's `retries`.
 - `reopen`: `open_session` is given the messages so far and makes a session that stands where the lost one stood.
 - `fail`: it fails. The failure is retryable: the sample may be posted again.
 """
 
 
 class TaskEnvironment(ABC):
-    """A task: how a response is rewarded and what the model is told next.
+    """A task: rewards responses and gives the model its next observation.
 
     A subclass has `step`, for one response, or `step_batch`, for many; with both, `step_batch` is called. These two,
     `start` and `close` may be plain or async. A plain method runs in a thread of its own, so it may block; several run
@@ -146,7 +146,7 @@ class TaskEnvironment(ABC):
         raise NotImplementedError
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session | Awaitable[Session]:
-        """Opens what one rollout holds, before its first step. All its steps run in this session, on one replica.
+        """Opens the session of one rollout, before its first step. All its steps run in this session, on one replica.
 
         The session is closed when its rollout has ended, in whatever way, after `session_idle_s` without a step, and
         when the replica ends.
@@ -183,7 +183,7 @@ class TaskEnvironment(ABC):
         """
 
     def close(self) -> Awaitable[None] | None:  # noqa: B027 - most environments hold nothing
-        """Releases what the instance holds. Called once, when its replica ends."""
+        """Releases the instance's resources. Called once, when its replica ends."""
 
 
 def has_a_start(environment_class: type[TaskEnvironment]) -> bool:

@@ -89,7 +89,7 @@ def play(
         OutcomeInvalid: a step returned no valid outcome.
         ValueError: the sample has no prompt, or one with a message that is not valid.
         TypeError: `replies` is one string.
-        Exception: what the environment raises, as it raises it.
+        Exception: any other that the environment raises, unchanged.
     """
     return run(aplay(environment, replies, sample, seed))
 
@@ -119,7 +119,6 @@ async def begin(rollout: "ScriptedRollout", environment: TaskEnvironment) -> Ste
 
     Raises:
         ValueError: there is no prompt then.
-        Exception: what `rollout_env.steps.validated_start` raises.
     """
     outcome = None
     if has_a_start(type(environment)) and not rollout.was_started:

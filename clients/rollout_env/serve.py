@@ -1,6 +1,6 @@
 """Serves an environment over HTTP, from a Python environment of its own: `python -m rollout_env serve MODULE:CLASS`.
 
-It needs the extra `serve` (starlette and uvicorn) and what the environment needs, but nothing of the service. The
+It needs the extra `serve` (starlette and uvicorn) and the environment's packages, but nothing of the service. The
 caller is `HostedEnvironment` (`deployments/environments/bridges/hosted.py`).
 
 - `GET /description`: the properties of the environment that the caller needs.
@@ -88,24 +88,24 @@ class EnvironmentServer:
             }
         )
 
-    async def _examples(self, asked: Any) -> Any:
-        return await call(self._environment.example_samples, asked["count"], asked["seed"])
+    async def _examples(self, body: Any) -> Any:
+        return await call(self._environment.example_samples, body["count"], body["seed"])
 
-    async def _start(self, asked: Any) -> Any:
+    async def _start(self, body: Any) -> Any:
         if not has_a_start(type(self._environment)):
             return None
-        return asdict(await validated_start(self._environment, asked["message_log"], asked["extra_env_info"]))
+        return asdict(await validated_start(self._environment, body["message_log"], body["extra_env_info"]))
 
     async def _open(self, _: Any) -> Any:
         session_id = uuid4().hex
         self._sessions[session_id] = RolloutSteps([self._environment])
         return {"session_id": session_id}
 
-    async def _step(self, asked: Any) -> Any:
-        steps = self._sessions.get(asked["session_id"])
+    async def _step(self, body: Any) -> Any:
+        steps = self._sessions.get(body["session_id"])
         if steps is None:
             raise UnknownSession
-        return asdict(await steps.step(asked["message_log"], asked["extra_env_info"]))
+        return asdict(await steps.step(body["message_log"], body["extra_env_info"]))
 
     async def _close(self, request: Request) -> Response:
         steps = self._sessions.pop(request.path_params["session_id"], None)
@@ -118,9 +118,9 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Makes a route of a handler that takes the JSON of the body."""
 
     async def answer(request: Request) -> Response:
-        asked = await request.json()
+        body = await request.json()
         try:
-            return JSONResponse(await while_connected(request, handler(asked)))
+            return JSONResponse(await while_connected(request, handler(body)))
         except Disconnected:
             return Response(status_code=499)
         except SampleRejected as error:

@@ -32,7 +32,6 @@ async def validated_step(
     Raises:
         SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
         OutcomeInvalid: the step did not return a valid outcome.
-        Exception: what the environment raises.
     """
     state = validated_extra_env_info(environment, extra_env_info)
     if steps_in_batches(type(environment)):
@@ -52,7 +51,6 @@ async def validated_start(
     Raises:
         SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
         OutcomeInvalid: it did not return a valid outcome.
-        Exception: what the environment raises.
     """
     state = validated_extra_env_info(environment, extra_env_info)
     outcome: Any = await call(environment.start, message_log, state)
@@ -69,7 +67,6 @@ async def opened_session(
 
     Raises:
         OutcomeInvalid: `open_session` did not return a session.
-        Exception: what the environment raises.
     """
     session: Any = await call(environment.open_session, message_log[:-1], extra_env_info)
     if not isinstance(session, Session):
@@ -84,7 +81,6 @@ async def batch_outcomes(
 
     Raises:
         OutcomeInvalid: it did not return a list with one outcome for each response.
-        Exception: what the environment raises.
     """
     outcomes: Any = await call(environment.step_batch, message_logs, states)
     if isinstance(outcomes, list | tuple) and len(outcomes) == len(message_logs):
@@ -164,7 +160,7 @@ class RolloutSteps:
         self._session: Session | None = None
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
-        """Runs one step, from `extra_env_info` as JSON to a valid outcome. Raises what `validated_step` raises."""
+        """Runs one step, from `extra_env_info` as JSON to a valid outcome; raises as `validated_step`."""
         environment = self._instances[self._next % len(self._instances)]
         self._next += 1
         if not self._has_sessions:
@@ -177,7 +173,7 @@ class RolloutSteps:
         return validated_outcome(await call(self._session.step, message_log, state))
 
     async def close(self) -> None:
-        """Closes the session, if one is open. Raises what its `close` raises."""
+        """Closes the session, if one is open."""
         session, self._session = self._session, None
         if session is not None:
             await call(session.close)

@@ -6,7 +6,7 @@ import locust.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,12 +98,7 @@ class Summary:
 
 
 def latency_document(entry: Latency) -> dict[str, float]:
-    return {
-        "requests": entry.requests,
-        "failed": entry.failed,
-        "p50_s": round(entry.p50_s, DIGITS),
-        "p95_s": round(entry.p95_s, DIGITS),
-    }
+    return {name: round(value, DIGITS) for name, value in asdict(entry).items()}
 
 
 def summary_of(stats: "RequestStats", totals: LoadTotals) -> Summary:

@@ -62,8 +62,10 @@ class RowReader:
         return {name: row[name] for name in self.env_columns}
 
 
-def messages_of(prompt: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
-    """The messages without null fields, which a dataset adds where another row has such a field."""
+def messages_of(prompt: Prompt) -> list[JsonObject]:
+    """Messages of a prompt, without null fields, which a dataset adds where another row has such a field."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
     return [{name: value for name, value in message.items() if value is not None} for message in prompt]
 
 

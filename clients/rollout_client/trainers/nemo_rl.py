@@ -58,10 +58,10 @@ def run_multi_turn_rollout(
         max_seq_len: limit of one sample in tokens: prompt, generations and observations together.
         max_rollout_turns: limit of one sample in generations.
         greedy: take the most likely token at each step.
-        not_final: what happens to samples that failed or that `deadline_s` cut off; NeMo-RL has no such samples.
+        not_final: treatment of samples that failed or that `deadline_s` cut off; NeMo-RL has no such samples.
             `raise` raises `RolloutsNotFinal`. `mask` sets their `loss_multiplier` to 0, and their `total_reward` to the
             mean of the final rewards of the same prompt, so that the baseline of the group does not change; to 0 where
-            the prompt has no final reward. The batch can be run again: samples that were cut off go on, and those that
+            the prompt has no final reward. The batch can be run again: samples that were cut off continue; those that
             then have a final reward get their `loss_multiplier` back.
 
     Returns:

@@ -80,9 +80,7 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         )
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:  # noqa: ARG002 - an agent gets messages
-        return {
-            "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*messages_of(prompt)]
-        }
+        return {"messages": [*messages_of(prompt)]}
 
     def _played(self, samples: list[JsonObject], options: RolloutOptions) -> list[Completion]:
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -100,7 +100,7 @@ class Row:
 class ServiceAgentLoopManager:
     """Plays each row of a batch as one rollout of the service.
 
-    The environment's `total_reward` is the score of the row; verl's reward functions and reward models are not asked.
+    The environment's `total_reward` is the score of the row; verl's reward functions and reward models are not called.
     A response is cut at `response_length`, as in verl's own agent loops.
 
     A row has no final reward if its rollout failed or was cut off, or if its prompt is longer than `prompt_length`.

@@ -78,8 +78,8 @@ class ServiceCheckpointManager:
     verl's own engines are put to sleep once, at the start, and are never woken: they keep none of the GPUs' memory
     that they can free.
 
-    The trainer saves what `actor.checkpoint.save_contents` lists, at each update: `hf_model` has to be among it. These
-    saves are none of the checkpoints that `max_actor_ckpt_to_keep` counts.
+    The trainer saves what `actor.checkpoint.save_contents` lists, at each update: it must include `hf_model`. These
+    saves do not count towards `max_actor_ckpt_to_keep`.
 
     Raises:
         ValueError: the settings are not valid.

@@ -21,7 +21,7 @@ class CapturedWeights:
     base: Version | None
     """The version that a delta changes; `None` for full weights."""
     checksum: str | None
-    """The `Checksum` of all tensors; `None` if it was not asked for."""
+    """The `Checksum` of all tensors; `None` without verification."""
     changes: dict[str, TensorChanges] = field(default_factory=dict)
     """Changes of a delta by tensor; empty for full weights."""
     is_partial: bool = False
@@ -63,7 +63,7 @@ class PushedWeights:
         self._version = None
 
     def capture(self, weights: Weights) -> CapturedWeights:
-        """Reads `weights` once, and returns what changed since the last push, or all of it where that is smaller."""
+        """Reads `weights` once. Returns the changes since the last push, or full weights where these are smaller."""
         self._fit_to(weights.header)
         with ThreadedChecksum() as checksum:
             changes = self._read(weights, checksum if self._is_verified else None)

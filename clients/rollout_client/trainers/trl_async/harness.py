@@ -48,7 +48,7 @@ class AgentRunSession(ResourceSession):
         return VerifyResult(env_reward=self._run.result().total_reward, done=True)
 
     def close(self) -> None:
-        """Ends the run if it goes on, and its calls at the service."""
+        """Cancels the run, and its calls at the service."""
         self._run.cancel()
 
     def initial_messages(self) -> list[ChatMessage]:
@@ -110,8 +110,7 @@ class AgentSessionFactory(ResourceSessionFactory[AgentRunSession]):
         """
         if (fields := self._fields.get(key := prompt_key(task))) is None:
             raise ValueError(f"A prompt of the worker is not in the dataset: {key[:200]}.")
-        messages = [{"role": "user", "content": task}] if isinstance(task, str) else messages_of(task)
-        sample: JsonObject = {**fields, "messages": cast(Any, messages), "idx": seed or 0, "id": episode_id}
+        sample: JsonObject = {**fields, "messages": cast(Any, messages_of(task)), "idx": seed or 0, "id": episode_id}
         return AgentRunSession(asyncio.run_coroutine_threadsafe(self._played(sample), self._loop))
 
     async def _played(self, sample: JsonObject) -> AgentRollout:
@@ -132,7 +131,7 @@ def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
     messages: list[JsonObject] = []
     generation_ids = iter(sample.generation_ids)
     for place, message in enumerate(sample.message_log):
-        said = chat_message(message)
+        sent = chat_message(message)
         if message.generation_logprobs is not None:
             generation_id = next(generation_ids)
             if place not in sample.shared_messages:
@@ -143,10 +142,10 @@ def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
                     per_token_logps=list(message.generation_logprobs),
                     loss_mask=[0] * len(prompt) + [1] * len(message.token_ids),
                     request={"messages": list(messages)},
-                    response={"choices": [{"message": said, "finish_reason": message.finish_reason}]},
+                    response={"choices": [{"message": sent, "finish_reason": message.finish_reason}]},
                 )
         prompt += message.token_ids
-        messages.append(said)
+        messages.append(sent)
 
 
 def chat_message(message: Message) -> JsonObject:

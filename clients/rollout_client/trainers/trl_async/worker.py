@@ -255,7 +255,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
             await self._client.check_tokenizer(self._tokenizer)
         async with asyncio.TaskGroup() as groups:
             for group, row in enumerate(rows_from(self._dataset, self._loop_kwargs[FIRST_ROW])):
-                # The trainer takes samples from the buffer on a thread of its own, and its queue tells nobody.
+                # The trainer takes samples from the buffer on its own thread, and its queue has no event for it.
                 while not self._has_room():
                     await asyncio.sleep(ROOM_POLL_S)
                 self._in_progress += self._args.num_generations
