@@ -370,13 +370,13 @@ def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
 
 
 class Starting(CountingEnvironment):
-    """Starts with what `began` makes."""
+    """Starts with an outcome of `begin`."""
 
-    def began(self) -> StartOutcome:
-        return StartOutcome({"role": "user", "content": "Go."})
+    def __init__(self, begin: Callable[[], StartOutcome] = lambda: StartOutcome({"role": "user", "content": "Go."})):
+        self.begin = begin
 
     def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
-        return self.began()
+        return self.begin()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"extra_env_info": {"until": until}} for until in range(seed + 2, seed + 2 + count)]
@@ -386,32 +386,30 @@ def test_an_environment_with_a_start_passes_also_without_prompts() -> None:
     check(Starting)
 
 
-def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found() -> None:
-    class Unseeded(Starting):
-        def began(self) -> StartOutcome:
-            return StartOutcome({"role": "user", "content": f"{random.random()}"})
-
-    class Raising(Starting):
-        def began(self) -> StartOutcome:
-            raise KeyError("board")
-
-    class Stateless(Starting):
-        def began(self) -> StartOutcome:
-            return StartOutcome(metadata={"count": 1}, observation={"role": "user", "content": "Go."})
-
-    class Silent(Starting):
-        def began(self) -> StartOutcome:
-            return StartOutcome()
-
-    twice = "start returned something else the second time: seed what is random by a field of extra_env_info"
-    assert findings_of(Unseeded) == [Finding("start", f"Sample 0: {twice}.")]
-    assert findings_of(Raising) == [Finding("start", "Sample 0: start raised KeyError: 'board'.")]
-    [finding] = findings_of(Stateless)
-    assert finding.rule == "metadata"
-    [finding] = findings_of(Silent)
-    assert finding.message == (
-        "Sample 0: start raised ValueError: The sample has no prompt: give it messages, at least one."
-    )
+@pytest.mark.parametrize(
+    ("begin", "rule", "message"),
+    [
+        (
+            lambda: StartOutcome({"role": "user", "content": f"{random.random()}"}),
+            "start",
+            "start returned something else the second time: seed what is random by a field of extra_env_info.",
+        ),
+        (lambda: dict[str, StartOutcome]()["board"], "start", "start raised KeyError: 'board'."),
+        (
+            lambda: StartOutcome({"role": "user", "content": "Go."}, metadata={"count": 1}),
+            "metadata",
+            "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
+            "extra_env_info.until: Field required.",
+        ),
+        (
+            StartOutcome,
+            "start",
+            "start raised ValueError: The sample has no prompt: give it messages, at least one.",
+        ),
+    ],
+)
+def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found(begin: Any, rule: Any, message: str) -> None:
+    assert findings_of(lambda: Starting(begin)) == [Finding(rule, f"Sample 0: {message}")]
 
 
 def test_an_environment_without_a_step_is_found() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.testclient import TestClient
 
 from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome
 from rollout_env.serve import EnvironmentServer, answering
@@ -41,16 +42,16 @@ class NumberingEnvironment(CountingEnvironment):
 
 def test_a_session_that_cannot_be_closed_keeps_neither_the_others_nor_the_environment_open() -> None:
     environment = NumberingEnvironment()
-    server = EnvironmentServer(environment)
     asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
 
-    async def scenario() -> None:
-        async with server._lifespan(server.app()):
+    def serve_three_sessions() -> None:
+        with TestClient(EnvironmentServer(environment).app()) as client:
             for _ in range(3):
-                await server._step(asked | await server._open({}))
+                session = client.post("/sessions", json={}).json()
+                client.post("/step", json={**asked, **session}).raise_for_status()
 
     with pytest.raises(OSError, match=r"The socket is gone\."):
-        asyncio.run(scenario())
+        serve_three_sessions()
     assert sorted(environment.closed[:-1]) == ["session 0", "session 1", "session 2"]
     assert environment.closed[-1] == "environment"
 
