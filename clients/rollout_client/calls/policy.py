@@ -9,7 +9,7 @@ from pydantic import RootModel
 from pydantic_core import to_json
 
 from rollout_client.calls.call import Call, Query, call_for, call_without_result, without_none
-from rollout_client.calls.options import CallOptions, Deadline
+from rollout_client.calls.options import CallOptions, Deadline, without_call_options
 from rollout_client.contract.policy import (
     CheckpointSource,
     IfBusy,
@@ -113,7 +113,7 @@ def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
 
 
 def switch_query(options: UpdateOptions) -> Query:
-    return SwitchOptions(**options).model_dump(mode="json", exclude_unset=True)
+    return SwitchOptions(**without_call_options(options)).model_dump(mode="json", exclude_unset=True)
 
 
 def with_logged_warnings(update: PolicyUpdate) -> PolicyUpdate:
@@ -125,7 +125,7 @@ def with_logged_warnings(update: PolicyUpdate) -> PolicyUpdate:
 def push_query(
     kind: WeightsKind,
     base: Version | str | None,
-    options: UpdateOptions,
+    options: PushCallOptions,
     checksum: str | None = None,
     name: str | None = None,
 ) -> Query:
@@ -144,7 +144,9 @@ def push_query(
             f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "
             "one that has the other tensors and an adapter the one that it was trained on, full weights have none."
         )
-    return PushOptions(kind=kind, **options, **without_none(optional)).model_dump(mode="json", exclude_unset=True)
+    return PushOptions(kind=kind, **without_call_options(options), **without_none(optional)).model_dump(
+        mode="json", exclude_unset=True
+    )
 
 
 def next_version(state: PolicyState, name: str | None = None) -> Version:

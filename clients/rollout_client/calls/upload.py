@@ -78,8 +78,8 @@ MAX_RESTARTS = 3
 class Upload:
     """Uploads `weights` as `version`, chunk by chunk.
 
-    The caller sends `next_call()` and passes its answer to `answered`, until `update` is set. If a call gets no answer,
-    `is_in_doubt` stays true: the caller then asks the service what has arrived, and passes that to `found`.
+    The caller sends `next_call()` and passes the answer to `handle_response`, until `update` is set. `is_in_doubt`
+    stays true after a call without an answer: the caller then passes the service's state to `resume_from`.
 
     Args:
         query: the result of `push_query`.
@@ -133,7 +133,7 @@ class Upload:
         self.sent_bytes += len(body)
         return chunk_call(self.version, self._query, body, self._headers(self._chunk, begin))
 
-    def answered(self, answer: PolicyUpdate | UploadState) -> None:
+    def handle_response(self, answer: PolicyUpdate | UploadState) -> None:
         """Raises `UploadLost` if the service has lost chunks that cannot be made again."""
         self.is_in_doubt = False
         if isinstance(answer, PolicyUpdate):
@@ -142,8 +142,8 @@ class Upload:
             return
         self._continue_at(answer.received_bytes)
 
-    def found(self, state: UploadState | PolicyState) -> None:
-        """Takes what the service has of the version: the state of the upload or, if it has none, of the policy.
+    def resume_from(self, state: UploadState | PolicyState) -> None:
+        """Continues from `state`: that of the upload or, if there is none, that of the policy.
 
         Raises:
             UploadLost: the service has lost chunks that cannot be made again.

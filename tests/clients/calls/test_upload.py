@@ -103,10 +103,10 @@ def test_after_any_disconnects_the_service_has_the_content_and_each_cost_at_most
     lost_answers = 0
     while upload.update is None:
         if upload.is_in_doubt:
-            upload.found(store.state())
+            upload.resume_from(store.state())
         call = upload.next_call()
         if (arriving_bytes := next(script, None)) is None:
-            upload.answered(store.put(call))
+            upload.handle_response(store.put(call))
         else:
             store.put(call, arriving_bytes)
             lost_answers += 1
@@ -127,7 +127,7 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
         assert call.content_headers["content-encoding"] == "zstd"
         is_last = "weights-digest" in call.content_headers
         update = PolicyUpdate(version=VERSION, checksum=None, replicas=[])
-        upload.answered(update if is_last else arrived(len(sent)))
+        upload.handle_response(update if is_last else arrived(len(sent)))
     assert zstandard.ZstdDecompressor().decompressobj().decompress(sent) == CONTENT
     assert call.content_headers["weights-digest"] == digest_of_content(), "it is that of the file, not of the stream"
     assert totals == ["*"] * (len(totals) - 1) + [str(len(sent))]
@@ -139,9 +139,9 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
 def test_a_service_with_bytes_outside_the_current_chunk_gets_the_upload_from_its_start(received_bytes: int) -> None:
     upload = upload_of()
     upload.next_call()
-    upload.answered(arrived(60))
+    upload.handle_response(arrived(60))
     upload.next_call()
-    upload.found(arrived(received_bytes))
+    upload.resume_from(arrived(received_bytes))
     assert (place(upload.next_call())[0], upload.arrived_bytes) == (0, 0)
 
 
@@ -149,23 +149,23 @@ def test_an_upload_restarts_at_most_so_often() -> None:
     upload = upload_of()
     for _ in range(MAX_RESTARTS):
         assert place(upload.next_call())[0] == 0
-        upload.answered(arrived(60))
+        upload.handle_response(arrived(60))
         assert place(upload.next_call())[0] == 60
-        upload.found(NOTHING_KNOWN)
+        upload.resume_from(NOTHING_KNOWN)
     upload.next_call()
-    upload.answered(arrived(60))
+    upload.handle_response(arrived(60))
     upload.next_call()
     with pytest.raises(UploadLost, match="has 0 bytes of version 3 after 60 had arrived, each time it was sent: push"):
-        upload.found(NOTHING_KNOWN)
+        upload.resume_from(NOTHING_KNOWN)
 
 
 def test_sharded_weights_are_not_gathered_twice() -> None:
     upload = upload_of(is_repeatable=False)
     upload.next_call()
-    upload.answered(arrived(60))
+    upload.handle_response(arrived(60))
     upload.next_call()
     with pytest.raises(UploadLost, match="sharded weights are gathered only once: push it again"):
-        upload.found(NOTHING_KNOWN)
+        upload.resume_from(NOTHING_KNOWN)
 
 
 def test_a_chunk_needs_a_byte() -> None:

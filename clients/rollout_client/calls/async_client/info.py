@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.concurrency import async_call_blocking
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
+from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
 from rollout_client.calls.rollouts import ScoreOptions, info_call, score_call, vocabulary_call
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.scores import ScoreResponse
@@ -24,7 +24,7 @@ class AsyncScoreMethods:
         Each sequence is a list of token ids, or a one-dimensional array or tensor of them. The log-probabilities are
         those of temperature 1, without top-p, top-k and min-p. A sequence that failed has an `error`.
         """
-        limits = self._connection.defaults.limits(call_options(options))
+        limits = self._connection.defaults.limits(options)
         return await self._connection.result(score_call(sequences, options), limits)
 
 

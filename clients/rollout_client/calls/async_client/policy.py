@@ -7,7 +7,7 @@ import time
 from contextlib import nullcontext
 from http import HTTPStatus
 from os import PathLike, fspath
-from typing import Unpack, cast
+from typing import Unpack
 
 from tenacity import AsyncRetrying
 
@@ -19,14 +19,11 @@ from rollout_client.calls.options import (
     CallLimits,
     CallOptions,
     Deadline,
-    call_options,
-    without_call_options,
 )
 from rollout_client.calls.policy import (
     LONGEST_QUESTION_S,
     RESPONSE_S,
     PushCallOptions,
-    UpdateOptions,
     checkpoint_call,
     drop_policy_call,
     is_known,
@@ -63,9 +60,9 @@ async def send_upload(connection: AsyncConnection, upload: Upload, limits: CallL
 
 async def send_chunk(connection: AsyncConnection, upload: Upload, limits: CallLimits) -> None:
     if upload.is_in_doubt:
-        upload.found(await what_arrived(connection, upload.version, upload.name, limits))
+        upload.resume_from(await what_arrived(connection, upload.version, upload.name, limits))
     call = await async_call_blocking(upload.next_call)
-    upload.answered(await connection.result_of_one_attempt(call, limits))
+    upload.handle_response(await connection.result_of_one_attempt(call, limits))
 
 
 async def what_arrived(
@@ -159,8 +156,8 @@ class AsyncPolicyMethods:
             RequestRejected: the service refuses the weights; the message names the tensor or the field.
         """
         began = time.perf_counter()
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum, name)
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        query = push_query(kind, base, options, checksum, name)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         layout = None
         if needs_layout(source, kind):
             layout = await self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
@@ -185,8 +182,8 @@ class AsyncPolicyMethods:
         is made again only where the service has not begun with it: after a disconnect the service goes on, and
         `wait_for_version` tells how it ended. The other arguments are those of `push_weights`.
         """
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), name=name)
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        query = push_query(kind, base, options, name=name)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         call = checkpoint_call(await self._number(version, limits, name), query, fspath(checkpoint))
         return with_logged_warnings(await self._connection.result(call, limits, has_not_begun))
 
@@ -200,8 +197,8 @@ class AsyncPolicyMethods:
         Raises:
             RequestRejected: 404, the service does not have these weights, or no longer; the message lists those it has.
         """
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
-        call = rollback_call(to, version, cast(UpdateOptions, without_call_options(options)))
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
+        call = rollback_call(to, version, options)
         return await self._connection.result(call, limits, has_not_begun)
 
     async def drop_policy(self, name: str, **options: Unpack[CallOptions]) -> None:
@@ -210,7 +207,7 @@ class AsyncPolicyMethods:
         Raises:
             RequestRejected: 404, there is no policy of this name; the message lists those that there are.
         """
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         await self._connection.result(drop_policy_call(name), limits, has_not_begun)
 
     async def _number(self, version: int | None, limits: CallLimits, name: str | None = None) -> int:

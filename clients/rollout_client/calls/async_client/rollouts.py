@@ -14,7 +14,6 @@ from rollout_client.calls.options import (
     CallLimits,
     CallOptions,
     Deadline,
-    call_options,
 )
 from rollout_client.calls.progress import rollout_bar
 from rollout_client.calls.rollouts import (
@@ -119,7 +118,7 @@ class AsyncRolloutMethods:
         With `progress`, a bar on stderr counts them as they finish (needs the `cli` extra).
         """
         if not progress:
-            limits = self._connection.defaults.limits(call_options(options))
+            limits = self._connection.defaults.limits(options)
             return await self._connection.result(rollout_call(samples, options), limits)
         by_position: dict[int, SampleResult] = {}
         with rollout_bar(rollout_count(samples, options)) as count:
@@ -134,7 +133,7 @@ class AsyncRolloutMethods:
 
         Raises `ModuleNotFoundError` without the `arrow` extra.
         """
-        limits = self._connection.defaults.limits(call_options(options))
+        limits = self._connection.defaults.limits(options)
         return await self._connection.result(arrow_rollout_call(samples, options), limits)
 
     def stream(self, samples: Samples = (), **options: Unpack[RolloutOptions]) -> AsyncRolloutStream:
@@ -144,7 +143,7 @@ class AsyncRolloutMethods:
         """
         call = streamed_rollout_call(samples, options)
         lines = NdjsonReader(rollout_count(samples, options))
-        return AsyncRolloutStream(self._connection, call, lines, call_options(options))
+        return AsyncRolloutStream(self._connection, call, lines, options)
 
     async def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, Unpack
 
 from rollout_client.calls.concurrency import call_blocking
-from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions, call_options
+from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
 from rollout_client.calls.rollouts import ScoreOptions, info_call, score_call, vocabulary_call
 from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.contract.info import ServiceInfo
@@ -25,7 +25,7 @@ class ScoreMethods:
         Each sequence is a list of token ids, or a one-dimensional array or tensor of them. The log-probabilities are
         those of temperature 1, without top-p, top-k and min-p. A sequence that failed has an `error`.
         """
-        limits = self._connection.defaults.limits(call_options(options))
+        limits = self._connection.defaults.limits(options)
         return self._connection.result(score_call(sequences, options), limits)
 
 

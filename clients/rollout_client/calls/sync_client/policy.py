@@ -8,7 +8,7 @@ import time
 from contextlib import nullcontext
 from http import HTTPStatus
 from os import PathLike, fspath
-from typing import Unpack, cast
+from typing import Unpack
 
 from tenacity import Retrying
 
@@ -19,14 +19,11 @@ from rollout_client.calls.options import (
     CallLimits,
     CallOptions,
     Deadline,
-    call_options,
-    without_call_options,
 )
 from rollout_client.calls.policy import (
     LONGEST_QUESTION_S,
     RESPONSE_S,
     PushCallOptions,
-    UpdateOptions,
     checkpoint_call,
     drop_policy_call,
     is_known,
@@ -64,9 +61,9 @@ def send_upload(connection: Connection, upload: Upload, limits: CallLimits, prog
 
 def send_chunk(connection: Connection, upload: Upload, limits: CallLimits) -> None:
     if upload.is_in_doubt:
-        upload.found(what_arrived(connection, upload.version, upload.name, limits))
+        upload.resume_from(what_arrived(connection, upload.version, upload.name, limits))
     call = call_blocking(upload.next_call)
-    upload.answered(connection.result_of_one_attempt(call, limits))
+    upload.handle_response(connection.result_of_one_attempt(call, limits))
 
 
 def what_arrived(
@@ -158,8 +155,8 @@ class PolicyMethods:
             RequestRejected: the service refuses the weights; the message names the tensor or the field.
         """
         began = time.perf_counter()
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum, name)
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        query = push_query(kind, base, options, checksum, name)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         layout = None
         if needs_layout(source, kind):
             layout = self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
@@ -184,8 +181,8 @@ class PolicyMethods:
         is made again only where the service has not begun with it: after a disconnect the service goes on, and
         `wait_for_version` tells how it ended. The other arguments are those of `push_weights`.
         """
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), name=name)
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        query = push_query(kind, base, options, name=name)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         call = checkpoint_call(self._number(version, limits, name), query, fspath(checkpoint))
         return with_logged_warnings(self._connection.result(call, limits, has_not_begun))
 
@@ -199,8 +196,8 @@ class PolicyMethods:
         Raises:
             RequestRejected: 404, the service does not have these weights, or no longer; the message lists those it has.
         """
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
-        call = rollback_call(to, version, cast(UpdateOptions, without_call_options(options)))
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
+        call = rollback_call(to, version, options)
         return self._connection.result(call, limits, has_not_begun)
 
     def drop_policy(self, name: str, **options: Unpack[CallOptions]) -> None:
@@ -209,7 +206,7 @@ class PolicyMethods:
         Raises:
             RequestRejected: 404, there is no policy of this name; the message lists those that there are.
         """
-        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         self._connection.result(drop_policy_call(name), limits, has_not_begun)
 
     def _number(self, version: int | None, limits: CallLimits, name: str | None = None) -> int:

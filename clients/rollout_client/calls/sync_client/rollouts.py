@@ -14,7 +14,6 @@ from rollout_client.calls.options import (
     CallLimits,
     CallOptions,
     Deadline,
-    call_options,
 )
 from rollout_client.calls.progress import rollout_bar
 from rollout_client.calls.rollouts import (
@@ -117,7 +116,7 @@ class RolloutMethods:
         With `progress`, a bar on stderr counts them as they finish (needs the `cli` extra).
         """
         if not progress:
-            limits = self._connection.defaults.limits(call_options(options))
+            limits = self._connection.defaults.limits(options)
             return self._connection.result(rollout_call(samples, options), limits)
         by_position: dict[int, SampleResult] = {}
         with rollout_bar(rollout_count(samples, options)) as count, self.stream(samples, **options) as rollouts:
@@ -131,7 +130,7 @@ class RolloutMethods:
 
         Raises `ModuleNotFoundError` without the `arrow` extra.
         """
-        limits = self._connection.defaults.limits(call_options(options))
+        limits = self._connection.defaults.limits(options)
         return self._connection.result(arrow_rollout_call(samples, options), limits)
 
     def stream(self, samples: Samples = (), **options: Unpack[RolloutOptions]) -> RolloutStream:
@@ -141,7 +140,7 @@ class RolloutMethods:
         """
         call = streamed_rollout_call(samples, options)
         lines = NdjsonReader(rollout_count(samples, options))
-        return RolloutStream(self._connection, call, lines, call_options(options))
+        return RolloutStream(self._connection, call, lines, options)
 
     def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""
