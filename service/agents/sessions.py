@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from deployments.failures import RolloutFailure, StoreFailure
 from deployments.protocols.model_server import Endpoint
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.sessions import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
@@ -54,7 +55,7 @@ class AgentSessions:
         self._base_url = base_url
         self._remembered: OrderedDict[str, OpenSession] = OrderedDict()
         """Those that were used last, which never change."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
 
     async def open(
         self, request: SessionRequest, caller: Caller, address: str, share_id: str | None = None
@@ -87,11 +88,7 @@ class AgentSessions:
         self._start(self._delete(session_id, namespace))
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
-        # An empty context: in that of an HTTP request that was cancelled, Serve would cancel the call.
-        task = asyncio.create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(work, Context())
 
     async def _delete_opened(self, opening: "asyncio.Task[SessionInfo]", opened: OpenSession) -> None:
         """Deletes a session whose opening nobody waits for, once it is open: before, there is nothing to delete."""

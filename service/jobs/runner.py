@@ -16,6 +16,7 @@ from tenacity import retry, retry_if_exception_type, wait_fixed
 from deployments.failures import RolloutFailure, StoreLost
 from deployments.jobs.records import Claim, JobRequest, OpenedJob
 from deployments.policy.failures import PolicyFailure
+from deployments.rpc.background_tasks import until_back
 from service.access.access_control import AccessControl
 from service.jobs.player import JobPlayer
 from service.jobs.writer import JobWriter
@@ -157,19 +158,7 @@ class JobRunner:
             player.task.cancel()
 
     async def _follow(self) -> None:
-        is_lost = False
-        while True:
-            try:
-                await self._follow_commands()
-                is_lost = False
-            except StoreLost as lost:
-                if not is_lost:
-                    logger.warning("The job store cannot be asked, trying again: %s", lost)
-                is_lost = True
-                await asyncio.sleep(TRY_AGAIN_S)
-            except Exception:
-                logger.exception("The commands of the job store cannot be followed, trying again.")
-                await asyncio.sleep(TRY_AGAIN_S)
+        await until_back(self._follow_commands, Exception, TRY_AGAIN_S, log_lost_commands)
 
     async def _follow_commands(self) -> None:
         epochs = {job_id: player.epoch for job_id, player in self._players.items()}
@@ -187,3 +176,11 @@ class JobRunner:
         if commands.waiting and not claimed:
             # They are the ones for which there is no room here.
             await asyncio.sleep(TRY_AGAIN_S)
+
+
+def log_lost_commands(failure: Exception, is_first: bool) -> None:
+    if isinstance(failure, StoreLost):
+        if is_first:
+            logger.warning("The job store cannot be asked, trying again: %s", failure)
+    else:
+        logger.error("The commands of the job store cannot be followed, trying again.", exc_info=failure)

@@ -1,10 +1,8 @@
 """Batched calls of a replica: streams of results, and control calls. Server half: `deployments/rpc/batching.py`."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
-from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -142,14 +140,3 @@ async def call_unless_gone(
         logger.info("%s: %s", not_done, error, extra=log_fields)
     except Exception:
         logger.exception("%s.", not_done, extra=log_fields)
-
-
-def start_task(work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
-    """Starts `work` as a task that stays in `tasks` until it is done.
-
-    In an empty context: in the context of an HTTP request Serve would cancel the call, which others share, with it.
-    """
-    task = asyncio.create_task(work, context=Context())
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task

@@ -7,7 +7,6 @@ about the others.
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -18,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.protocols.generation import Environment
+from deployments.rpc.background_tasks import SharedCall
 from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
@@ -104,7 +104,7 @@ class RemoteEnvironment(Environment):
         self._who = f"The replica of environment {task_name!r}"
         self._caller = own_name()
         self._spreading = StepSpreading()
-        self._learning: asyncio.Task[TaskDescription] | None = None
+        self._learning = SharedCall(self.describe)
         self._known: KnownDescription | None = None
         self._releases: dict[str, CallBatcher[str, None]] = {}
         """By replica."""
@@ -216,16 +216,7 @@ class RemoteEnvironment(Environment):
 
     async def _learn_replicas(self) -> None:
         """Makes a call, because Serve tells a handle its replicas at its first one. Raises `EnvironmentLost`."""
-        if self._learning is None:
-            # An empty context: the call must not end with the HTTP request that happened to be the first.
-            self._learning = asyncio.create_task(self.describe(), context=Context())
-            self._learning.add_done_callback(self._forget_learning)
-        await asyncio.shield(self._learning)
-
-    def _forget_learning(self, learning: "asyncio.Task[TaskDescription]") -> None:
-        self._learning = None
-        if not learning.cancelled():
-            learning.exception()  # Marks it as seen, in case every step that waited for it was cancelled.
+        await self._learning.result()
 
     async def _result(self, response: Any) -> Any:
         return await call_result(response, response, EnvironmentLost, self._who)

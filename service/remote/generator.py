@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -21,11 +22,12 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
-from service.remote.batching import call_unless_gone, start_task
+from service.remote.batching import call_unless_gone
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls
 from service.remote.replica_watch import ReplicaWatches
 from service.rollouts.retries import pause_s
@@ -87,7 +89,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._caller = own_name()
         self._on_generation = None if observer_of is None else observer_of(self)
         self._on_wait = on_wait
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
@@ -213,7 +215,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
         not_done, log_fields = "The replica was not taken out of service", {"replica_id": replica}
-        start_task(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), self._tasks)
+        self._tasks.start(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), Context())
 
     def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
         if scheduled in self._interrupted:

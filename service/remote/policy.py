@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.versions.current_version import NamedVersions
+from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import PolicyDemand
 from service.rollouts.staleness import OnVersion, VersionFeed
 
@@ -130,19 +131,14 @@ class RemotePolicy(VersionFeed):
     async def _follow(self, watch: Callable[[], Awaitable[None]]) -> None:
         """Watches for ever. A failure is logged once, and retried whatever it is: a replica that no longer learns of
         versions lets rollouts wait for those that are current already."""
-        is_failing = False
-        while True:
-            try:
-                await watch()
-                is_failing = False
-            except PolicyStoreLost as lost:
-                if not is_failing:
-                    cause = {"cause": repr(lost.__cause__)}
-                    logger.warning("The policy store cannot be watched, retrying: %s", lost, extra=cause)
-                is_failing = True
-                await asyncio.sleep(RETRY_WATCH_AFTER_S)
-            except Exception as failure:
-                if not is_failing:
-                    logger.exception("Watching the policy store failed, retrying: %s", failure)
-                is_failing = True
-                await asyncio.sleep(RETRY_WATCH_AFTER_S)
+        await until_back(watch, Exception, RETRY_WATCH_AFTER_S, log_failed_watch)
+
+
+def log_failed_watch(failure: Exception, is_first: bool) -> None:
+    if not is_first:
+        return
+    if isinstance(failure, PolicyStoreLost):
+        cause = {"cause": repr(failure.__cause__)}
+        logger.warning("The policy store cannot be watched, retrying: %s", failure, extra=cause)
+    else:
+        logger.error("Watching the policy store failed, retrying: %s", failure, exc_info=failure)

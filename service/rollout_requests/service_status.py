@@ -6,7 +6,6 @@ Readiness asks each deployment, replica by replica, and names what does not answ
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple, Protocol
@@ -14,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator, GeneratorDescription
 from deployments.protocols.model_server import public_model_name
+from deployments.rpc.background_tasks import SharedCall
 from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
@@ -123,7 +123,7 @@ class Readiness:
         self._generator = generator
         self._environments = environments
         self._stores = stores
-        self._checking: asyncio.Task[list[DegradedPart]] | None = None
+        self._checking = SharedCall(self._check_all)
 
     async def check(self) -> list[DegradedPart]:
         """The parts that do not answer, although rollouts can be played.
@@ -132,16 +132,7 @@ class Readiness:
             RolloutFailure: the generator, or every environment, does not answer within `ANSWER_WITHIN_S`; the message
                 names it.
         """
-        if self._checking is None:
-            # An empty context: in that of an HTTP request Serve would cancel its calls, which others share, with it.
-            self._checking = asyncio.create_task(self._check_all(), context=Context())
-            self._checking.add_done_callback(self._forget)
-        return await asyncio.shield(self._checking)
-
-    def _forget(self, checking: "asyncio.Task[list[DegradedPart]]") -> None:
-        self._checking = None
-        if not checking.cancelled():
-            checking.exception()  # Marks it as seen, in case every caller is gone.
+        return await self._checking.result()
 
     async def _check_all(self) -> list[DegradedPart]:
         asked = (check_replicas(f"environment {name!r}", asked) for name, asked in self._environments.items())
