@@ -1,1 +1,1 @@
-"""What the ingress calls: generators (vLLM or simulated), environments and the policy store."""
+"""Deployments that the ingress calls: generators (vLLM or simulated), environments and the policy store."""

@@ -45,7 +45,7 @@ class RolloutFailure(Exception):
     costs_a_retry: ClassVar[bool] = True
     """Whether a retry counts against the sample's `retries`."""
     same_call_can_succeed: ClassVar[bool] = True
-    """Of a retryable failure: whether the call alone is made again, or only the whole rollout can be."""
+    """Whether a retryable failure lets the call alone be made again, and not only the whole rollout."""
 
     def __str__(self) -> str:
         """The message, which any answer can be written with, whatever an environment or a model has put into it."""
@@ -120,7 +120,7 @@ class AgentTimedOut(AgentFailed):
 
 
 class SessionLost(RolloutFailure):
-    """What the rollout held at a replica of its environment is gone, and the environment lets no rollout begin anew."""
+    """The state at a replica of the environment is gone, and the environment lets no rollout begin anew."""
 
     kind = "environment"
     retryable = True

@@ -81,7 +81,7 @@ class SummedHistogram:
         tag_keys: Tags = (),
         source: ModuleType = serve_metrics,
     ) -> None:
-        """Args: `bounds` are the upper bounds of its buckets, in ascending order; the last one has no bound."""
+        """`bounds` are the upper bounds of its buckets, in ascending order; the last one has no bound."""
         self._bounds = list(bounds)
         self._les = [*(str(float(bound)) for bound in bounds), INFINITY]
         self._tag_keys = tag_keys
@@ -94,7 +94,7 @@ class SummedHistogram:
         self.values_of(tags).observe(value)
 
     def values_of(self, tags: Tags) -> "BucketCounts":
-        """What is observed with these tags."""
+        """The counts of these tags."""
         values = self._values.get(tags)
         if values is None:
             values = self._values[tags] = BucketCounts(self._bounds)

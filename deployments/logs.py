@@ -31,7 +31,7 @@ CONTEXT_FIELDS = (
     "version",
     "cause",
 )
-"""What a caller may give as `extra`. A `replica_id` given is that of the replica that the line is about."""
+"""Fields that a caller may give as `extra`. A `replica_id` given is that of the replica that the line is about."""
 MAX_FILE_BYTES = 64 * 2**20
 OLD_FILES = 4
 OUTPUT_LOGGERS = ("stdout", "stderr")

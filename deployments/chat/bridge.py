@@ -1,4 +1,4 @@
-"""What a chat template puts between a response and the next one: the end of a turn, messages, a generation prompt.
+"""Tokens between a response and the next one: the end of a turn, messages, and a generation prompt.
 
 The template renders the messages behind an answer that is known, the probe, and what follows the probe is the bridge.
 Results of tools answer calls: templates take names and ids from the calls, and drop or refuse results without them. So
@@ -20,7 +20,7 @@ PROBE_ANSWER = {"role": "assistant", "content": PROBE_TEXT}
 PROBE_OBSERVATION = "Observation7f3a"
 """The chat template renders these to show how it frames a question, an answer and an observation."""
 MADE_UP_NAME = "tool"
-"""Of a call that nobody has named: neither the response's calls nor the result that answers it."""
+"""Name of a call that has none: neither the response's calls nor the result that answers it."""
 NUMBER = re.compile("[0-9]+")
 MOST_SHOWN = 300
 """Characters of a rendering in a message about it."""
@@ -57,7 +57,7 @@ class ProbeEnd:
     count: int
     """How often the text of a probe stands in it."""
     closing: str
-    """What closes its last call."""
+    """Text that closes its last call."""
 
     def end_in(self, text: str) -> int | None:
         """The index in a rendering at which the probe ends; `None` if it is not there."""
@@ -87,7 +87,7 @@ class Bridges:
         """The tokens that end a response. They separate its calls from the end of its turn."""
 
     def bridge(self, messages: Chat, calls: Calls, options: ChatOptions) -> Bridge:
-        """What follows a response with `calls` when it is observed with `messages`.
+        """The text after a response with `calls` when it is observed with `messages`.
 
         Raises:
             UnsupportedTokenizer: the template refuses the messages behind an answer, or drops what one says.
@@ -104,7 +104,7 @@ class Bridges:
         return text.index(PROBE_OBSERVATION, start) - start
 
     def end_of_answer(self) -> str:
-        """What the template puts after an answer that nothing follows; nothing if it refuses such an answer."""
+        """The text that the template puts after a final answer; empty if it refuses such an answer."""
         try:
             text = self._template.render([PROBE_QUESTION, PROBE_ANSWER], ChatOptions(), False)
         except RENDERING_ERRORS:

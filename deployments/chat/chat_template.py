@@ -27,7 +27,7 @@ from deployments.protocols.chat import ChatOptions
 
 Chat = Sequence[Mapping[str, Any]]
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
-"""What a template can raise on messages that it was not written for."""
+"""Exceptions that a template can raise on messages that it was not written for."""
 MARK = re.compile("\ue000([0-9]*)\ue001")
 """The number of the message that writes the text after the mark; none: no message does."""
 MOST_SAMPLES = 2

@@ -58,7 +58,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         further_ends_of_turn: Iterable[int] = (),
         split_special_tokens: SplitSpecialTokens = "observations",
     ) -> None:
-        """Args:
+        """Takes the parts of a model's chat format.
+
+        Args:
             skip_special_tokens: whether the text of a response is without them.
             further_ends_of_turn: tokens that end a response, beside those that tokenizer and template name.
             split_special_tokens: whose texts are data, in which control tokens are ordinary text.

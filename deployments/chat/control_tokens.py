@@ -194,7 +194,7 @@ class SplittingTokenizer:
     """A tokenizer to which control tokens have other spellings. Shares its vocabulary with the one it is made of."""
 
     def __init__(self, backend: Tokenizer, secret: Mapping[str, str]) -> None:
-        """Args: `secret` has the other spelling of each control token, of the same length."""
+        """`secret` has the other spelling of each control token, of the same length."""
         added = dict(sorted(backend.get_added_tokens_decoder().items()))
         known = backend.get_vocab(with_added_tokens=False)
         # Ids from here on are given to tokens that the model's vocabulary does not have.

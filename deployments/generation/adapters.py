@@ -60,13 +60,13 @@ class LoadedAdapter:
     """An adapter in the engine. No two have the same id there, and none finds in the prefix cache what another made."""
 
     label: str
-    """What its tokens are labelled with: `7`, or `run-b/7` for version 7 of a named policy."""
+    """Label of its tokens: `7`, or `run-b/7` for version 7 of a named policy."""
     version: int
     request: LoRARequest
     changes_head: bool
     """Whether it changes the model's output layer."""
     checksum: str = ""
-    """Of a named policy's adapter: two are the same if they have the same label and checksum."""
+    """Checksum of a named policy's adapter: two are the same if they have the same label and checksum."""
 
 
 class Adapters:
@@ -103,7 +103,7 @@ class Adapters:
         return [name for adapter, names in self._generations.items() if "/" in adapter.label for name in names]
 
     def of(self, policy: str | None) -> LoadedAdapter | None:
-        """What a new generation of this policy uses; of the one without a name if `None`."""
+        """The adapter of new generations of this policy; `None` is the policy without a name."""
         return self.current if policy is None else self._named.get(policy)
 
     async def load(self, label: str, version: int, folder: Path, checksum: str = "") -> LoadedAdapter:

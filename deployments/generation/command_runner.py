@@ -59,7 +59,8 @@ class BaseReplaced(Exception):
 
 
 class ServedAdapters:
-    """
+    """Adapters of named policies in one replica.
+
     Args:
         try_adapter: as `WeightsCanary.try_adapter`.
         full_version: the version of the full weights in the engine.
@@ -175,11 +176,11 @@ class CommandRunner:
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
         self._saved: SavedWeights | None = None
-        """What the command that runs has saved."""
+        """Weights that the running command has saved."""
         self._changes_nothing = False
         """As in `CommandReport`, of the command that runs."""
         self._records: dict[int, str | None] = {}
-        """What the store said of the versions that were staged or transferred."""
+        """Records that the store sent with the versions that were staged or transferred."""
 
     async def run(self) -> None:
         """Returns only when the replica is broken."""

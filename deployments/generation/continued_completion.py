@@ -27,7 +27,7 @@ class FollowedText:
     def __init__(
         self, tokenizer: Any, prompt_token_ids: list[int], params: SamplingParams, token_ids: Sequence[int]
     ) -> None:
-        """Args: `token_ids` are those of the requests that have ended, which hold no stop string."""
+        """`token_ids` are those of the requests that have ended, which hold no stop string."""
         self._detokenizer = detokenizer_of(tokenizer, prompt_token_ids, params)
         self.stop_string: str | None = None
         """The one that has ended the text."""
@@ -68,10 +68,12 @@ class ContinuedCompletion:
         tokenizer: Any,
         index: int = 0,
     ) -> None:
-        """Args:
-        params: of one choice.
-        tokenizer: the engine's. It decodes a character that is not whole as `CUT_CHARACTER`.
-        index: of the choice.
+        """Begins a completion without tokens.
+
+        Args:
+            params: of one choice.
+            tokenizer: the engine's. It decodes a character that is not whole as `CUT_CHARACTER`.
+            index: of the choice.
         """
         self._prompt_token_ids = list(prompt_token_ids)
         self._params = params
@@ -82,17 +84,17 @@ class ContinuedCompletion:
 
     def _begin_anew(self) -> None:
         self._token_ids: list[int] = []
-        """Of all requests so far."""
+        """Tokens of all requests so far."""
         self._text = ""
         self._tokens_before = 0
-        """Of those requests that have ended."""
+        """Number of tokens of the requests that have ended."""
         self._tokens_sent = 0
         """Before the last output of a stream."""
         self._before: CompletionOutput | None = None
         """The last output of the request before."""
         self._first: RequestOutput | None = None
         self._followed: FollowedText | None = None
-        """Of a stream that was interrupted where the engine's text cannot go on."""
+        """Text of a stream that was interrupted where the engine's text cannot go on."""
         self._was_stopped = False
 
     @property
@@ -109,7 +111,7 @@ class ContinuedCompletion:
         return self._prompt_token_ids + self._token_ids
 
     def next_params(self) -> SamplingParams:
-        """Of the request that goes on. It has a seed of its own: with the first one it would draw again what was drawn.
+        """Parameters of the next request. It has a seed of its own: with the first one it would repeat its draws.
 
         To be called after `next_prompt`.
         """

@@ -60,7 +60,7 @@ class VLLMEngine(Engine):
     def __init__(
         self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False, hang_timeout_s: float | None = None
     ) -> None:
-        """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` and `hang_timeout_s` as in `start`."""
+        """`steps` is among the stat loggers of `llm`; `patches_deltas` and `hang_timeout_s` as in `start`."""
         self._llm = llm
         self._progress = EngineProgress(llm)
         self.adapters = Adapters(llm)

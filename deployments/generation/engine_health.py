@@ -20,7 +20,7 @@ before the steps that the engine has taken meanwhile are known."""
 
 LEAST_OBSERVATIONS_OF_SUSPECT = 2
 SUSPECT_AFTER = 1 / 3
-"""Of the timeout: an engine that took no step for so long is named to those who ask whether the service is ready."""
+"""Share of the timeout after which an engine without a step is reported by readiness checks."""
 
 
 class EngineWatch:
@@ -30,7 +30,7 @@ class EngineWatch:
     """
 
     def __init__(self, timeout_s: float | None) -> None:
-        """Args: `timeout_s` is None for an engine that may take as long as it likes."""
+        """`timeout_s` is None for an engine without a limit."""
         self._timeout_s = timeout_s
         self._steps = 0
         self._since: float | None = None
@@ -38,7 +38,8 @@ class EngineWatch:
         self._observations = 0
 
     def observe(self, now: float, steps: int, ongoing: int, is_paused: bool) -> Literal["moves", "idle", "hangs"]:
-        """
+        """Judges the engine by this and the earlier observations.
+
         Args:
             now: seconds of a monotonic clock.
             steps: how many steps the engine has taken so far.
@@ -94,11 +95,13 @@ class EngineHealth:
         generate_one: Callable[[], Awaitable[object]],
         kill: Callable[[], None],
     ) -> None:
-        """Args:
-        timeout_s: an engine that has work and takes no step for so many seconds hangs; `None` for no limit.
-        observed: how many steps the engine has taken, its ongoing generations, and whether it is paused.
-        generate_one: generates a token.
-        kill: ends the engine's processes.
+        """Begins without observations.
+
+        Args:
+            timeout_s: an engine that has work and takes no step for so many seconds hangs; `None` for no limit.
+            observed: how many steps the engine has taken, its ongoing generations, and whether it is paused.
+            generate_one: generates a token.
+            kill: ends the engine's processes.
         """
         self._watch = EngineWatch(timeout_s)
         self._timeout_s = timeout_s
@@ -107,7 +110,7 @@ class EngineHealth:
         self._kill = kill
         self._probe: asyncio.Task[None] | None = None
         self._failure: GenerationNotFinite | None = None
-        """Of a token since the last check."""
+        """Failure of a token since the last check."""
 
     def check(self) -> None:
         """

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and what its outputs mean: from our requests to vLLM's parameters and back."""
+"""Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -114,7 +114,7 @@ def scoring_params(request: ScoringRequest, has_last_token_apart: bool) -> Sampl
 def scored_prompt_of(
     request: ScoringRequest, output: RequestOutput, adapter: str | None, has_last_token_apart: bool
 ) -> ScoredPrompt:
-    """Args: `adapter` is the label of the adapter that was used; `has_last_token_apart` is that of `scoring_params`.
+    """The scores in an output. `adapter` is the label of the one used; `has_last_token_apart` as in `scoring_params`.
 
     Raises:
         GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.

@@ -52,10 +52,12 @@ class GeneratorReplica(GeneratorReplicaBase):
         sessions: DeploymentHandle[Any] | None = None,
         has_metrics: bool = True,
     ) -> None:
-        """Args:
-        responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
-        sessions: the session store; `None` for a service that keeps no sessions.
-        has_metrics: whether the engine's metrics go to Ray's exporters.
+        """Starts the engine, and waits until it has the current version.
+
+        Args:
+            responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
+            sessions: the session store; `None` for a service that keeps no sessions.
+            has_metrics: whether the engine's metrics go to Ray's exporters.
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
@@ -162,7 +164,7 @@ class GeneratorReplica(GeneratorReplicaBase):
 
 
 def replica_id() -> str:
-    """Of this replica; unique among all replicas, those that it replaces included."""
+    """The id of this replica; unique among all replicas, those that it replaces included."""
     unique_id: str = serve.get_replica_context().replica_id.unique_id
     return unique_id
 

@@ -1,4 +1,4 @@
-"""What the ingress calls on every generator replica, over any `Engine`: batches of generations, and their abortion.
+"""Calls of the ingress that every generator replica takes, over any `Engine`: batches of generations, and aborts.
 
 `RemoteGenerator` (`service/remote/generator.py`) is the caller.
 """

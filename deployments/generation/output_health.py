@@ -27,7 +27,7 @@ def refuse_not_finite(logprobs: "array[float]") -> None:
 
 RECENT_GENERATIONS = 64
 MOST_NOT_FINITE = 16
-"""Of the recent generations. A quarter: chance, such as a bit that flipped once, gives one or two."""
+"""Bound for the recent generations. A quarter: chance, such as a bit that flipped once, gives one or two."""
 LEAST_GROUPS = 4
 """One prompt may overflow on every replica, and its group may have hundreds of rollouts: no replica is at fault."""
 

@@ -17,7 +17,7 @@ from deployments.protocols.chat import ParsedResponse, ResponseToParse
 HARMONY = {"openai", "openai_gptoss"}
 """The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
 PRELOADED = ("vllm.parser.parser_manager", "vllm.tool_parsers", "vllm.reasoning", "vllm.tokenizers", __name__)
-"""What a worker process has imported before its first call."""
+"""Modules that a worker process imports before its first call."""
 WHOLE_PROMPT = "hf"
 """The one parser of vLLM that looks at the tokens before the response."""
 NUMBERED_ID = "functions."
@@ -154,14 +154,14 @@ def is_own(call_id: str | None, text: str) -> bool:
 
 
 def error_of(record: logging.LogRecord) -> str:
-    """What a parser logged, with what it had raised."""
+    """The message that a parser logged, with its exception."""
     raised = record.exc_info[1] if record.exc_info else None
     said = record.getMessage() if raised is None else f"{type(raised).__name__}: {raised}"
     return said[:LONGEST_ERROR]
 
 
 _parser: VLLMResponseParser | ParserUnusable | None = None
-"""Of this worker process."""
+"""The parser of this worker process."""
 
 
 def prepare(choice: ParserChoice) -> None:

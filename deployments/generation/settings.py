@@ -9,7 +9,7 @@ from deployments.strict_settings import StrictSettings
 
 
 class ResponseSettings(StrictSettings):
-    """What environments and answers show of responses beside their text. Token ids never depend on it."""
+    """Parts of responses that environments and answers show beside their text. Token ids never depend on it."""
 
     tool_call_parser: str | None = None
     """vLLM's parser of the model's tool calls, by its name there (`--tool-call-parser`), such as `hermes`. Without it
@@ -23,7 +23,7 @@ class ResponseSettings(StrictSettings):
     parser_processes: int = Field(default=1, ge=1)
     """Processes of one ingress replica that run the parsers. The first needs half a GB, each further one less."""
     parse_timeout_s: float = Field(default=5.0, gt=0)
-    """Of processor time for one response, in seconds. A response that needs more is not parsed, and says so."""
+    """Seconds of processor time for one response. A response that needs more is not parsed, and says so."""
 
     @property
     def has_parsers(self) -> bool:
@@ -117,7 +117,7 @@ class EngineSettings(BaseModel):
 
     @property
     def highest_rank(self) -> int:
-        """Of an adapter that the engine takes; 0 if it takes none."""
+        """The highest rank of an adapter that the engine takes; 0 if it takes none."""
         return self.max_lora_rank if self.enable_lora else 0
 
     def engine_args(self) -> dict[str, Any]:

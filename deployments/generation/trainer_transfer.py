@@ -49,7 +49,7 @@ class TrainerRendezvous:
 
     def __init__(self, engine: Any, init_info: Any, earlier: "TrainerRendezvous | None" = None) -> None:
         self.waits_for = "the trainer does not answer"
-        """What is being waited for."""
+        """The step that is waited for, for messages."""
         self._engine = engine
         self._init_info = init_info
         self._earlier = earlier
@@ -195,7 +195,7 @@ class TrainerWatch:
 
 MOST_WAITING = 4
 Layout = Mapping[str, tuple[str, Sequence[int]]]
-"""Of the checkpoint: dtype and shape of each tensor by its name."""
+"""Layout of the checkpoint: dtype and shape of each tensor by its name."""
 Written = tuple[str, int]
 """The `Checksum` of the file, and its size in bytes."""
 
@@ -205,7 +205,8 @@ class OtherTensors(Exception):
 
 
 class TransferFile:
-    """
+    """File that takes the weights of a transfer as they arrive.
+
     Args:
         path: of the file; one that is there is replaced.
         engine_dtype: in which the engine computes.
@@ -250,7 +251,7 @@ class TransferFile:
             self._thread.shutdown(wait=False)
 
     def state(self) -> tuple[Written | None, str | None]:
-        """What was written, once all is, and the error, if any. Call it after `end`."""
+        """The weights once all are written, and the error, if any. Call it after `end`."""
         if self._written is None or not self._written.done():
             return None, None
         failure = self._written.exception()

@@ -20,7 +20,8 @@ STAGED_BYTES = 64 * 2**20
 
 
 def read_patches(delta: str, full: str) -> list[CheckpointWeightPatch]:
-    """
+    """Reads the patches of a delta.
+
     Args:
         delta: path of the delta.
         full: path of the weights that it makes, of which only the header is read.

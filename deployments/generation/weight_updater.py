@@ -42,7 +42,7 @@ class WeightsNotLoaded(Exception):
 
 
 class WeightsNotSaved(Exception):
-    """What a transfer brought could not be written to a file."""
+    """Transferred weights could not be written to a file."""
 
 
 class TransferBroken(Exception):
@@ -63,11 +63,11 @@ class WeightUpdater:
         patches_deltas: bool = False,
         ongoing_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Args: `ongoing_tokens` counts the tokens of the generations under way, prompts included."""
+        """`ongoing_tokens` counts the tokens of the generations under way, prompts included."""
         self._llm = llm
         self._ongoing_tokens = ongoing_tokens
         self._recomputed_tokens = 0
-        """Of the last pause."""
+        """Tokens recomputed after the last pause."""
         self._adapters = adapters
         self._staged: StagedWeights | None = None
         self._paused_at = 0.0

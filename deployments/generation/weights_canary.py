@@ -41,7 +41,7 @@ logger = logging.getLogger("rollout_service.generation")
 GenerateCanary: TypeAlias = "Callable[[Sequence[int], LoadedAdapter | None, str], Awaitable[RequestOutput]]"
 """From the prompt, the adapter and the salt of its cache to the engine's last output."""
 Logprobs: TypeAlias = "list[array[float]]"
-"""What the weights say of the tokens of each prompt."""
+"""Log-probabilities of the tokens of each prompt."""
 REMEMBER_WITHIN_S = 3.0
 """An engine whose batch is full for longer goes on without the comparison: a push must not wait for its generations."""
 AMPLIFIED = "amplified"
@@ -76,7 +76,7 @@ class WeightsCanary:
         self._swaps = swaps
         self._prompts = prompts
         self._remembered: tuple[int, Logprobs] | None = None
-        """What full weights said, and how many changes there had been."""
+        """Log-probabilities under full weights, and the number of changes until then."""
 
     async def remember(self) -> None:
         """Plays with the full weights, which are about to be changed. A failure is logged: nothing is compared then."""

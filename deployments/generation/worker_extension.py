@@ -133,7 +133,8 @@ class WeightsWorkerExtension:
         return (False, "no rendezvous was begun") if self._rendezvous is None else self._rendezvous.state()
 
     def end_rendezvous(self, is_met: bool) -> str | None:
-        """
+        """Takes the connection, or gives the rendezvous up.
+
         Args:
             is_met: take the connection; otherwise the rendezvous is given up.
 
@@ -155,7 +156,7 @@ class WeightsWorkerExtension:
             self._arriving = TransferFile(Path(path), layout, self.model_runner.model_config.dtype)
 
     def saved_weights(self) -> tuple[Written | None, str | None] | None:
-        """What was written, once all is, and the error, if any; `None` from the workers that do not write."""
+        """The weights once all are written, and the error, if any; `None` from the workers that do not write."""
         if self._arriving is None:
             return None
         self._arriving.end()
@@ -223,7 +224,7 @@ def describe_error(failure: BaseException) -> str:
 
 
 class Staging:
-    """What a swap needs, read in a thread."""
+    """Weights or patches of a swap, read in a thread."""
 
     def __init__(self, read: Callable[[], Tensors | Patches]) -> None:
         thread = ThreadPoolExecutor(1)

@@ -29,7 +29,7 @@ class ResponseToParse:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """What was read out of a response. Nothing of this has tokens: those of the response are never changed."""
+    """Parts read out of a response. None of them has tokens: those of the response are never changed."""
 
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     """In OpenAI's form: `{"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON text}}`."""
@@ -44,12 +44,12 @@ class ResponseParser(Protocol):
     """Reads tool calls and reasoning out of responses. The rollout loop calls it."""
 
     async def parse(self, response: ResponseToParse) -> ParsedResponse:
-        """What cannot be read is a `parse_error`. The call may be cancelled, and raises nothing else."""
+        """Parses a response; one that cannot be read has a `parse_error`. Raises nothing; the call may be cancelled."""
         ...
 
 
 OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "parsed_content", "parse_error")
-"""What a message has beside its role and its content."""
+"""Fields of a message beside its role and its content."""
 
 
 def chat_message(message: Message | PromptMessage) -> ChatMessage:
@@ -108,7 +108,7 @@ class TokenizedObservation:
 
 
 class ChatTokenizer(Protocol):
-    """What an episode calls on the tokenizer."""
+    """The tokenizer as an episode calls it."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""

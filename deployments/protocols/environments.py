@@ -67,8 +67,8 @@ class RefusedField:
     """A field of a sample's `extra_env_info` that its environment does not accept."""
 
     place: int
-    """Of the sample, among those that were checked."""
+    """Index of the sample among those that were checked."""
     location: tuple[str | int, ...]
     """The path of the field; empty for the whole of `extra_env_info`."""
     message: str
-    """What is wrong with it, without a final full stop."""
+    """The error, without a final full stop."""

@@ -37,13 +37,13 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorDescription:
-    """What the engine behind a generator accepts: a prompt with its response has at most `max_model_len` tokens."""
+    """Limits of the engine behind a generator: a prompt with its response has at most `max_model_len` tokens."""
 
     model: str
     max_model_len: int
     vocab_size: int
     revision: str | None = None
-    """Of a model that is a Hugging Face repository."""
+    """Commit of a model that is a Hugging Face repository."""
     engine: str = ""
     """Name and version of the engine."""
     max_num_seqs: int | None = None
@@ -198,7 +198,7 @@ class ScoredPrompt(Generation):
     top_logprobs: Sequence[float] = ()
     """Those of `top_token_ids`."""
     weight_version: str = ""
-    """Of the weights that computed all of them."""
+    """Version of the weights that computed all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Environment(Protocol):
         await self.describe()
 
     async def known_description(self) -> TaskDescription:
-        """What `describe` gave last; asks again where that can have changed. Raises what `describe` raises."""
+        """The last result of `describe`; asks again where that can have changed. Raises what `describe` raises."""
         return await self.describe()
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:

@@ -1,4 +1,4 @@
-"""What crosses between the ingress and a generator's replica for calls of OpenAI's and Anthropic's APIs.
+"""Records that travel between the ingress and a generator's replica for calls of OpenAI's and Anthropic's APIs.
 
 The ingress passes bytes on: the replica parses, renders and generates with vLLM's own serving layers
 (`deployments/generation/serving`). `RemoteGenerator` (`service/remote/generator.py`) is the caller.
@@ -19,7 +19,7 @@ Endpoint = Literal[
 GENERATED: tuple[Endpoint, ...] = ("chat/completions", "responses", "messages")
 """The endpoints whose calls generate."""
 BYTES_PER_TOKEN = 4
-"""Of a body, about: only the replica knows how many tokens a prompt has."""
+"""Bytes of a body for each token, about: only the replica knows how many tokens a prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class ServedRequest(GenerationRequest):
     session_sampling: Sampling | None = None
     """How tokens are sampled where a call of a session does not say."""
     generation_index: int = 0
-    """Of the session in its group."""
+    """Index of the session in its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTokens:
-    """What a call took of the engine."""
+    """Tokens that a call took of the engine."""
 
     prompt: int = 0
     """In a session those that it did not have."""
@@ -53,7 +53,7 @@ class ServedPart:
 
     body: bytes = b""
     status: int | None = None
-    """Of the answer; the first part has it."""
+    """Status of the answer; the first part has it."""
     media_type: str = ""
     """Beside the status."""
     tokens: ServedTokens | None = None
@@ -67,7 +67,7 @@ class ServedParts:
     parts: list[tuple[str, ServedPart]]
     """Each with the `generation_id` of its call."""
     results: list[tuple[int, ServedTokens | RolloutFailure]]
-    """Of the calls that end with these parts, each with its place in the batch."""
+    """Results of the calls that end with these parts, each with its index in the batch."""
     load: ReplicaLoad
     """The load of the replica after these parts."""
 
@@ -89,6 +89,6 @@ class ModelServer(Protocol):
 
 
 def public_model_name(model: str) -> str:
-    """Of a folder its own name, without where it is; of a repository the whole name."""
+    """The name of a folder without its path; the whole name of a repository."""
     path = Path(model)
     return path.name if path.is_absolute() else model

@@ -11,7 +11,7 @@ IN_PROGRESS = "in_progress"
 
 
 def stats_of(in_progress: int) -> dict[str, float]:
-    """What `record_autoscaling_stats` of a replica returns."""
+    """The result of a replica's `record_autoscaling_stats`."""
     return {IN_PROGRESS: float(in_progress)}
 
 

@@ -81,7 +81,7 @@ class Heartbeats:
 
 class CallerWatch:
     def __init__(self, give_up: Callable[[Sequence[str]], None]) -> None:
-        """Args: `give_up` ends work of these ids, which nobody waits for. It may be called again for the same work."""
+        """`give_up` ends work of these ids, which nobody waits for. It may be called again for the same work."""
         self._give_up = give_up
         self._work: dict[str, dict[object, Sequence[str]]] = {}
         """The ids of what is under way, by caller and by call."""

@@ -25,7 +25,7 @@ MOST_ITEMS_PER_MESSAGE = 512
 BYTES_PER_TOKEN_ID = 4
 BYTES_PER_LOGPROB = 4
 BYTES_PER_RECORD = 200
-"""Of a request or a result without its texts and tokens."""
+"""Size of a request or a result without its texts and tokens."""
 
 
 def divided(

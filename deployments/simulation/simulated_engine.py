@@ -75,7 +75,7 @@ class SimulatedEngine(Engine):
         self.named: dict[str, int] = {}
         """By name, the version of each named policy, which labels the tokens of its generations."""
         self._kv_tokens = 0
-        """Of the prompts and the whole responses of the generations that run or wait."""
+        """Tokens of the prompts and whole responses of the generations that run or wait."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_at: float | None = None
         self._letters = len(letters)

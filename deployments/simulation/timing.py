@@ -19,7 +19,7 @@ from deployments.protocols.chat import SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
 
 ROUNDING = 1e-6
-"""Of a token; what differences of times lose."""
+"""Part of a token that differences of times lose."""
 
 
 class Timing(StrictSettings):
@@ -59,7 +59,7 @@ class TimedGenerations(Generic[Key]):
         self._by_virtual_time: list[tuple[int, int, Key]] = []
         """A heap of `_waiting`; a cancelled generation stays in it until it reaches the top."""
         self._ends: dict[Key, float] = {}
-        """Of those that run."""
+        """Ends of the generations that run."""
         self._by_end: list[tuple[float, int, Key]] = []
         """A heap of `_ends`; a cancelled generation stays in it until it reaches the top."""
         self._numbers = count()

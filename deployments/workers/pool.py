@@ -67,7 +67,7 @@ class WorkerPool:
         self._prepare = prepare
         self._preloaded = [__name__, *preloaded]
         self.lost_after_s = lost_after_s
-        """Of the calls that begin from now on."""
+        """Limit of the calls that begin from now on."""
         self._pool = self._started_pool()
 
     @classmethod

@@ -30,7 +30,7 @@ from rollout_client.contract.rollouts import Sampling
 
 
 def prepare_chat(request: Any, call: ServedCall) -> None:
-    """Args: `request` is vLLM's `ChatCompletionRequest`. Raises `VLLMValidationError`."""
+    """Prepares vLLM's `ChatCompletionRequest`. Raises `VLLMValidationError`."""
     if request.use_beam_search:
         raise VLLMValidationError("A session records samples, not beams.", parameter="use_beam_search")
     given = request.model_fields_set
@@ -39,7 +39,7 @@ def prepare_chat(request: Any, call: ServedCall) -> None:
 
 
 def prepare_responses(request: Any, call: ServedCall) -> None:
-    """Args: `request` is vLLM's `ResponsesRequest`. Raises `VLLMValidationError`."""
+    """Prepares vLLM's `ResponsesRequest`. Raises `VLLMValidationError`."""
     if request.background or request.previous_response_id is not None:
         field = "background" if request.background else "previous_response_id"
         message = f"A session takes no `{field}`: send the items of the conversation."

@@ -60,7 +60,7 @@ class AsgiCall:
         self._caller_is_gone.set()
 
     async def next(self) -> bytes:
-        """What has come since the last time; empty at the end alone.
+        """The bytes that have come since the last time; empty at the end alone.
 
         Raises:
             RolloutFailure: another replica can make the call; or the answer broke off.

@@ -24,7 +24,7 @@ from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
 MOST_BYTES = 256 * 1024
-"""Of what an answer must fit."""
+"""Size of a schema or grammar."""
 MOST_MEMORY_BYTES = 1024**3
 """Beside what the process has at its start."""
 START_WITHIN_S = 600.0
@@ -37,10 +37,10 @@ BACKEND_OF_OBJECTS = "xgrammar"
 
 
 class GrammarChecks:
-    """Of one replica. The process starts with the first call that needs it."""
+    """Checks of one replica. The process starts with the first call that needs it."""
 
     def __init__(self, config: VllmConfig, time_limit_s: float) -> None:
-        """Args: `time_limit_s` is processor time."""
+        """`time_limit_s` is processor time."""
         skip_checked_outputs()
         self._config = config
         self._time_limit_s = time_limit_s
@@ -49,7 +49,7 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
         """By the hash of what was asked for."""
         self._backends: frozenset[str] = frozenset()
-        """Of those that fit so far: the engine compiles with the first of them."""
+        """Backends of those that fit so far: the engine compiles with the first of them."""
 
     async def check(self, params: SamplingParams) -> None:
         """Replaces what the parameters ask for by what vLLM's validation makes of it.
@@ -119,7 +119,7 @@ class GrammarChecks:
 
 
 def attempts() -> AsyncRetrying:
-    """A second one with another process: something else may have ended the first one for want of memory."""
+    """A second attempt with another process: the first one was possibly out of memory."""
     return AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
 
 

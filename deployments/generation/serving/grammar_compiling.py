@@ -25,9 +25,9 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from deployments.upstream.vllm.structured_outputs import backend_of, compiled_with, validated
 
 PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar", "vllm.v1.structured_output.backend_guidance")
-"""What a worker process has imported before its first call."""
+"""Modules that a worker process imports before its first call."""
 CACHE_MB = "32"
-"""Of compiled grammars, in the worker process."""
+"""Cache of compiled grammars, in the worker process."""
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """How messages of xgrammar begin: with a time and a line of its source."""
 FIELD = "structured_outputs"
@@ -94,7 +94,7 @@ compiler: GrammarCompiler
 
 
 def prepare(config: VllmConfig, most_bytes: int) -> None:
-    """Args: `most_bytes` is what a worker process may take beside what it has at its start."""
+    """Prepares a worker process, which may take `most_bytes` beside the memory that it has at its start."""
     # It would log each grammar that cannot be compiled with its trace.
     logging.disable(logging.CRITICAL)
     os.environ["VLLM_XGRAMMAR_CACHE_MB"] = CACHE_MB

@@ -106,7 +106,7 @@ def served_names(engine: Any) -> list[str]:
 
 
 class ServingLayers:
-    """Of one replica."""
+    """vLLM's serving layers of one replica."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ServingLayers:
         grammar_time_limit_s: float,
         split_special_tokens: SplitSpecialTokens,
     ) -> None:
-        """Args: `sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
+        """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
         self._app = serving_app(RecordingClient(engine, self._grammars), settings)
         self._sessions: SessionCallsInFlight | None = None

@@ -18,7 +18,7 @@ from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, P
 from deployments.sessions.session_record import SessionRecord
 
 MOST_BYTES = 256 * 2**20
-"""Of all copies of one replica."""
+"""Size of all copies of one replica."""
 FORGET_AFTER_S = 600.0
 """A session that makes no call for so long is forgotten, as the scheduler forgets where its prefix is."""
 
@@ -39,10 +39,10 @@ class RecordCopy:
 
 
 class RecordCopies:
-    """Of one replica, by session."""
+    """Copies of one replica, by session."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Args: `now_s` is a clock that does not go back, in seconds."""
+        """`now_s` is a monotonic clock, in seconds."""
         self._most_bytes = most_bytes
         self._now_s = now_s
         self._copies: OrderedDict[str, RecordCopy] = OrderedDict()

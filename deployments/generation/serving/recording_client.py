@@ -20,7 +20,7 @@ from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
 
 Output = RequestOutput | Exception | None
-"""What the task that reads the engine hands on: an output, what broke, or the end."""
+"""An item from the task that reads the engine: an output, a failure, or the end."""
 
 
 class RecordingClient:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GeneratedChoice:
-    """What the engine has made so far of one of the choices of a call."""
+    """Tokens that the engine has generated so far for one choice of a call."""
 
     token_ids: "array[int]" = field(default_factory=lambda: packed_ids(()))
     logprobs: "array[float]" = field(default_factory=lambda: packed_logprobs(()))
@@ -47,11 +47,11 @@ class ServedCall:
     engine_ended: asyncio.Event | None = None
     """`None` before the engine was called."""
     session: "SessionCall | None" = None
-    """What the call adds if it is one of a session."""
+    """The session's part of a call of a session."""
     is_constrained: bool = False
     """Whether only tokens that fit something could be sampled."""
     oldest_version: int | None = None
-    """Of what the session has generated of the prompt."""
+    """Oldest version that generated a part of the prompt."""
     new_prompt_tokens: int | None = None
     """Those that the session does not have yet; by default all."""
 
@@ -65,7 +65,7 @@ class ServedCall:
         return ServedTokens(new, sum(len(choice.token_ids) for choice in self.choices.values()))
 
     def generation(self, prompt_token_ids: list[int], max_tokens: int | None) -> GenerationRequest:
-        """What the engine needs to know beside the prompt and vLLM's parameters."""
+        """The request to the engine beside the prompt and vLLM's parameters."""
         return replace(
             self.request,
             prompt_token_ids=prompt_token_ids,

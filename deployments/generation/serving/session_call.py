@@ -1,4 +1,4 @@
-"""What a call of a session adds to a call: its plan, its prompt, and its record in the session store.
+"""The session's part of a call: its plan, its prompt, and its record in the session store.
 
 `ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back.
 """
@@ -104,7 +104,7 @@ def shown_output(items: Sequence[Any]) -> dict[str, Any]:
 UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
 SHORT_BODY_BYTES = 4096
 FEW_MESSAGES = 32
-"""What is no longer than both is rendered and tokenized in a millisecond or two, before a thread would begin."""
+"""Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
 FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -114,7 +114,7 @@ class SessionCall:
     def __init__(
         self, call: ServedCall, session_id: str, calls: SessionCallsInFlight, is_made_again: bool = False
     ) -> None:
-        """Args: `is_made_again` says that the store knows of the call, from an earlier `SessionCall` of it."""
+        """`is_made_again` says that the store knows of the call, from an earlier `SessionCall` of it."""
         self._call = call
         self._session_id = session_id
         self._calls = calls
@@ -126,11 +126,11 @@ class SessionCall:
         self._recording: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._confirmed: asyncio.Task[None] | None = None
-        """Of a call that began before the store knew of it."""
+        """Confirmation of a call that began before the store knew of it."""
         self.answer_id = call.request.generation_id
         """The `id` of the answer, by which its messages are rewarded."""
         self.shown = ShownChoices()
-        """What the caller of a stream has seen so far."""
+        """Choices as the caller of a stream has seen them so far."""
 
     async def prepare(
         self, messages: Sequence[ChatMessage], context: ChatContext, is_streamed: bool = True
@@ -257,7 +257,7 @@ class SessionCall:
 
 
 def context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
-    """Args: `template_kwargs` are all that vLLM hands to the chat template."""
+    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
     own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
     kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
     return ChatContext(tools or None, kwargs or None)

@@ -40,7 +40,7 @@ class SessionCallsInFlight:
         renderer: TemplateRenderer,
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
-        """Args: `interrupt` lets generations of these ids end with the tokens that they have."""
+        """`interrupt` lets generations of these ids end with the tokens that they have."""
         self.renderer = renderer
         self._store = store
         self._interrupt = interrupt
@@ -120,7 +120,7 @@ class SessionCallsInFlight:
             self._in_flight.pop(call.id, None)
 
     async def end(self, call_id: str) -> None:
-        """Of a call that generated nothing."""
+        """Ends a call that generated nothing."""
         self._in_flight.pop(call_id, None)
         await self._store.end_call(call_id)
 

@@ -27,9 +27,11 @@ class ProxyHandles:
     """
 
     def __init__(self, look_up: Callable[[str], Any], wait_for_turn: WaitForTurn) -> None:
-        """Args:
-        look_up: raises `ValueError` if there is no such actor.
-        wait_for_turn: awaited before a request asks, and before it takes what it receives.
+        """Begins without handles.
+
+        Args:
+            look_up: raises `ValueError` if there is no such actor.
+            wait_for_turn: awaited before a request asks, and before it takes what it receives.
         """
         self._look_up = look_up
         self._wait_for_turn = wait_for_turn

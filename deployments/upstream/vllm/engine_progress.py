@@ -1,4 +1,7 @@
-"""What vLLM's front end knows of the generations that run in its engine process: tokens, steps, load."""
+"""Tokens, steps and load of an engine process, from the records of vLLM's front end.
+
+Needed with vLLM 0.32, whose `AsyncLLM` tells none of them for a single request; no upstream issue is known.
+"""
 
 import time
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""vLLM's metrics for Ray's exporters, which get their values once a second and not with every step of the engine."""
+"""vLLM's metrics for Ray's exporters, which get their values once a second and not with every step of the engine.
+
+Needed with vLLM 0.32, which gives Ray each value at once: that costs 2 to 10 µs a value. No upstream issue is known.
+"""
 
 from collections.abc import Sequence
 from time import time
@@ -16,11 +19,11 @@ from vllm.v1.metrics.ray_wrappers import (
 from deployments.instruments import Instrument, LastingGauge, SummedCounter, SummedHistogram
 
 INSTRUMENTS: list[Instrument] = []
-"""Of this process. `flush_again_and_again` must be given them."""
+"""Instruments of this process, for `flush_periodically`."""
 
 
 class EngineMetric(RayPrometheusMetric):
-    """What all of vLLM's metrics have in common with those of `prometheus_client`: `labels`."""
+    """A metric that has `labels`, as those of `prometheus_client` have."""
 
     def __init__(self, name: str, label_names: Sequence[str] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +67,7 @@ class EngineGauge(EngineMetric):
         labelnames: Sequence[str] | None = None,
         multiprocess_mode: str = "",  # noqa: ARG002
     ) -> None:
-        """Args: `multiprocess_mode` is for `prometheus_client` alone."""
+        """`multiprocess_mode` is for `prometheus_client` alone."""
         super().__init__(name, labelnames)
         self._lasting = LastingGauge(self._name, documentation, self._tag_keys, metrics)
         self._keep(self._lasting, self._lasting.gauge)

@@ -14,9 +14,7 @@ import torch
 
 
 def keep_top_logprobs_beside_scores(sampler: type[Any]) -> None:
-    """Args:
-    sampler: vLLM's `Sampler`.
-    """
+    """Patches vLLM's `Sampler`. May be called more than once."""
     if getattr(sampler.forward, "keeps_top_logprobs", False):
         return
     forward, gather_named = sampler.forward, sampler.gather_specific_token_logprobs
