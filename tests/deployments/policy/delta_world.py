@@ -6,7 +6,6 @@ from typing import Any
 from rollout_client.contract.policy import PolicyUpdate
 from tests.deployments.policy.policy_world import World, changed, checksum_of, delta, versions, weights
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
-from tests.virtual_time import until
 
 BASE = weights(2.0)
 
@@ -37,8 +36,7 @@ async def push_deltas(world: World, count: int, first: int = 2, **options: Any) 
 
 async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:
     """Replicas that have version 1."""
-    replicas = [await world.replica(name) for name in names]
-    await until(lambda: all(replica.accepts_requests for replica in replicas))
+    replicas = [await world.ready(name) for name in names]
     await world.push(1, BASE)
     return replicas
 

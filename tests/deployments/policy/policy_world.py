@@ -140,6 +140,12 @@ class World:
         self.replicas.append(replica)
         return await replica.start()
 
+    async def ready(self, name: str, **options: Any) -> ScriptedReplica:
+        """A replica that accepts requests."""
+        replica = await self.replica(name, **options)
+        await until(lambda: replica.accepts_requests)
+        return replica
+
     async def upload(self, version: int, content: bytes, name: str | None = None) -> UploadState:
         return await self.chunk(version, 0, content, len(content), name)
 

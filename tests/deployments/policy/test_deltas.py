@@ -123,8 +123,7 @@ async def test_a_store_that_restarts_still_has_the_weights_of_its_deltas(world: 
     await world.restart()
     await until(lambda: not world.store.registry.replicas[0].is_starting)
     assert (replica.loaded, world.cluster.killed) == (LoadedWeights(3), [])
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert late.files == {3: full_weights(3)[2]}
     await push_deltas(world, 1, first=4)
     assert [each.files[4] for each in world.replicas] == [full_weights(4)[3]] * 2
@@ -157,8 +156,7 @@ async def test_an_adapter_is_loaded_on_top_of_a_delta_and_a_delta_takes_its_plac
     await push_deltas(world, 1)
     await world.push(3, adapter(), kind="adapter")
     assert replica.loaded == LoadedWeights(2, 3)
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert (late.loaded, late.files[2]) == (LoadedWeights(2, 3), full_weights(2)[1])
     new = changed(full_weights(2)[1], 5.0, 5)
     await world.push(4, delta(5.0, 5), kind="delta", base=2, checksum=checksum_of(new))
@@ -167,8 +165,7 @@ async def test_an_adapter_is_loaded_on_top_of_a_delta_and_a_delta_takes_its_plac
 
 @in_world()
 async def test_a_delta_of_the_initial_weights_is_one_of_the_stores_file_of_them(world: World) -> None:
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     new = changed(save(INITIAL, {"format": "pt"}))
     await world.push(1, delta(), kind="delta", base=0, checksum=checksum_of(new))
     assert (replica.deltas, checksum_of(replica.files[1])) == ([1], checksum_of(new))

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.deployments.policy.policy_world import World, adapter, in_world, refu
 from tests.virtual_time import until
 
 
-def unknown(message: str, name: str = "b") -> object:
+def unknown(message: str, name: str = "b") -> Any:
     return refused(PolicyUnknown, "policy.name", message, name)
 
 
@@ -66,8 +67,7 @@ async def test_several_policies_are_served_at_once_each_with_versions_of_its_own
 @in_world()
 async def test_one_replica_tries_an_adapter_before_any_serves_it(world: World) -> None:
     for name in ("r0", "r1"):
-        replica = await world.replica(name)
-        await until(lambda replica=replica: replica.accepts_requests)  # type: ignore[misc]
+        await world.ready(name)
     await world.push(1, adapter(), kind="adapter", name="a")
     events = [(who, what) for who, what, _ in world.cluster.events if what.endswith(" a")]
     assert events == [("r0", "try a"), ("r0", "serve a"), ("r1", "serve a")]
@@ -75,8 +75,7 @@ async def test_one_replica_tries_an_adapter_before_any_serves_it(world: World) -
 
 @in_world()
 async def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_number_is_free(world: World) -> None:
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     await world.push(1, adapter(1.0), kind="adapter", name="a")
     replica.at[SetAdapters] = "error"
     message = "a replica could not load them or generate with them: OSError: r0 has no room"
@@ -93,8 +92,7 @@ async def test_an_adapter_that_the_first_replica_cannot_use_is_refused_and_its_n
 @in_world()
 async def test_an_adapter_that_another_replica_cannot_use_is_served_and_that_replica_replaced(world: World) -> None:
     await world.replica("r0")
-    other = await world.replica("r1", at={SetAdapters: "error"})
-    await until(lambda: other.accepts_requests)
+    await world.ready("r1", at={SetAdapters: "error"})
     update = await world.push(1, adapter(), kind="adapter", name="a")
     assert [replica.status for replica in update.replicas] == ["swapped", "replaced"]
     assert (world.cluster.killed, await named(world)) == (["r1"], {"a": 1})
@@ -137,7 +135,7 @@ async def test_other_full_weights_drop_the_policies_that_were_adapters_for_the_o
         await until(lambda: bool(world.store.registry.replicas))
     assert (replica.named, await named(world)) == ({}, {})
     message = "the policy was dropped after b/1, or the full weights under it were replaced; there are none"
-    async with unknown(message):  # type: ignore[attr-defined]
+    async with unknown(message):
         await world.store.wait_for_named("b", 0, None, 0.0)
     await world.push(2, adapter(2.0), kind="adapter", name="b")
     [state] = (await world.store.state(0)).named
@@ -191,8 +189,7 @@ async def test_a_transfer_that_breaks_off_leaves_the_named_policies_on_the_repli
 async def test_a_replica_that_starts_later_has_the_adapters_before_it_accepts_requests(world: World) -> None:
     await world.push(1, adapter(1.0), kind="adapter", name="a")
     await world.push(1, adapter(2.0), kind="adapter", name="b")
-    replica = await world.replica("late")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("late")
     assert [what for _, what, _ in world.cluster.events] == ["serve a", "serve b", "accept requests"]
     assert replica.adapters == {"a": adapter(1.0), "b": adapter(2.0)}
 
@@ -239,7 +236,7 @@ async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world:
     assert (replica.named, await named(world)) == ({"a": 1}, {"a": 1})
     message = "the policy was dropped after b/1, or the full weights under it were replaced; there are a/1"
     for call in (world.store.drop_policy("b"), world.store.wait_for_named("b", 0, None, 0.0)):
-        async with unknown(message):  # type: ignore[attr-defined]
+        async with unknown(message):
             await call
     _, state = (await world.store.state(0)).named
     assert (state.name, state.current, state.base, state.next_version) == ("b", None, None, 2)
@@ -251,10 +248,10 @@ async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world:
 
 @in_world()
 async def test_a_name_that_was_never_pushed_is_refused_with_those_that_there_are(world: World) -> None:
-    async with unknown("there is no policy of this name; there are none"):  # type: ignore[attr-defined]
+    async with unknown("there is no policy of this name; there are none"):
         await world.store.wait_for_named("b", 0, None, 60.0)
     await world.push(4, adapter(), kind="adapter", name="a")
-    async with unknown("there is no policy of this name; there are a/4"):  # type: ignore[attr-defined]
+    async with unknown("there is no policy of this name; there are a/4"):
         await world.store.wait_for_named("b", 0, None, 60.0)
     assert [state.name for state in (await world.store.state(0)).named] == ["a"]
 
@@ -356,8 +353,7 @@ async def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_
 
 @in_world()
 async def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_policy(world: World) -> None:
-    replica = await world.replica("r0", at={SetAdapters: "error"}, command_s=10.0)
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0", at={SetAdapters: "error"}, command_s=10.0)
     pushing = world.pushing(1, adapter(), kind="adapter", name="a")
     await until(lambda: len(replica.taken) > 1)
     pushing.cancel()

@@ -48,8 +48,7 @@ async def test_a_store_over_the_same_folder_goes_on_with_what_was_current(world:
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (7, [0, 7])
     assert await world.store.wait_for(7, 7, 0.0) == 7
-    young = await world.replica("r1")
-    await until(lambda: young.accepts_requests)
+    young = await world.ready("r1")
     assert (old.loaded, young.loaded) == (LoadedWeights(7), LoadedWeights(7))
     assert world.cluster.done("stage") == [("r0", 7), ("r1", 7)]
     async with taken(7, newest=7):
@@ -84,8 +83,7 @@ async def test_a_version_that_was_not_current_when_the_store_died_is_removed(wor
 
 
 async def transferring(world: World, *names: str) -> Sequence[ScriptedReplica]:
-    replicas = [await world.replica(name) for name in names]
-    await until(lambda: all(replica.accepts_requests for replica in replicas))
+    replicas = [await world.ready(name) for name in names]
     await start_transfer(world, 1 + len(names))
     return replicas
 

@@ -93,8 +93,7 @@ async def test_a_replica_that_starts_later_loads_what_the_trainer_sent(world: Wo
     await transferring(world, "r0")
     await world.store.finish_transfer(None)
     await stored(world, 1)
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert (late.loaded, late.files) == (LoadedWeights(1), {1: SENT})
 
 
@@ -215,6 +214,5 @@ async def test_a_replica_that_knows_no_checksum_of_what_was_sent_to_it_goes_on_w
     replica.accepts_requests = False
     await until(lambda: replica.accepts_requests)
     assert (replica.loaded, world.cluster.killed) == (LoadedWeights(1), [])
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert late.loaded == LoadedWeights(1)

@@ -46,8 +46,7 @@ def test_a_payload_says_whether_nodes_copy_what_they_could_read(tmp_path: Path, 
 
 @in_world()
 async def test_the_holders_of_a_version_are_the_replicas_that_serve_it(world: World) -> None:
-    first = await world.replica("r0")
-    await until(lambda: first.accepts_requests)
+    await world.ready("r0")
     assert (await payload(world, 0)).holders == ()
     await world.push(1, weights(2.0))
     late = await world.replica("late", command_s=5.0)

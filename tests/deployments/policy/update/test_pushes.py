@@ -106,9 +106,8 @@ IS_ACTIVE = "all of it has arrived, and it is being validated and loaded by the 
 
 @in_world()
 async def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(world: World) -> None:
-    await world.replica("r0", command_s=5.0)
-    await world.replica("r1", command_s=5.0)
-    await until(lambda: len(world.cluster.done("accept requests")) == 2)
+    for name in ("r0", "r1"):
+        await world.ready(name, command_s=5.0)
     content = weights(2.0)
     await world.upload(3, content)
     completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))

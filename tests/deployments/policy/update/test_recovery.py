@@ -29,8 +29,7 @@ from tests.virtual_time import now, settled, until
 
 
 async def fleet_at(world: World, version: int, *names: str) -> list[ScriptedReplica]:
-    replicas = [await world.replica(name) for name in names]
-    await until(lambda: all(replica.accepts_requests for replica in replicas))
+    replicas = [await world.ready(name) for name in names]
     await world.push(version, weights(version))
     assert [replica.loaded for replica in replicas] == [LoadedWeights(version)] * len(replicas)
     return replicas
@@ -56,8 +55,7 @@ async def test_a_store_that_lost_its_folder_goes_on_with_the_version_and_the_wei
     assert (world.cluster.killed, [replica.loaded for replica in replicas]) == ([], [LoadedWeights(7)] * 2)
     async with taken(7, newest=7):
         await world.store.begin_chunk(7, 0)
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert (late.loaded, content_of(late.staged)) == (LoadedWeights(7), weights(7))
     assert (await world.push(8, delta(), kind="delta", base=7)).version == 8
     assert [replica.loaded for replica in world.replicas] == [LoadedWeights(8)] * 3
@@ -142,15 +140,13 @@ async def test_an_adapter_is_taken_over_with_its_full_weights(world: World) -> N
     await world.restart_without_folder()
     await until(lambda: has_weights(world, 8))
     assert (versions(world), replica.loaded) == ([7, 8], LoadedWeights(7, adapter=8))
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     assert late.loaded == LoadedWeights(7, adapter=8)
 
 
 @in_world()
 async def test_of_a_replica_without_records_the_number_is_taken_over(world: World) -> None:
-    replica = await world.replica("r0", loaded=LoadedWeights(7))
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0", loaded=LoadedWeights(7))
     assert (replica.loaded, world.version_store.info(7).kind) == (LoadedWeights(7), "transfer")
     async with taken(7, newest=7):
         await world.store.begin_chunk(7, 0)
@@ -274,8 +270,7 @@ async def test_a_replica_with_a_version_on_trial_goes_back_and_the_number_may_ha
 ) -> None:
     trying = await store_died_while_it_tried(world, 8)
     trying.is_on_trial = True
-    other = await world.replica("r1")
-    await until(lambda: other.accepts_requests)
+    await world.ready("r1")
     await (world.restart_without_folder() if folder_is_lost else world.restart())
     await until(lambda: trying.loaded == LoadedWeights(7))
     assert (world.version_store.current(), world.cluster.killed) == (7, [])

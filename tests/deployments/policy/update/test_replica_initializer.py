@@ -21,8 +21,7 @@ from tests.virtual_time import now, settled, until
 
 @in_world()
 async def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(world: World) -> None:
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     assert world.cluster.events == [("r0", "accept requests", 0)]
     assert replica.staged is None
     assert not (world.folder / "versions").exists()
@@ -31,8 +30,7 @@ async def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_cur
 @in_world()
 async def test_a_replica_that_starts_loads_the_current_weights_before_it_accepts_requests(world: World) -> None:
     await world.push(1, weights(2.0))
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "accept requests", 1)]
     assert content_of(replica.staged) == weights(2.0)
 
@@ -60,8 +58,7 @@ async def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights
 @in_world()
 async def test_a_replica_with_older_weights_than_the_current_ones_gets_those(world: World) -> None:
     await world.push(9, weights(2.0))
-    replica = await world.replica("r0", loaded=LoadedWeights(7))
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0", loaded=LoadedWeights(7))
     assert (replica.loaded, content_of(replica.staged)) == (LoadedWeights(9), weights(2.0))
 
 
@@ -102,8 +99,7 @@ async def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(worl
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter")
     await world.restart()
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    await world.ready("r0")
     assert [(what, version) for _, what, version in world.cluster.events] == [
         ("stage", 1),
         ("swap", 1),
@@ -111,11 +107,9 @@ async def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(worl
         ("swap", 2),
         ("accept requests", 2),
     ]
-    has_base = await world.replica("r1", loaded=LoadedWeights(1))
-    await until(lambda: has_base.accepts_requests)
+    await world.ready("r1", loaded=LoadedWeights(1))
     assert world.cluster.done("stage")[2:] == [("r1", 2)]
-    has_an_old_one = await world.replica("r2", loaded=LoadedWeights(0, adapter=2))
-    await until(lambda: has_an_old_one.accepts_requests)
+    await world.ready("r2", loaded=LoadedWeights(0, adapter=2))
     assert world.cluster.done("stage")[3:] == [("r2", 1), ("r2", 2)]
 
 

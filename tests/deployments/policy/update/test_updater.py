@@ -76,8 +76,7 @@ async def test_a_version_that_a_replica_cannot_generate_with_is_refused_and_late
     message = "a replica could not generate with them and went back: OSError: r0 has no room"
     async with refused(WeightsRefused, "weights", message):
         await world.push(2, weights(3.0))
-    late = await world.replica("late")
-    await until(lambda: late.accepts_requests)
+    late = await world.ready("late")
     for replica in (good, *others, late):
         assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1), False)
     assert (world.version_store.current(), versions(world), world.cluster.killed) == (1, [1], [])
@@ -116,8 +115,7 @@ async def test_an_adapter_that_cannot_be_used_leaves_the_full_weights_and_the_ad
 @pytest.mark.parametrize("canary_was_sent", [False, True])
 @in_world()
 async def test_a_store_that_dies_during_a_trial_lets_the_replica_go_back(world: World, canary_was_sent: bool) -> None:
-    replica = await world.replica("r0", command_s=5.0)
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0", command_s=5.0)
     pushing = world.pushing(1, weights(2.0))
     await until(lambda: replica.is_on_trial and (len(replica.taken) == 4 or not canary_was_sent))
     pushing.cancel()
@@ -132,24 +130,21 @@ async def test_a_store_that_dies_during_a_trial_lets_the_replica_go_back(world: 
 async def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_the_new_weights(
     world: World,
 ) -> None:
-    await world.replica("r0")
-    await world.replica("r1", at={Swap: "error"})
-    await until(lambda: len(world.cluster.done("accept requests")) == 2)
+    await world.ready("r0")
+    await world.ready("r1", at={Swap: "error"})
     update = await world.push(1, weights(2.0))
     assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
         ("r0", "swapped"),
         ("r1", "replaced"),
     ]
     assert world.cluster.killed == ["r1"]
-    young = await world.replica("r2")
-    await until(lambda: young.accepts_requests)
+    young = await world.ready("r2")
     assert young.loaded == LoadedWeights(1)
 
 
 @in_world()
 async def test_a_replica_that_died_before_the_update_takes_no_part_in_it(world: World) -> None:
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     replica.end()
     assert (await world.push(1, weights(2.0))).replicas == []
     assert world.cluster.killed == []
@@ -158,8 +153,7 @@ async def test_a_replica_that_died_before_the_update_takes_no_part_in_it(world: 
 @in_world()
 async def test_a_second_update_waits_for_the_first(world: World) -> None:
     for name in ("r0", "r1"):
-        await world.replica(name, command_s=5.0)
-    await until(lambda: len(world.cluster.done("accept requests")) == 2)
+        await world.ready(name, command_s=5.0)
     first = world.pushing(1, weights(2.0))
     await world.until_updating(1)
     assert [(await pushing).version for pushing in (first, world.pushing(2, weights(3.0)))] == [1, 2]
@@ -249,8 +243,7 @@ async def test_an_adapter_lies_on_top_of_the_current_full_weights(world: World) 
 async def test_an_adapter_may_lie_on_top_of_the_initial_weights(world: World) -> None:
     await world.push(1, adapter(), kind="adapter")
     assert world.version_store.info(1).base == 0
-    replica = await world.replica("r0")
-    await until(lambda: replica.accepts_requests)
+    replica = await world.ready("r0")
     assert replica.loaded == LoadedWeights(0, adapter=1)
     assert world.cluster.done("stage") == [("r0", 1)]
 
