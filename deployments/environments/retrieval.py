@@ -197,11 +197,11 @@ def known_item(document: Document) -> dict[str, Any]:
 
 
 def answer_in(text: str) -> str:
-    boxed, tagged = last_box(text), last_tagged(text)
+    boxed, tagged = last_box(text), last_closed_answer(text)
     return (boxed if boxed is not None else tagged if tagged is not None else text).strip()
 
 
-def last_tagged(text: str) -> str | None:
+def last_closed_answer(text: str) -> str | None:
     """The text of the last closed tag, `None` without one. Takes linear time."""
     before, closed, _ = text.rpartition(CLOSE_TAG)
     _, opened, rest = before.rpartition(OPEN_TAG)
