@@ -5,7 +5,7 @@ from pathlib import Path
 from ray import serve
 from ray.serve import Application
 
-from deployments.agents.host import AgentHost
+from deployments.agents.environment import HOST_GRACE_S, RUNS_OF_TASK
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
@@ -86,8 +86,8 @@ def build(settings: ServiceSettings) -> Application:
 
 def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
     name = agent_deployment(task_name)
-    host = deployment(AgentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
-    return host.bind(name, agent)
+    host = deployment(EnvironmentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
+    return host.bind(name, RUNS_OF_TASK, {"settings": agent}, agent.timeout_s + HOST_GRACE_S)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:

@@ -48,7 +48,7 @@ class TracingSettings(StrictSettings):
 
 
 MIB = 2**20
-PLAIN_AGENT_TASK = "deployments.agents.host:PlainAgentTask"
+PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
 if it has `sessions`; each task has one more, named after it, and with an agent another one, `{task}_agent`."""

@@ -1,6 +1,6 @@
 """Runs the agents of rollouts: opens a session for each run, has it run at a replica, reads the session's record.
 
-The replicas are those of `deployments/agents/host.py`.
+The replicas run `deployments/agents/environment.py`.
 """
 
 import asyncio

@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
-from deployments.agents.host import AgentHost
+from deployments.agents.environment import RUNS_OF_TASK
 from deployments.agents.settings import AgentSettings
-from deployments.environments.host import CALLER_GONE
+from deployments.environments.host import CALLER_GONE, EnvironmentHost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc import liveness as caller_watch
 from tests import virtual_time
@@ -16,7 +16,7 @@ from tests.deployments.agents.test_programs import CALL, FUNCTIONS
 CALLER = "SERVE_REPLICA::rollout#Ingress#one"
 
 
-async def ended_after(agents: AgentHost) -> tuple[float, object]:
+async def ended_after(agents: EnvironmentHost) -> tuple[float, object]:
     """When an agent ended that never ends by itself, and how."""
     run = StepRequest(message_log=[], extra_env_info=CALL.model_dump(), step_id="run")
     async with aclosing(agents.step([run], CALLER)) as items:
@@ -30,7 +30,8 @@ def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) ->
     async def run() -> tuple[float, object]:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(caller_watch, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)
-        return await ended_after(AgentHost("task_agent", AgentSettings(import_path=f"{FUNCTIONS}:endless")))
+        settings = AgentSettings(import_path=f"{FUNCTIONS}:endless")
+        return await ended_after(EnvironmentHost("task_agent", RUNS_OF_TASK, {"settings": settings}, None))
 
     at_s, failure = virtual_time.run(run())
     assert failure is CALLER_GONE

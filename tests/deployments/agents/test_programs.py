@@ -14,7 +14,7 @@ import uvloop
 from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.command_program import CommandProgram, limits_of
-from deployments.agents.host import AgentRunsOfTask
+from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.programs import (
     AgentCall,
     AgentNotLoadable,

@@ -1,8 +1,8 @@
-"""The deployment that runs the agents of one task: each run is the one step of an environment.
+"""Runs the agents of one task as an environment whose one step is a whole run.
 
-The host of environments (`deployments/environments/host.py`) so gives agents all that it gives environments: replicas
-that scale with what runs, queues, batches, abortion, heartbeats and draining. Its steps may last for hours, and end
-with their caller. `PlainAgentTask` is the environment of a task whose agent brings everything.
+Its deployment is a host of environments (`deployments/environments/host.py`), so agents get replicas that scale with
+what runs, queues, batches, cancellation, heartbeats and draining. Steps may last for hours, and end with their caller.
+`PlainAgentTask` is the environment of a task whose agent brings everything.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, LastSaid
 from deployments.agents.settings import AgentSettings
-from deployments.environments.host import EnvironmentHost
 from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
+RUNS_OF_TASK = f"{__name__}:AgentRunsOfTask"
+"""Import path of the environment that the host loads."""
 COMMANDS_AT_ONCE = 16
 """Default limit of concurrent commands of a replica."""
 SECONDS = "agent_s"
@@ -106,14 +107,3 @@ class PlainAgentTask(TaskEnvironment):
             {"messages": [{"role": "user", "content": f"Question {number}"}], "extra_env_info": {}}
             for number in numbers
         ]
-
-
-RUNS_OF_TASK = "deployments.agents.host:AgentRunsOfTask"
-
-
-class AgentHost(EnvironmentHost):
-    """One replica."""
-
-    def __init__(self, name: str, settings: AgentSettings) -> None:
-        """Raises `EnvironmentNotLoadable`: the agent cannot be run."""
-        super().__init__(name, RUNS_OF_TASK, {"settings": settings}, settings.timeout_s + HOST_GRACE_S)
