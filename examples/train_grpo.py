@@ -78,10 +78,7 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
         task = progress.add_task("", total=steps, latest=curve.latest)
         for step in range(1, steps + 1):
             response = client.rollout(
-                next(prompts),
-                num_generations=NUM_GENERATIONS,
-                sampling=SAMPLING,
-                policy={"min_version": version},
+                next(prompts), num_generations=NUM_GENERATIONS, sampling=SAMPLING, policy={"min_version": version}
             )
             curve.reward[step] = mean_reward(response)
             improve(model, optimizer, to_tensors(response, pad_token_id=PAD))

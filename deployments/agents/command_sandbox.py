@@ -94,11 +94,7 @@ class CommandSandbox:
 
     def _try(self) -> None:
         tried = subprocess.run(
-            [*self._walls, "/usr/bin/env", "true"],
-            check=False,
-            capture_output=True,
-            timeout=TRIED_WITHIN_S,
-            text=True,
+            [*self._walls, "/usr/bin/env", "true"], check=False, capture_output=True, timeout=TRIED_WITHIN_S, text=True
         )
         if tried.returncode != 0:
             raise SandboxUnusable(f"command.sandbox: bubblewrap does not work on this machine: {tried.stderr.strip()}")

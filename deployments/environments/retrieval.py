@@ -12,15 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.environments.replies import last_box, text_outcome
 from deployments.environments.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
 from deployments.environments.tool_set import Tool, ToolSet, tool_message
-from rollout_env import (
-    ChatMessage,
-    JsonObject,
-    MalformedCall,
-    StepOutcome,
-    TaskEnvironment,
-    reply_text,
-    tool_calls_of,
-)
+from rollout_env import ChatMessage, JsonObject, MalformedCall, StepOutcome, TaskEnvironment, reply_text, tool_calls_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING_FOUND = "No document found."

@@ -20,15 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
-from deployments.sandbox.launch import (
-    NICENESS,
-    WORK,
-    HeldFds,
-    Interpreter,
-    Launch,
-    environment,
-    resource_limits,
-)
+from deployments.sandbox.launch import NICENESS, WORK, HeldFds, Interpreter, Launch, environment, resource_limits
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")

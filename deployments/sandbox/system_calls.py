@@ -97,9 +97,7 @@ def system_call_filter(options: FilterOptions, machine: str | None = None) -> by
     first = operation(LOAD_WORD, FIRST_ARGUMENT)
     allow = operation(RETURN, ALLOW)
     code += when(
-        JUMP_EQUAL,
-        CLONE[column],
-        [first, *when(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [fail(errno.EPERM)]), allow],
+        JUMP_EQUAL, CLONE[column], [first, *when(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [fail(errno.EPERM)]), allow]
     )
     families = (UNIX, INET, INET6) if options.sockets else ()
     known_families = [line for family in families for line in when(JUMP_EQUAL, family, [allow])]

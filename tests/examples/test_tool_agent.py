@@ -73,11 +73,7 @@ def test_nothing_else_is_rewarded(monkeypatch: pytest.MonkeyPatch, answers: list
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (asks("3 *"), "Error: "),
-        (asks("3", tool="search"), "Error: this is no call of a tool."),
-    ],
+    ("call", "said"), [(asks("3 *"), "Error: "), (asks("3", tool="search"), "Error: this is no call of a tool.")]
 )
 def test_a_call_that_cannot_be_answered_gets_an_error(
     monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], said: str

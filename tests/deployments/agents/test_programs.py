@@ -15,14 +15,7 @@ from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.command_program import CommandProgram, limits_of
 from deployments.agents.environment import AgentRunsOfTask
-from deployments.agents.programs import (
-    AgentCall,
-    AgentNotLoadable,
-    AgentProgram,
-    HarnessProgram,
-    LastSaid,
-    load_agent,
-)
+from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, LastSaid, load_agent
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing

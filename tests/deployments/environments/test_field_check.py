@@ -32,12 +32,7 @@ class Outer(BaseModel):
         ({"count": 1, "inner": {}}, [(("inner", "rows"), "Field required")]),
         (
             {"count": 1, "inner": {"rows": [[1], [2, "x"]]}},
-            [
-                (
-                    ("inner", "rows", 1, 1),
-                    "Input should be a valid integer, unable to parse string as an integer",
-                )
-            ],
+            [(("inner", "rows", 1, 1), "Input should be a valid integer, unable to parse string as an integer")],
         ),
         (
             {"count": 1, "either": []},

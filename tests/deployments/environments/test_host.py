@@ -120,11 +120,7 @@ def test_a_step_is_answered_by_its_outcome() -> None:
             "The environment's outcome is not valid: outcome.reward.float: Input should be a finite number; "
             "outcome.reward.dict[str,float]: Input should be a valid dictionary.",
         ),
-        (
-            {},
-            EnvironmentRejected,
-            "The environment cannot take this sample: extra_env_info.mode: Field required.",
-        ),
+        ({}, EnvironmentRejected, "The environment cannot take this sample: extra_env_info.mode: Field required."),
     ],
 )
 def test_a_step_that_fails_is_answered_by_its_failure_and_leaves_its_siblings_alone(
@@ -154,12 +150,7 @@ def test_a_step_that_fails_is_logged_with_its_traceback_and_its_rollout(
     assert record.exc_info is not None
     assert record.exc_info[2] is not None
     context = {name: getattr(record, name) for name in ("request_id", "rollout_id", "task_name", "sample")}
-    assert context == {
-        "request_id": "request",
-        "rollout_id": "request-1-0",
-        "task_name": "obedient",
-        "sample": 1,
-    }
+    assert context == {"request_id": "request", "rollout_id": "request-1-0", "task_name": "obedient", "sample": 1}
 
 
 def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.environments.instruction_following import (
-    ARGUMENTS,
-    InstructionFollowingEnvironment,
-    InstructionInfo,
-)
+from deployments.environments.instruction_following import ARGUMENTS, InstructionFollowingEnvironment, InstructionInfo
 from rollout_env import StepOutcome, check
 
 # The library takes seconds to import.

@@ -198,9 +198,7 @@ def test_a_sample_that_is_rejected_when_its_session_is_opened_keeps_no_room() ->
 
 
 @pytest.mark.parametrize("make", [CountingSessions, BlockingSessions])
-def test_a_session_whose_step_is_aborted_while_it_is_opened_does_not_stay_open(
-    make: type[CountingSessions],
-) -> None:
+def test_a_session_whose_step_is_aborted_while_it_is_opened_does_not_stay_open(make: type[CountingSessions]) -> None:
     environment = make(max_sessions=1)
 
     async def story(runner: StepRunner) -> None:

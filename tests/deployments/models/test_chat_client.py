@@ -69,10 +69,7 @@ def test_only_what_openai_knows_of_a_message_is_sent() -> None:
 
     with chat_server(lambda *_: said("A")) as server:
         asyncio.run(scenario(server))
-    assert server.requests[0]["messages"] == [
-        {"role": "user", "content": "E"},
-        {"role": "assistant", "content": "A"},
-    ]
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "E"}, {"role": "assistant", "content": "A"}]
 
 
 @pytest.mark.parametrize(

@@ -252,10 +252,7 @@ def orphans() -> Iterator[Callable[[], list[str]]]:
 
 @pytest.mark.parametrize(
     "isolation",
-    [
-        pytest.param("namespaces", marks=pytest.mark.skipif(not NAMESPACES, reason="No namespaces here.")),
-        "limits",
-    ],
+    [pytest.param("namespaces", marks=pytest.mark.skipif(not NAMESPACES, reason="No namespaces here.")), "limits"],
 )
 def test_a_sandbox_leaves_no_process_for_the_first_one_of_the_machine_to_wait_for(
     isolation: IsolationName, orphans: Callable[[], list[str]]

@@ -86,10 +86,7 @@ def test_calls_go_to_the_session_of_the_rollout_and_the_end_is_verified(url: str
             call("get_counter_value"),
             "6.",
         )
-        assert result.message_log[:2] == [
-            {"role": "system", "content": "Count."},
-            {"role": "user", "content": "add"},
-        ]
+        assert result.message_log[:2] == [{"role": "system", "content": "Count."}, {"role": "user", "content": "add"}]
         assert result.message_log[3:5] == [
             {
                 "role": "tool",

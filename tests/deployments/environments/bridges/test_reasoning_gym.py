@@ -22,10 +22,7 @@ from rollout_env import PlayResult, SampleRejected, check, play
 
 SEED = 3
 TASKS = sorted(set(DATASETS) - {"composite"})
-ORACLE_IN_METADATA = {
-    "propositional_logic": "example_answer",
-    "rubiks_cube": "example_correct_answer",
-}
+ORACLE_IN_METADATA = {"propositional_logic": "example_answer", "rubiks_cube": "example_correct_answer"}
 """Tasks with many right answers, of which the library names one."""
 WITHOUT_ORACLE = {"boxnet", "graph_color", "rush_hour"}
 """Tasks for which the library names no answer that its verifier takes. `graph_color` names a colouring, not a text."""

@@ -232,10 +232,7 @@ ON_PROCESSES = [
         "output",
     ),
     Attack(
-        "output_that_is_no_text",
-        None,
-        "os.write(1, bytes([0, 255, 254, 27]) + b'[2J')",
-        stdout="\0\ufffd\ufffd\x1b[2J",
+        "output_that_is_no_text", None, "os.write(1, bytes([0, 255, 254, 27]) + b'[2J')", stdout="\0\ufffd\ufffd\x1b[2J"
     ),
     Attack(
         "forging_how_it_ended",

@@ -97,9 +97,7 @@ ON_FILES = [
     Attack("one_huge_file", "file_size", "print(attempt(lambda: open('huge', 'wb').write(bytes(2 ** 21))))"),
     Attack("one_huge_file_with_holes", "file_size", "print(attempt(lambda: open('huge', 'wb').truncate(2 ** 40)))"),
     Attack(
-        "many_files",
-        "disk",
-        "print(attempt(lambda: [open(f'{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))",
+        "many_files", "disk", "print(attempt(lambda: [open(f'{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))"
     ),
     Attack(
         "many_files_in_shared_memory",
@@ -302,8 +300,7 @@ ON_THE_NETWORK = [
 ON_THE_KERNEL = [
     by_calls("a_user_namespace_of_its_own", "print(named('unshare', 0x10000000))"),
     by_calls(
-        "a_namespace_by_clone",
-        "print(called(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0))",
+        "a_namespace_by_clone", "print(called(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0))"
     ),
     by_calls("entering_another_namespace", "print(named('setns', 0, 0))"),
     by_calls("mounting", "print(named('mount', b'tmpfs', b'/tmp', b'tmpfs', 0, None))"),
