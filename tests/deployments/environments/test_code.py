@@ -51,7 +51,6 @@ def step(environment: CodeEnvironment, reply: str, **info: Any) -> StepOutcome:
 )
 def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, test: Any, reward: float) -> None:
     outcome = step(environment, ADD, tests=[test])
-
     assert (outcome.reward, outcome.terminated, outcome.answer) == (reward, True, "def add(a, b):\n    return a + b\n")
 
 
@@ -59,7 +58,6 @@ def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, t
 @pytest.mark.parametrize("thought", ["<think></think>", "<think>```python\nwrong\n```</think>\n", "Hm.</think>"])
 def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment, thought: str) -> None:
     outcome = step(environment, thought + ADD, tests=[{"call": "add(1, 2)", "expected": 3}])
-
     assert (outcome.reward, outcome.answer) == (1.0, "def add(a, b):\n    return a + b\n")
 
 
@@ -67,7 +65,6 @@ def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment
 def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
     tested = step(environment, f"<think>\n{ADD}\n</think>\nDone.", tests=[{"call": "add(1, 2)", "expected": 3}])
     interpreted = step(environment, "<think>\n```\nprint(5)\n```\n</think>\\boxed{4}", ground_truth="4")
-
     assert (tested.reward, tested.answer) == (0.0, None)
     assert (interpreted.reward, interpreted.terminated, interpreted.answer) == (1.0, True, "4")
 
@@ -76,7 +73,6 @@ def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
 def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -> None:
     tests = [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1", "stdout": "2 \n"}, {"stdin": "1 1", "stdout": "3"}]
     outcome = step(environment, "```\nprint(sum(map(int, input().split())))\n```", tests=tests)
-
     assert outcome.reward == pytest.approx(2 / 3)
     assert outcome.observations[0]["content"] == (
         "Environment: 2 of 3 tests passed. The program printed '2\\n', expected '3'."
@@ -93,7 +89,6 @@ def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, en
         f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
         tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
     )
-
     assert (printing.reward, called.reward) == (1.0, 1.0)
     assert "NameError" not in asked.observations[0]["content"]
 
@@ -102,7 +97,6 @@ def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, en
 def test_a_test_that_hangs_costs_itself_and_those_behind_it(environment: CodeEnvironment) -> None:
     code = "```python\ndef f(x):\n    while x == 2: pass\n    return x\n```"
     outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
-
     assert outcome.reward == 0.25
     assert outcome.observations[0]["content"] == (
         "Environment: 1 of 4 tests passed. The program used too much processor time."
@@ -113,7 +107,6 @@ def test_a_test_that_hangs_costs_itself_and_those_behind_it(environment: CodeEnv
 def test_a_test_that_ends_its_process_costs_itself_alone(environment: CodeEnvironment) -> None:
     code = "```python\nimport os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x\n```"
     outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
-
     assert outcome.reward == 0.75
     assert outcome.observations[0]["content"] == (
         "Environment: 3 of 4 tests passed. f(2) failed: its process ended before it did."
@@ -134,7 +127,6 @@ def test_a_test_that_ends_its_process_costs_itself_alone(environment: CodeEnviro
 )
 def test_a_program_that_computes_nothing_passes_no_test(environment: CodeEnvironment, cheat: str) -> None:
     outcome = step(environment, f"```python\n{cheat}\n```", tests=[{"call": "add(1, 2)", "expected": 3}])
-
     assert (outcome.reward, outcome.terminated) == (0.0, True)
 
 
@@ -143,7 +135,6 @@ def test_setup_runs_before_the_program(environment: CodeEnvironment) -> None:
     outcome = step(
         environment, "```python\nRESULT = BASE + 1\n```", setup="BASE = 41", tests=[{"call": "RESULT", "expected": 42}]
     )
-
     assert outcome.reward == 1.0
 
 
@@ -157,7 +148,6 @@ def test_an_interpreter_keeps_what_earlier_replies_defined(environment: CodeEnvi
         "It is \\boxed{42}.",
     ]
     played = play(environment, replies, sample)
-
     shown = [message["content"] for message in played.message_log[2::2]]
     assert shown[:2] == ["set", "again\n42"]
     assert shown[2].splitlines()[-1] == "ZeroDivisionError: division by zero"
@@ -172,7 +162,6 @@ def test_an_interpreter_keeps_what_earlier_replies_defined(environment: CodeEnvi
 @pytest.mark.slow
 def test_code_that_reached_a_limit_is_not_run_again(environment: CodeEnvironment) -> None:
     outcome = step(environment, "```python\nprint('on')\nwhile True: pass\n```", ground_truth="1")
-
     assert outcome.metadata is None
     assert outcome.observations[0]["content"].endswith(
         "The code used too much processor time. It has no effect on later code."
@@ -192,7 +181,6 @@ def test_it_keeps_the_rules_for_environments() -> None:
 def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
     sandbox = ScriptedSandbox([])
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "I do not know.", tests=[{"stdout": "1"}])
-
     assert (outcome.reward, outcome.terminated, outcome.answer) == (0.0, True, None)
     assert outcome.observations[0]["content"] == "Environment: the reply has no code block."
     assert sandbox.runs == []
@@ -201,7 +189,6 @@ def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
 @pytest.mark.parametrize(("truth", "reply"), [("", "\\boxed{}"), (" ", "\\boxed{ }"), ("", "")])
 def test_an_empty_answer_is_never_right(truth: str, reply: str) -> None:
     outcome = step(CodeEnvironment(sandbox=scripted(ScriptedSandbox([]))), reply, ground_truth=truth)
-
     assert (outcome.reward, outcome.terminated) == (0.0, True)
 
 
@@ -209,7 +196,6 @@ def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() 
     sandbox = ScriptedSandbox([printed("1\n"), printed("wrong\n")])
     tests = [{"stdout": "1"}, {"stdout": "2"}, {"stdout": "3"}]
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\nprint(1)\n```", tests=tests)
-
     assert (outcome.reward, len(sandbox.runs)) == (0.0, 2)
     assert outcome.observations[0]["content"] == (
         "Environment: 1 of 3 tests passed. The program printed 'wrong\\n', expected '2'."
@@ -229,14 +215,12 @@ def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() 
 def test_a_program_that_fails_is_wrong(outcome: Outcome, problem: str) -> None:
     environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([outcome])))
     judged = step(environment, "```\nprint(1)\n```", tests=[{"stdout": "1"}])
-
     assert judged.reward == 0.0
     assert judged.observations[0]["content"] == f"Environment: 0 of 1 tests passed. {problem}"
 
 
 def test_a_sandbox_that_fails_is_a_lost_step_which_is_tried_again() -> None:
     environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([SandboxLost("It broke.")])))
-
     with pytest.raises(EnvironmentLost, match=r"The sandbox failed: It broke\.") as failure:
         step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
     assert failure.value.retryable
@@ -254,7 +238,6 @@ def test_the_limits_of_the_config_reach_the_sandbox() -> None:
     )
     environment = CodeEnvironment(sandbox=settings)
     step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
-
     assert sandbox.runs[0][2] == Limits(time_s=7.0, processor_time_s=3.0, memory_bytes=100 * MIB, processes=9)
     assert environment.max_concurrent_steps == 5
 
@@ -262,14 +245,12 @@ def test_the_limits_of_the_config_reach_the_sandbox() -> None:
 def test_long_output_is_cut_in_the_middle() -> None:
     environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([printed("a" * 3000 + "b" * 3000)])))
     outcome = step(environment, "```\n1\n```", ground_truth="1")
-
     assert outcome.observations[0]["content"] == "a" * 2000 + "\n[...]\n" + "b" * 2000
 
 
 def test_an_interpreter_has_at_most_64_cells() -> None:
     sandbox = ScriptedSandbox([])
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\n1\n```", ground_truth="1", cells=["1"] * 64)
-
     assert outcome.observations[0]["content"] == (
         "The code was not run: at most 64 blocks of 65536 characters can be run in one rollout."
     )
@@ -285,7 +266,6 @@ def test_a_sample_has_tests_or_a_ground_truth(info: dict[str, Any]) -> None:
 def test_closing_closes_the_sandbox() -> None:
     sandbox = ScriptedSandbox([])
     CodeEnvironment(sandbox=scripted(sandbox)).close()
-
     assert sandbox.is_closed
 
 
@@ -302,13 +282,11 @@ def test_closing_closes_the_sandbox() -> None:
 def test_wrong_settings_are_refused_before_the_service_starts(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(EnvironmentNotLoadable) as refusal:
         checked_arguments(CodeEnvironment, arguments, "code:CodeEnvironment")
-
     assert problem in str(refusal.value)
 
 
 @pytest.mark.slow
 def test_a_required_wall_that_does_not_stand_keeps_the_environment_from_starting() -> None:
     arguments = {"sandbox": {"isolation": "limits", "require": ["disk"]}}
-
     with pytest.raises(EnvironmentNotLoadable, match="required walls do not stand on this machine: disk"):
         load_environment("deployments.environments.code:CodeEnvironment", arguments)

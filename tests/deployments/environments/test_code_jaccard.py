@@ -27,7 +27,6 @@ def test_the_score_is_the_overlap_of_words_times_the_ratio_of_lengths(reply: str
 def test_a_rollout_has_one_turn() -> None:
     sample = {"messages": [{"role": "user", "content": "?"}], "extra_env_info": {"ground_truth": "a b d"}}
     played = play(CodeJaccardEnvironment(), ["a b c"], sample)
-
     assert (played.total_reward, played.terminated, played.answers) == (0.5, True, ["a b c"])
     assert played.message_log[-1]["content"] == "Environment: jaccard misaligned (score: 0.50)"
 

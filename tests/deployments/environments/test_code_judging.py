@@ -74,5 +74,4 @@ def test_a_block_begins_at_a_fence_and_ends_at_the_next_one_without_a_word(lines
 
 def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:
     stdout = 't 0 {"value": 1}\nother 1 {"value": 2}\nt 1 {"value": 3}\nt 1 {"value": 4}\nt x {}\nt 2 [\nt 3 5\n'
-
     assert reported(stdout, "t") == {0: {"value": 1}, 1: {"value": 3}}

@@ -54,26 +54,22 @@ def test_every_wall_stands_under_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_namespaces_the_walls_stand_that_the_kernel_has_means_for() -> None:
     by_landlock = {"files": 1, "service_processes": LANDLOCK_WITH_SIGNALS}
     without = [name for name, version in by_landlock.items() if landlock_version() < version]
-
     assert walls_that_do_not_stand("limits") == [*without, "total_memory", "disk"]
 
 
 def test_a_run_gives_back_both_streams_and_the_exit_code(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(3)")
-
     assert (outcome.ended_by, outcome.exit_code, outcome.stdout, outcome.stderr) == ("exit", 3, "out\n", "err\n")
 
 
 def test_a_run_gets_its_stdin_and_its_arguments(sandbox: LocalSandbox) -> None:
     program = Program("import sys\nprint(input(), sys.argv[1:])", stdin="grüße", arguments=("a", "b c"))
-
     assert asyncio.run(sandbox.run(program)).stdout == "grüße ['a', 'b c']\n"
 
 
 def test_a_run_gets_its_files_and_can_import_them(sandbox: LocalSandbox) -> None:
     files = {"helper.py": b"WORD = 'hello'", "data/numbers.bin": bytes(range(256)) * 300}
     source = "import helper\nprint(helper.WORD, len(open('data/numbers.bin', 'rb').read()))"
-
     assert asyncio.run(sandbox.run(Program(source), files)).stdout == "hello 76800\n"
 
 
@@ -112,7 +108,6 @@ def test_a_program_runs_as_with_the_python_that_people_have(
     command = [sys._base_executable, "-I", "-B", "main.py"]  # type: ignore[attr-defined]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
     outcome = run(each_sandbox, JUDGED_EQUAL + end)
-
     folder = outcome.stderr.partition('  File "')[2].partition("/main.py")[0]
     assert (outcome.exit_code, outcome.stdout) == (plain.returncode, plain.stdout)
     assert outcome.stderr == plain.stderr.replace(str(tmp_path), folder)
@@ -120,13 +115,11 @@ def test_a_program_runs_as_with_the_python_that_people_have(
 
 def test_runs_share_no_files(sandbox: LocalSandbox) -> None:
     source = "import os\nprint(sorted(os.listdir('.')))\nopen('left', 'w').close()\nopen('/tmp/left', 'w').close()"
-
     assert [run(sandbox, source).stdout for _ in range(2)] == ["['main.py']\n"] * 2
 
 
 def test_a_run_gets_no_environment_variable_of_the_service(sandbox: LocalSandbox) -> None:
     names = run(sandbox, "import os\nprint(*sorted(set(os.environ) - {'PWD'}))").stdout
-
     assert names.split() == [
         *("HOME", "LANG", "MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH"),
         *("PYTHONHASHSEED", "TMPDIR"),
@@ -135,7 +128,6 @@ def test_a_run_gets_no_environment_variable_of_the_service(sandbox: LocalSandbox
 
 def test_equal_programs_print_sets_in_the_same_order(sandbox: LocalSandbox) -> None:
     source = "print({str(number) for number in range(50)})"
-
     assert run(sandbox, source).stdout == run(sandbox, source).stdout
 
 
@@ -150,7 +142,6 @@ if __name__ == "__main__":
     print(subprocess.run(["echo", "hello"], capture_output=True, text=True).stdout.strip())
 """
     outcome = run(sandbox, source)
-
     if sandbox.report.isolation == "limits":
         pytest.skip("Without namespaces there is no shared memory for the locks of multiprocessing.")
     assert (outcome.stdout, outcome.stderr) == ("45\n45\nhello\n", "")
@@ -168,7 +159,6 @@ def test_a_program_that_sleeps_is_ended_at_the_limit_of_wall_time(sandbox: Local
 
 def test_a_program_that_computes_is_ended_at_the_limit_of_processor_time(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "while True: pass", Limits(processor_time_s=0.3, time_s=60))
-
     assert (outcome.ended_by, outcome.exit_code) == ("processor_time", None)
 
 
@@ -176,19 +166,16 @@ def test_processor_time_of_all_processes_counts_together(sandbox: LocalSandbox) 
     if not sandbox.report["total_memory"].stands:
         pytest.skip(f"Processes are not measured together under {sandbox.report.isolation}.")
     source = "import os\n[os.fork() for _ in range(2)]\nwhile True: pass"
-
     assert run(sandbox, source, Limits(processor_time_s=0.9, time_s=60)).ended_by == "processor_time"
 
 
 def test_output_is_cut_at_its_limit_to_the_byte(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "while True: print('x' * 999)", Limits(output_bytes=1500))
-
     assert (outcome.ended_by, outcome.stdout) == ("output", "x" * 999 + "\n" + "x" * 500)
 
 
 def test_output_of_exactly_the_limit_is_no_excess(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "print('x' * 1499)", Limits(output_bytes=1500))
-
     assert (outcome.ended_by, len(outcome.stdout)) == ("exit", 1500)
 
 
@@ -260,7 +247,6 @@ def test_a_sandbox_leaves_no_process_for_the_first_one_of_the_machine_to_wait_fo
     # Such a process counts against the limit of its user for as long as nobody waits for it.
     sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
     assert orphans() == []
-
     assert run(sandbox, "print(1)").ended_by == "exit"
     assert run(sandbox, "import os, time\nos.fork()\nos.fork()\ntime.sleep(60)", Limits(time_s=0.5)).ended_by == "time"
     assert run(sandbox, "while True: print('.' * 1000)", Limits(output_bytes=1000)).ended_by == "output"
@@ -277,7 +263,6 @@ def test_programs_import_from_the_packages_that_the_sandbox_is_given(tmp_path: P
         if path.is_relative_to("/tmp") and path != Path("/tmp"):
             path.chmod(0o755)
     sandbox = LocalSandbox(max_concurrent_runs=1, packages=[str(folder)])
-
     assert run(sandbox, "import given\nprint(given.WORD)").stdout == "given\n"
     sandbox.close()
 
@@ -301,7 +286,6 @@ def test_a_limit_that_permits_nothing_is_refused() -> None:
 def test_a_wall_that_is_required_and_does_not_stand_keeps_the_sandbox_from_starting() -> None:
     with pytest.raises(SandboxTooWeak) as refusal:
         LocalSandbox(max_concurrent_runs=1, isolation="limits", require=["network", "total_memory"])
-
     assert str(refusal.value).startswith(
         "The sandbox is not started: required walls do not stand on this machine: total_memory (nothing enforces it "
     )
@@ -322,5 +306,4 @@ def test_settings_that_are_not_known_are_refused() -> None:
 def test_the_wall_time_of_a_run_is_told(sandbox: LocalSandbox) -> None:
     started = time.monotonic()
     outcome = run(sandbox, "import time\ntime.sleep(0.2)")
-
     assert 0.2 <= outcome.wall_s <= time.monotonic() - started

@@ -49,14 +49,12 @@ def test_a_run_is_answered_as_by_a_local_sandbox(url: str) -> None:
     sandbox = RemoteSandbox(url, TOKEN)
     program = Program("import sys\nprint(input(), sys.argv[1], open('a/b').read())", "in", ("x",))
     outcome = asyncio.run(sandbox.run(program, {"a/b": b"file"}, LIMITS))
-
     assert (outcome.ended_by, outcome.exit_code, outcome.stdout) == ("exit", 0, "in x file\n")
 
 
 def test_the_task_code_uses_the_server_that_its_settings_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     environment = CodeEnvironment(sandbox=SandboxSettings(url=url))
-
     assert isinstance(environment.sandbox, RemoteSandbox)
     sample = {
         "messages": [{"role": "user", "content": "?"}],
@@ -67,7 +65,6 @@ def test_the_task_code_uses_the_server_that_its_settings_name(url: str, monkeypa
 
 def test_its_limits_hold(url: str) -> None:
     outcome = asyncio.run(RemoteSandbox(url, TOKEN).run(Program("import time; time.sleep(99)"), {}, Limits(time_s=0.3)))
-
     assert (outcome.ended_by, outcome.exit_code) == ("time", None)
 
 
@@ -101,7 +98,6 @@ def test_without_the_token_nothing_is_run(url: str) -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"program": {"source": 1}}', '{"program": {"source": "", "x": 1}}'])
 def test_a_body_that_is_no_program_is_refused(url: str, body: str) -> None:
     answer = httpx.post(f"{url}/run", content=body, headers={"Authorization": f"Bearer {TOKEN}"})
-
     assert (answer.status_code, answer.text.startswith("The body is not a program: ")) == (422, True)
 
 
@@ -118,6 +114,5 @@ def test_without_a_token_the_server_listens_on_loopback_alone() -> None:
         text=True,
         check=False,
     )
-
     assert done.returncode == 2
     assert "needs a token in" in done.stderr

@@ -61,20 +61,17 @@ def column(machine: str) -> int:
 
 def test_ordinary_calls_are_allowed(machine: str) -> None:
     code = filter_of(machine)
-
     assert [decision(code, machine, number) for number in HARMLESS[machine]] == [ALLOWED] * 5
 
 
 def test_each_call_of_the_table_is_refused(machine: str) -> None:
     code = filter_of(machine)
-
     decisions = {name: decision(code, machine, numbers[column(machine)]) for name, numbers in REFUSED.items()}
     assert decisions == dict.fromkeys(REFUSED, errno.EPERM)
 
 
 def test_processes_and_threads_may_be_made_but_no_namespaces(machine: str) -> None:
     code, clone = filter_of(machine), CLONE[column(machine)]
-
     assert decision(code, machine, clone, 0x01200011) == ALLOWED
     assert decision(code, machine, clone, 0x003D0F00) == ALLOWED
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
@@ -84,7 +81,6 @@ def test_processes_and_threads_may_be_made_but_no_namespaces(machine: str) -> No
 
 def test_sockets_of_three_families_may_be_made(machine: str) -> None:
     code, socket = filter_of(machine), SOCKET[column(machine)]
-
     allowed = [family for family in range(64) if decision(code, machine, socket, family) == ALLOWED]
     assert allowed == [1, 2, 10]
     assert decision(code, machine, socket, 40) == errno.EAFNOSUPPORT
@@ -92,14 +88,12 @@ def test_sockets_of_three_families_may_be_made(machine: str) -> None:
 
 def test_without_a_network_namespace_no_socket_may_be_made(machine: str) -> None:
     code = filter_of(machine, FilterOptions(sockets=False))
-
     assert {decision(code, machine, SOCKET[column(machine)], family) for family in range(64)} == {errno.EAFNOSUPPORT}
 
 
 def test_signals_may_be_sent_unless_they_would_reach_the_service(machine: str) -> None:
     kill = KILL[column(machine)]
     code, strict = filter_of(machine), filter_of(machine, FilterOptions(signals=False))
-
     assert decision(code, machine, kill, 1234) == ALLOWED
     assert decision(strict, machine, kill, 1234) == errno.EPERM
     assert decision(strict, machine, kill, 0) == ALLOWED

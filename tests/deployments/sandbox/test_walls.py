@@ -44,7 +44,6 @@ def report_of(outcomes: list[Outcome], by: Mapping[WallName, str] = BY) -> WallR
 
 def test_all_walls_stand_if_every_try_failed() -> None:
     report = report_of(fake_run())
-
     assert report.missing() == []
     assert [wall.name for wall in report.walls] == list(WALLS)
     assert report["network"] == Wall("network", True, "a moat")
@@ -52,7 +51,6 @@ def test_all_walls_stand_if_every_try_failed() -> None:
 
 def test_a_wall_that_was_got_over_does_not_stand() -> None:
     report = report_of(fake_run("files", memory="exit"))
-
     assert report.missing() == [
         Wall("files", False, "a moat did not hold it"),
         Wall("total_memory", False, "a moat did not hold it: the try ended by exit after 0.1 s with exit code 0"),
@@ -63,9 +61,7 @@ def test_a_wall_that_was_got_over_does_not_stand() -> None:
 def test_a_try_that_did_not_come_to_use_all_memory_is_made_again(ended_by: str) -> None:
     one, held = fake_run()
     told_nothing = outcome_of_many(ended_by, exit_code=1, stderr="no process left\n")
-
     assert report_of([one, told_nothing, told_nothing, held]).missing() == []
-
     (wall,) = report_of([one, told_nothing, told_nothing, told_nothing]).missing()
     why = " with exit code 1 no process left" if ended_by == "exit" else ""
     assert wall.by == f"a moat did not hold it: the try ended by {ended_by} after 0.1 s{why}"
@@ -73,7 +69,6 @@ def test_a_try_that_did_not_come_to_use_all_memory_is_made_again(ended_by: str) 
 
 def test_a_wall_that_nothing_enforces_does_not_stand_even_if_the_try_failed() -> None:
     by: dict[WallName, str] = {name: means for name, means in BY.items() if name != "disk"}
-
     assert report_of(fake_run(), by).missing() == [
         Wall("disk", False, "nothing enforces it here, although this one try was refused")
     ]
@@ -86,7 +81,6 @@ def test_a_sandbox_in_which_no_program_runs_is_lost() -> None:
 
 def test_the_report_is_a_line_a_wall() -> None:
     lines = str(report_of(fake_run("files"))).splitlines()
-
     assert lines[:3] == [
         "isolation: castle",
         "network: stands (a moat)",
@@ -97,7 +91,6 @@ def test_the_report_is_a_line_a_wall() -> None:
 
 def test_the_refusal_names_the_walls_and_what_to_do() -> None:
     report = report_of(fake_run("files"))
-
     assert str(SandboxTooWeak(report, report.missing())) == (
         "The sandbox is not started: required walls do not stand on this machine: files (a moat did not hold it). Its "
         "isolation is castle. Install bubblewrap and permit namespaces to the service, or do not require these walls."
@@ -119,5 +112,4 @@ def test_services_that_do_not_see_each_other_seldom_take_the_same_user_id() -> N
         lease = UserIdLease()
         first_choices.add(lease.uid)
         lease.close()
-
     assert len(first_choices) > 5

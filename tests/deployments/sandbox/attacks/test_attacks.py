@@ -97,10 +97,8 @@ def test_an_attack_is_contained(sandbox: LocalSandbox, target: Target, attack: A
         pytest.skip(f"The wall {wall.name} does not stand under {sandbox.report.isolation}: {wall.by}.")
     token = secrets.token_hex(8)
     open_before = len(open_files())
-
     program = Program(attack.program, arguments=(token, *target.arguments))
     outcome, beside, after = asyncio.run(attacked(sandbox, program, attack.limits))
-
     assert outcome.ended_by in attack.ended_by, outcome
     assert "BREACH" not in outcome.stdout, outcome
     if attack.stdout is not None:
