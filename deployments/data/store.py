@@ -6,7 +6,8 @@ stay in files that are mapped into memory, so that replicas on one node share th
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments import logs
 from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import DatasetRows, JsonLines, Rows
+from deployments.data.rows import DatasetRows, JsonLines, Row, Rows
 from deployments.data.settings import DataSettings, HubSettings
 from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, get_path
 from rollout_client.contract.rollouts import SampleInput
@@ -43,8 +44,10 @@ def load_task_data(
         raise DataNotLoadable(f"{'files' if settings.hub is None else 'hub'}: split {empty[0]} has no rows.")
     columns = SampleColumns(settings)
     data = TaskData(task_name, splits_of(sources, settings), columns, settings.shuffle_seed)
+    problem_of = partial(first_problem, extra_env_info=extra_env_info, has_start=has_start)
     for split in data.splits.values():
-        check_rows(data, split, columns, settings.checked_rows, extra_env_info, has_start)
+        step = max(1, -(-split.size // settings.checked_rows))
+        check_rows(data, split, columns, sorted({*range(0, split.size, step), split.size - 1}), problem_of)
     return data
 
 
@@ -131,20 +134,13 @@ def splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, 
 
 
 def check_rows(
-    data: TaskData,
-    split: Split,
-    columns: SampleColumns,
-    most_rows: int,
-    extra_env_info: type[BaseModel] | None,
-    has_start: bool,
+    data: TaskData, split: Split, columns: SampleColumns, numbers: list[int], problem_of: Callable[[Row], str | None]
 ) -> None:
-    """Raises `DataNotLoadable` with the first thing that is wrong with rows that are spread over the split."""
-    step = max(1, -(-split.size // most_rows))
-    numbers = sorted({*range(0, split.size, step), split.size - 1})
+    """Raises `DataNotLoadable` with the first problem of these rows of the split."""
     try:
         check_columns(columns, split.rows.read(numbers))
         for number, sample in zip(numbers, data.read(split, numbers), strict=True):
-            if problem := problem_of(sample, extra_env_info, has_start):
+            if problem := problem_of(sample):
                 raise DataNotLoadable(f"{split.rows.place_of(number)}: {problem}.")
     except DataRefused as error:
         raise DataNotLoadable(f"{error}.") from error
@@ -158,8 +154,8 @@ def check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> Non
             raise DataNotLoadable(f"columns.{target}: there is no column {column!r}; the rows have {there}.")
 
 
-def problem_of(sample: dict[str, Any], extra_env_info: type[BaseModel] | None, has_start: bool) -> str | None:
-    """The first thing that is wrong with a sample."""
+def first_problem(sample: Row, extra_env_info: type[BaseModel] | None, has_start: bool) -> str | None:
+    """The first problem of a sample; None if it is valid."""
     try:
         SampleInput.model_validate(sample, strict=True)
         if not has_start and not (sample.get("messages") or sample.get("message_log")):
