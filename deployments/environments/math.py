@@ -237,9 +237,11 @@ class MathEnvironment(TaskEnvironment):
         response, ground_truth = message_log[-1]["content"], extra_env_info.ground_truth
         answer = answer_in(response, form)
         if form == "choice":
-            verdict = choice_verdict(answer, ground_truth)
+            choice = choice_of(ground_truth)
+            verdict = verdict_of(answer.text == choice, choice, answer.text)
         elif isinstance(ground_truth, str) and is_prose(ground_truth):
-            verdict = text_verdict(response if answer.text is None and form == "any" else answer.text, ground_truth)
+            text = response if answer.text is None and form == "any" else answer.text
+            verdict = verdict_of(is_same_text(ground_truth, text), ground_truth, text)
         else:
             verdict = await self._verdict(answer, ground_truth)
         rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
@@ -253,12 +255,11 @@ class MathEnvironment(TaskEnvironment):
             found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:
             logger.info("An answer was judged wrong because comparing it took %s.", error)
-            reason = f"incorrect. The check took {error}."
-            return MathVerdict(correct=False, reason=reason, answer=answer.text)
+            return MathVerdict(False, f"incorrect. The check took {error}.", answer.text)
         if found.correct is None:
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
-        return MathVerdict(correct=found.correct, reason=reason_of(found.correct, expected), answer=text)
+        return verdict_of(found.correct, expected, text)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -273,19 +274,12 @@ class MathEnvironment(TaskEnvironment):
         return [addition_sample(*divmod(pair, per_operand)) for pair in pairs]
 
 
-def choice_verdict(answer: Answer, ground_truth: str | int | float) -> MathVerdict:
-    """Raises `SampleRejected` if the ground truth is not a letter."""
-    expected = letter_of(str(ground_truth))
-    if expected is None:
+def choice_of(ground_truth: str | int | float) -> str:
+    """The letter of the right choice. Raises `SampleRejected` if the ground truth is not a letter."""
+    if (letter := letter_of(str(ground_truth))) is None:
         raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")
-    correct = answer.text == expected
-    return MathVerdict(correct=correct, reason=reason_of(correct, expected), answer=answer.text)
+    return letter
 
 
-def text_verdict(answer: str | None, ground_truth: str) -> MathVerdict:
-    correct = is_same_text(ground_truth, answer)
-    return MathVerdict(correct=correct, reason=reason_of(correct, ground_truth), answer=answer)
-
-
-def reason_of(correct: bool, expected: str) -> str:
-    return "correct" if correct else f"incorrect. Expected {expected}."
+def verdict_of(correct: bool, expected: str, answer: str | None) -> MathVerdict:
+    return MathVerdict(correct, "correct" if correct else f"incorrect. Expected {expected}.", answer)
