@@ -1,10 +1,10 @@
-"""What the options of a load test mean, and what is wrong with those that mean nothing."""
+"""Options and shapes of a load test, and the messages for wrong options."""
 
 from argparse import ArgumentTypeError
 
 import pytest
 
-from rollout_load.options import CLASSES, DEFAULT_CLASSES, checked, names, p95_limits, shares
+from rollout_load.options import CLASSES, DEFAULT_CLASSES, SHAPES, checked, names, p95_limits, shares, users_at
 
 
 def test_classes_have_the_shares_that_are_given_and_one_otherwise() -> None:
@@ -37,3 +37,32 @@ def test_a_bound_of_p95_is_one_of_all_classes_or_of_one() -> None:
 def test_a_checked_option_stays_text() -> None:
     assert checked(p95_limits)("first=0.5") == "first=0.5"
     assert names(" math, , code") == ("math", "code")
+
+
+@pytest.mark.parametrize(
+    ("shape", "elapsed", "users"),
+    [
+        ("constant", 0.0, 20),
+        ("ramp", 0.0, 1),
+        ("ramp", 0.4, 10),
+        ("ramp", 0.8, 20),
+        ("ramp", 0.99, 20),
+        ("spike", 0.0, 4),
+        ("spike", 0.39, 4),
+        ("spike", 0.4, 20),
+        ("spike", 0.59, 20),
+        ("spike", 0.6, 4),
+        ("soak", 0.0, 1),
+        ("soak", 0.025, 10),
+        ("soak", 0.05, 20),
+        ("soak", 0.99, 20),
+    ],
+)
+def test_a_shape_of_twenty_users(shape: str, elapsed: float, users: int) -> None:
+    assert users_at(shape, elapsed, 20) == users
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("elapsed", [0.0, 0.5, 0.999])
+def test_one_user_is_there_all_the_time(shape: str, elapsed: float) -> None:
+    assert users_at(shape, elapsed, 1) == 1
