@@ -97,6 +97,9 @@ class PlayedRollouts(RolloutResponse, DataOut):
     `rollout_client` exports it as `RolloutResponse`.
     """
 
+    def __repr_name__(self) -> str:
+        return RolloutResponse.__name__
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The response that `save` wrote to `path`.
