@@ -18,12 +18,10 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
-from deployments.failures import RolloutFailure
-from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import DATA, SessionCall, shown_message, shown_output
 from deployments.seeds import derived_seed
-from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
 from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
 from rollout_client.contract.rollouts import Sampling
@@ -156,11 +154,9 @@ async def recorded_responses(events: AsyncGenerator[Any, None], session: Session
 
 
 async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None:
-    """As `SessionCall.record`. Raises what vLLM's servers answer with if the call is not recorded."""
-    try:
+    """Records the call as `SessionCall.record` does, with its failures as vLLM's servers answer them."""
+    with answered_failures():
         await session.record(shown)
-    except (RolloutFailure, SessionFailure) as failure:
-        raise refusal_of(failure) from failure
 
 
 def with_versions(event: str, call: ServedCall) -> str:

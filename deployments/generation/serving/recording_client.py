@@ -12,9 +12,8 @@ from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.continued_completion import params_of_choice
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.grammar_checks import GrammarChecks
-from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.refusals import answered_failures, refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.generation.serving.session_call import SessionCall
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
@@ -57,7 +56,9 @@ class RecordingClient:
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         await self._check(call, params)
         if call.session is not None:
-            refuse_unprepared(call.session)
+            with answered_failures():
+                # Before the engine generates what nobody could record.
+                call.session.refuse_unprepared()
             call.is_constrained = is_constrained(params)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
@@ -114,20 +115,13 @@ class RecordingClient:
             ended.set()
 
     async def _check(self, call: ServedCall, params: SamplingParams) -> None:
-        """Raises what vLLM's layers answer with, if the engine should not compile what the answer must fit."""
-        try:
-            await self._grammars.check(params)
-        except RolloutFailure as failure:
-            call.note_failure(failure)
-            raise refusal_of(failure) from failure
-
-
-def refuse_unprepared(session: SessionCall) -> None:
-    """Raises what vLLM's layers answer with, before the engine generates what nobody could record."""
-    try:
-        session.refuse_unprepared()
-    except SessionFailure as failure:
-        raise refusal_of(failure) from failure
+        """Raises a failure for vLLM's layers if the engine should not compile the schema or grammar of the answer."""
+        with answered_failures():
+            try:
+                await self._grammars.check(params)
+            except RolloutFailure as failure:
+                call.note_failure(failure)
+                raise
 
 
 async def confirmed(call: ServedCall) -> None:

@@ -1,5 +1,7 @@
 """The service's own failures as exceptions that vLLM's servers answer with a status."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from vllm.exceptions import GracefulHTTPError
@@ -31,3 +33,12 @@ def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
         return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
     status = next((status for kind, status in STATUSES.items() if isinstance(failure, kind)), None)
     return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+@contextmanager
+def answered_failures() -> Iterator[None]:
+    """Raises the failures of the block as vLLM's servers answer with them."""
+    try:
+        yield
+    except (RolloutFailure, StoreFailure) as failure:
+        raise refusal_of(failure) from failure

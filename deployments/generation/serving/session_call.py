@@ -226,7 +226,7 @@ class SessionCall:
         if call.engine_ended is None:
             await self._calls.end(call.request.generation_id)
             return
-        await self._calls.interrupt(call.request.generation_id)
+        await self._calls.interrupt([call.request.generation_id])
         await call.engine_ended.wait()
         if self._confirmed is not None and isinstance(self._confirmed.exception(), SessionFailure):
             # The session takes nothing of the call.

@@ -43,7 +43,7 @@ class SessionCallsInFlight:
         """`interrupt` lets generations of these ids end with the tokens that they have."""
         self.renderer = renderer
         self._store = store
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._copies = RecordCopies()
         self._in_flight: dict[str, str] = {}
         """The session of each call."""
@@ -124,9 +124,6 @@ class SessionCallsInFlight:
         self._in_flight.pop(call_id, None)
         await self._store.end_call(call_id)
 
-    async def interrupt(self, call_id: str) -> None:
-        await self._interrupt([call_id])
-
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Records a call, which nobody need wait for. A failure of it is logged."""
         task = self._start(work)
@@ -152,7 +149,7 @@ class SessionCallsInFlight:
             while self._in_flight:
                 await asyncio.sleep(HEARD_EVERY_S)
                 try:
-                    await self._interrupt(await self._store.heard(dict(self._in_flight)))
+                    await self.interrupt(await self._store.heard(dict(self._in_flight)))
                 except RolloutFailure as failure:
                     logger.info("The session store did not hear of the calls here: %s", failure)
         finally:

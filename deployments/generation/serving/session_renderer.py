@@ -10,11 +10,9 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
-from deployments.failures import RolloutFailure
-from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.served_call import CURRENT_CALL
 from deployments.generation.serving.session_call import context_of
-from deployments.sessions.failures import SessionFailure
 from deployments.sessions.message_comparison import plain_message
 from deployments.upstream.vllm.chat_messages import with_known_roles
 
@@ -51,11 +49,9 @@ class SessionOnlineRenderer(OnlineRenderer):
                 conversation, multi_modal = await self._parsed(messages, params)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
-            try:
+            with answered_failures():
                 context = context_of(tool_dicts, params.chat_template_kwargs)
                 ids = await call.session.prepare(conversation, context, bool(getattr(request, "stream", True)))
-            except (RolloutFailure, SessionFailure) as failure:
-                raise refusal_of(failure) from failure
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         with too_deep_messages_refused():
