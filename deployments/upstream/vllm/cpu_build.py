@@ -97,6 +97,7 @@ def pack_experts_at_each_load(experts_method: type[Any]) -> None:
     if getattr(setup_kernel, "packs_at_each_load", False):
         return
 
+    @functools.wraps(setup_kernel)
     def setup_and_pack(self: Any, layer: torch.nn.Module, w13: torch.Tensor, w2: torch.Tensor) -> None:
         is_packed_by_vllm = self.moe_kernel is None
         setup_kernel(self, layer, w13, w2)
