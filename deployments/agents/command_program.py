@@ -46,7 +46,7 @@ class CommandProgram(AgentProgram):
             if code == TRY_AGAIN_LATER:
                 raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {said.sentence}")
             if code != 0:
-                raise AgentFailed(f"The agent {ended(code)}. {said.sentence}")
+                raise AgentFailed(f"The agent {describe_exit(code)}. {said.sentence}")
             return reward_in(folder)
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: LastSaid) -> int:
@@ -60,7 +60,7 @@ class CommandProgram(AgentProgram):
             }
             try:
                 with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = started(walls, sample.fileno(), stderr, folder, environment)
+                    process = start_process(walls, sample.fileno(), stderr, folder, environment)
             finally:
                 os.close(stderr)
             try:
@@ -81,7 +81,7 @@ class CommandProgram(AgentProgram):
         yield CommandLaunch(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
 
 
-def started(
+def start_process(
     walls: CommandLaunch, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
@@ -202,7 +202,7 @@ def reward_in(folder: Path) -> dict[str, float]:
         raise AgentFailed(f"The file {REWARD_FILE} of the agent is not JSON.") from error
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     return f"ended with exit code {code}" if code > 0 else f"was ended by signal {signal.Signals(-code).name}"
 
 

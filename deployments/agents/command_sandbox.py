@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from deployments.agents import relay
-from deployments.agents.relay import carried
+from deployments.agents.relay import forward_bytes
 from deployments.agents.settings import CommandSettings
 from deployments.sandbox.interface import Limits
 from deployments.sandbox.isolation import NAMESPACES, folder_mounts, private_mounts, system_mounts
@@ -78,7 +78,7 @@ class CommandSandbox:
             except OSError:
                 writer.close()
                 return
-            await asyncio.gather(carried(reader, service[1]), carried(service[0], writer))
+            await asyncio.gather(forward_bytes(reader, service[1]), forward_bytes(service[0], writer))
 
         server = await asyncio.start_unix_server(connected, socket)
         try:

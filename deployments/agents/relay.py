@@ -17,7 +17,7 @@ async def main(port: int, socket: str, argv: list[str]) -> int:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(carried(reader, service[1]), carried(service[0], writer))
+        await asyncio.gather(forward_bytes(reader, service[1]), forward_bytes(service[0], writer))
 
     async with await asyncio.start_server(connected, "127.0.0.1", port):
         process = await asyncio.create_subprocess_exec(*argv)
@@ -25,7 +25,7 @@ async def main(port: int, socket: str, argv: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-async def carried(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     """Carries bytes until one side has ended."""
     try:
         while part := await source.read(65536):

@@ -29,8 +29,8 @@ from deployments.sandbox.interface import (
 )
 from deployments.sandbox.isolation import Bubblewrap, LimitJail, NamespaceJail
 from deployments.sandbox.launch import Interpreter, Isolation, default_interpreters
+from deployments.sandbox.self_test import check_walls
 from deployments.sandbox.supervisor import Cancellation, RunCancelled, Supervisor
-from deployments.sandbox.trial import tried_out
 
 FIRST_UID, LAST_UID = 60706, 61183
 """systemd, whose table of user ids is the only one there is for this range, leaves these unused."""
@@ -175,7 +175,7 @@ class LocalSandbox(Sandbox):
         problems = []
         for isolation in candidates(name, packages):
             try:
-                return isolation, tried_out(isolation.name, isolation.by, partial(self._try, isolation))
+                return isolation, check_walls(isolation.name, isolation.by, partial(self._try, isolation))
             except SandboxLost as error:
                 problems.append(f"{isolation.name}: {error}")
         raise SandboxLost(f"No program can be run in a sandbox on this machine. {' '.join(problems)}")

@@ -18,7 +18,7 @@ from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramR
 from deployments.sandbox.isolation import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
-from deployments.sandbox.trial import is_running
+from deployments.sandbox.self_test import is_running
 from tests.growing_limits import in_the_middle
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from deployments.environments.code import CodeEnvironment, SandboxSettings
 from deployments.sandbox import Limits, Program, ProgramRefused, SandboxLost
 from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
-from deployments.sandbox.trial import is_running
+from deployments.sandbox.self_test import is_running
 from rollout_env import play
 from service.startup.ports import free_port
 

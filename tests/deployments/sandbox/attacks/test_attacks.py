@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxLost
-from deployments.sandbox.trial import is_running
+from deployments.sandbox.self_test import is_running
 from tests.deployments.sandbox.attacks.attack import Attack
 from tests.deployments.sandbox.attacks.on_processes import ON_PROCESSES
 from tests.deployments.sandbox.attacks.on_the_service import (

@@ -1,4 +1,4 @@
-"""Tries out at the start which walls stand, by programs that try to get over them (`probe.py`, `probe_many.py`)."""
+"""Checks at the start which walls stand, by programs that try to get over them (`probe.py`, `probe_many.py`)."""
 
 import json
 import os
@@ -33,7 +33,7 @@ Run = Callable[[Program, Limits], Outcome]
 FOLDER = Path(__file__).parent / "programs"
 
 
-def tried_out(isolation: str, by: Mapping[WallName, str], run: Run) -> WallReport:
+def check_walls(isolation: str, by: Mapping[WallName, str], run: Run) -> WallReport:
     """Runs the two probes.
 
     Args:
@@ -42,8 +42,8 @@ def tried_out(isolation: str, by: Mapping[WallName, str], run: Run) -> WallRepor
     Raises:
         SandboxLost: a program cannot be run at all.
     """
-    stands = tried_by_one(run)
-    by_many = tried_by_many(run, enforced="total_memory" in by)
+    stands = probe_alone(run)
+    by_many = probe_many(run, enforced="total_memory" in by)
     stands |= {"total_memory": by_many.memory_was_held, "ends_whole": by_many.ended_whole}
     endings: dict[WallName, str] = {"total_memory": f": {by_many.ending}"}
     return WallReport(isolation, tuple(wall(name, stands[name], by, endings.get(name, "")) for name in WALLS))
@@ -58,7 +58,7 @@ def wall(name: WallName, stands: bool, by: Mapping[WallName, str], ending: str) 
     return Wall(name, False, "nothing enforces it here" if means is None else f"{means} did not hold it{ending}")
 
 
-def tried_by_one(run: Run) -> dict[str, bool]:
+def probe_alone(run: Run) -> dict[str, bool]:
     token = secrets.token_hex(8)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -92,8 +92,8 @@ def tried_by_one(run: Run) -> dict[str, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class TriedByMany:
-    """The results of the probe with many processes."""
+class ProbeResult:
+    """The result of the probe with many processes."""
 
     memory_was_held: bool
     """They were ended when they used too much memory together."""
@@ -102,7 +102,7 @@ class TriedByMany:
     """How the last try ended, for people."""
 
 
-def tried_by_many(run: Run, enforced: bool) -> TriedByMany:
+def probe_many(run: Run, enforced: bool) -> ProbeResult:
     """Uses too much memory by many processes.
 
     A program that fails, or that a busy machine does not let come so far, says nothing about the wall: it is run again.
@@ -122,7 +122,7 @@ def tried_by_many(run: Run, enforced: bool) -> TriedByMany:
     ending = f"the try ended by {outcome.ended_by} after {outcome.wall_s:.1f} s"
     if outcome.ended_by == "exit":
         ending += f" with exit code {outcome.exit_code} {outcome.stderr.strip()[-500:]}".rstrip()
-    return TriedByMany(outcome.ended_by == "memory", ended_whole, ending)
+    return ProbeResult(outcome.ended_by == "memory", ended_whole, ending)
 
 
 def is_running(token: str) -> bool:
