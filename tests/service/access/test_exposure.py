@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from ray.serve.config import HTTPOptions
 
 from service.access.access_control import AccessControl
-from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback
+from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback, own_address
 from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
@@ -44,3 +45,18 @@ def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loop
     assert allowed_hosts(AccessSettings(keys_file="keys.yaml"), "127.0.0.1") == ()
     assert allowed_hosts(GUARDED, "127.0.0.1") == ()
     assert allowed_hosts(AccessSettings(allowed_hosts=["Mine.example"]), "127.0.0.1") == ("mine.example",)
+
+
+@pytest.mark.parametrize(
+    ("host", "certificate", "address"),
+    [
+        ("0.0.0.0", None, "http://127.0.0.1:8000"),
+        ("::", None, "http://127.0.0.1:8000"),
+        ("10.0.0.4", "/etc/tls.crt", "https://10.0.0.4:8000"),
+    ],
+)
+def test_programs_of_the_machine_reach_the_service_at_its_own_address(
+    host: str, certificate: str | None, address: str
+) -> None:
+    options = HTTPOptions(host=host, port=8000).model_copy(update={"ssl_certfile": certificate})
+    assert own_address(options) == address
