@@ -336,7 +336,7 @@ OF_OUR_OWN_TEXT = {
     "clients/generate_sync.py::ASYNC_WORDS": "our source",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
-    "deployments/data/task_data.py::read": "an expression of the config",
+    "deployments/data/task_data.py::extract": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/policy/versions/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",

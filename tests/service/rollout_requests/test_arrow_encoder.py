@@ -469,7 +469,7 @@ def test_an_answer_that_was_cut_anywhere_is_an_error_of_the_client_and_never_hal
 
 @given(st.binary(max_size=64))
 def test_an_answer_that_is_something_else_is_not_understood(body: bytes) -> None:
-    with pytest.raises(ResponseNotUnderstood, match="no Arrow stream"):
+    with pytest.raises(ResponseNotUnderstood, match="not an Arrow stream"):
         read_response(body)
 
 
