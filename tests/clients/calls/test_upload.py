@@ -1,5 +1,6 @@
 """The state machine of an upload: what it sends after a disconnect, and when it gives up."""
 
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from rollout_client import PolicyState, PolicyUpdate, UploadLost
 from rollout_client.calls.call import Call
-from rollout_client.calls.upload import MAX_RESTARTS, Upload
+from rollout_client.calls.upload import MAX_RESTARTS, Chunk, Upload, chunks, compressed
 from rollout_client.contract.policy import UploadState, VersionInfo
 from rollout_client.weights.checksum import Checksum, weights_digest
-from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_of
+from rollout_client.weights.safetensors_file import BLOCK_BYTES, TensorEntry, Weights, header_of
 
 VERSION = 3
 NOTHING_KNOWN = PolicyState(current=0, versions=[], replicas=[])
@@ -172,3 +173,60 @@ def test_a_chunk_needs_a_byte() -> None:
     assert upload_of(chunk_bytes=1).next_call().body == CONTENT[:1]
     with pytest.raises(ValueError, match=r"^chunk_bytes=0: a chunk needs at least one byte\.$"):
         upload_of(chunk_bytes=0)
+
+
+BLOCKS = st.lists(st.binary(max_size=20), max_size=8)
+
+
+@given(BLOCKS, st.integers(1, 30))
+def test_chunks_follow_one_another_have_one_size_and_join_to_the_blocks(blocks: list[bytes], chunk_bytes: int) -> None:
+    made = list(chunks(iter(blocks), chunk_bytes))
+    content = b"".join(blocks)
+    assert b"".join(chunk.body for chunk in made) == content
+    assert [chunk.begin for chunk in made] == list(range(0, max(len(content), 1), chunk_bytes))
+    assert [chunk.end - chunk.begin for chunk in made] == [len(chunk.body) for chunk in made]
+    assert all(len(chunk.body) == chunk_bytes for chunk in made[:-1])
+
+
+@given(BLOCKS, st.integers(1, 30))
+def test_the_last_chunk_is_known_as_the_last(blocks: list[bytes], chunk_bytes: int) -> None:
+    made = list(chunks(iter(blocks), chunk_bytes))
+    assert [chunk.is_last for chunk in made] == [False] * (len(made) - 1) + [True]
+
+
+def test_an_upload_of_nothing_is_one_empty_chunk() -> None:
+    assert list(chunks([], 4)) == [Chunk(0, b"", is_last=True)]
+
+
+@given(BLOCKS)
+def test_a_compressed_upload_is_one_zstd_stream_of_the_blocks(blocks: list[bytes]) -> None:
+    stream = b"".join(compressed(iter(blocks)))
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    assert decompressor.decompress(stream) == b"".join(blocks)
+    assert decompressor.unused_data == b""
+
+
+def test_a_block_above_the_limit_is_compressed_in_parts() -> None:
+    block = bytes(BLOCK_BYTES + 1)
+    parts = list(compressed([block]))
+    assert len(parts) == 3
+    assert zstandard.ZstdDecompressor().decompressobj().decompress(b"".join(parts)) == block
+
+
+def test_tensors_are_read_one_at_a_time_and_chunks_held_one_at_a_time() -> None:
+    made: list[str] = []
+
+    def read(entry: TensorEntry) -> Iterator[bytes]:
+        made.append(entry.name)
+        yield bytes(entry.size_bytes)
+
+    header = header_of([(f"layer.{place}", "U8", (1 << 20,)) for place in range(64)])
+    tracemalloc.start()
+    sizes = []
+    for number, chunk in enumerate(chunks(Weights(header, read).blocks(), 4 << 20)):
+        sizes.append(len(chunk.body))
+        assert len(made) <= 4 * (number + 1) + 1
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(sizes) == header.file_bytes
+    assert peak_bytes < 16 << 20

@@ -2,12 +2,19 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters
+from deployments.failures import GenerationLost
+from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters, LoadedAdapter
+from deployments.generation.command_runner import BaseReplaced, ServedAdapters
+from deployments.policy.replicas.commands import SetAdapters, StoredFile, VersionPayload
+from deployments.policy.replicas.file_fetch import WeightsSource
+from deployments.policy.replicas.node_weights import NodeWeights
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED, adapter
 from tests.virtual_time import run, settled
@@ -160,3 +167,168 @@ def test_an_adapter_that_changes_the_output_layer_is_known_by_its_config(
 
     llm: Any = ScriptedLLM()
     assert run(Adapters(llm).load("2", 2, tmp_path)).changes_head == changes
+
+
+# Importing vLLM takes seconds.
+
+
+class Files(WeightsSource):
+    """Reads the file of a payload in the store's folder, as another node does."""
+
+    def __init__(self, payload: VersionPayload) -> None:
+        self._path = Path(payload.file.path)
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        return self._path.read_bytes()[offset : offset + count]
+
+
+class World:
+    """One replica, with full weights of version 4, on the store's node or on another one."""
+
+    def __init__(self, folder: Path, node_id: str = "node") -> None:
+        self.folder = folder
+        self.llm = ScriptedLLM()
+        self.llm.may_unload.set()
+        llm: Any = self.llm
+        self.adapters = Adapters(llm)
+        self.node = NodeWeights(folder / "node", node_id, lambda payload: [Files(payload)])
+        self.node.join()
+        self.tried: list[str] = []
+        self.failing: Exception | None = None
+        self.takes_s = 0.0
+        self.unseen: set[str] = set()
+        """Labels of adapters that change no log-probability."""
+        self.changes_nothing = False
+        self.policies = ServedAdapters(self.adapters, self.node, self.try_adapter, lambda: 4)
+
+    async def try_adapter(self, loaded: LoadedAdapter) -> bool:
+        assert self.adapters.of(loaded.label.partition("/")[0]) is not loaded, "generations use it already"
+        self.tried.append(loaded.label)
+        await asyncio.sleep(self.takes_s)
+        if self.failing is not None:
+            raise self.failing
+        return loaded.label in self.unseen
+
+    def payload(self, name: str, version: int, value: float = 1.0, base: int = 4) -> VersionPayload:
+        path = self.folder / f"{name}-{version}-{value}.safetensors"
+        path.write_bytes(adapter(value))
+        file = StoredFile(str(path), "node", path.stat().st_ino, path.stat().st_mtime_ns, is_copied=True)
+        size, checksum = path.stat().st_size, file_checksum(path)
+        return VersionPayload(version, "adapter", size, checksum, file, adapter_config='{"r": 2}', name=name, base=base)
+
+    async def give(self, *payloads: VersionPayload, is_trial: bool = False) -> int:
+        fetched, self.changes_nothing = await self.policies.set(SetAdapters(payloads, 60.0, is_trial))
+        await settled()
+        return fetched
+
+    def folders(self) -> set[str]:
+        return {folder.name.rpartition("@")[0] for folder in self.node.own_folder.iterdir()}
+
+
+def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, node_id: str = "node") -> None:
+    run(story(World(folder, node_id)))
+
+
+def test_each_policy_is_tried_once_and_generations_use_all_of_them(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        a, b = world.payload("a", 1), world.payload("b", 7)
+        assert await world.give(a) == 0
+        assert await world.give(a, b) == 0
+        assert (world.policies.versions, world.tried) == ({"a": 1, "b": 7}, ["a/1", "b/7"])
+        assert world.folders() == {"a@1", "b@7"}
+        [folder] = [folder for folder in world.node.own_folder.iterdir() if folder.name.startswith("b@7")]
+        assert (folder / "adapter_model.safetensors").read_bytes() == adapter()
+        assert (folder / "adapter_config.json").read_text() == '{"r": 2}'
+
+    play(story, tmp_path)
+
+
+def test_a_trial_loads_and_tries_and_leaves_what_generations_use(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        old, new = world.payload("a", 1), world.payload("a", 2)
+        await world.give(old)
+        await world.give(new, is_trial=True)
+        assert (world.policies.versions, world.tried) == ({"a": 1}, ["a/1", "a/2"])
+        await world.give(new)
+        assert (world.policies.versions, world.tried, world.llm.unloaded) == ({"a": 2}, ["a/1", "a/2"], [1])
+
+    play(story, tmp_path)
+
+
+def test_what_is_not_named_any_more_is_unloaded_and_its_folder_goes_with_the_next_one(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.give(world.payload("a", 1), world.payload("b", 1))
+        await world.give(world.payload("b", 1))
+        assert (world.policies.versions, world.llm.unloaded) == ({"b": 1}, [1])
+        await world.give(world.payload("b", 2))
+        assert world.folders() == {"b@1", "b@2"}
+        await world.give(world.payload("b", 3))
+        assert world.folders() == {"b@2", "b@3"}
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["fails", "takes too long"])
+def test_one_that_cannot_generate_is_dropped_and_the_others_are_used_on(tmp_path: Path, how: str) -> None:
+    async def story(world: World) -> None:
+        await world.give(world.payload("a", 1))
+        if how == "fails":
+            world.failing = GenerationLost("broken")
+        else:
+            world.takes_s = 61.0
+        with pytest.raises(GenerationLost):
+            await world.give(world.payload("a", 2))
+        await settled()
+        assert (world.policies.versions, world.llm.unloaded) == ({"a": 1}, [2])
+        world.failing, world.takes_s = None, 0.0
+        await world.give(world.payload("a", 2, value=5.0))
+        assert world.policies.versions == {"a": 2}
+        [folder] = [folder for folder in world.node.own_folder.iterdir() if folder.name.startswith("a@2")]
+        assert (folder / "adapter_model.safetensors").read_bytes() == adapter(5.0), "the file of the refused one"
+
+    play(story, tmp_path)
+
+
+def test_one_for_other_full_weights_is_refused(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(BaseReplaced, match="an adapter for version 3, and the replica has version 4"):
+            await world.give(world.payload("a", 1, base=3))
+        assert world.llm.calls == []
+
+    play(story, tmp_path)
+
+
+def test_a_replica_of_another_node_fetches_the_file_and_keeps_no_second_copy(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        payload = world.payload("a", 1)
+        assert await world.give(payload) == payload.size_bytes
+        assert await world.give(payload) == 0
+        assert list((tmp_path / "node" / "versions").iterdir()) == []
+        [folder] = world.node.own_folder.iterdir()
+        assert (folder / "adapter_model.safetensors").read_bytes() == adapter()
+
+    play(story, tmp_path, node_id="another node")
+
+
+def test_an_adapter_that_is_too_small_to_be_seen_is_reported_when_it_is_tried(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.unseen = {"b/1"}
+        a, b = world.payload("a", 1), world.payload("b", 1)
+        seen = []
+        for payloads, is_trial in (((a,), False), ((a, b), True), ((a, b), False)):
+            await world.give(*payloads, is_trial=is_trial)
+            seen.append(world.changes_nothing)
+        assert (seen, world.policies.versions) == ([False, True, False], {"a": 1, "b": 1})
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_that_fits_no_module_is_refused_and_the_others_stay(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.give(world.payload("a", 1))
+        world.llm.unplaced = [f"base_model.model.{ADAPTED}.lora_A.weight"]
+        with pytest.raises(AdapterDoesNotFit, match="has no module for base_model"):
+            await world.give(world.payload("a", 1), world.payload("b", 1))
+        assert (world.policies.versions, world.tried) == ({"a": 1}, ["a/1"])
+
+    play(story, tmp_path)

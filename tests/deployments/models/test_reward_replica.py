@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentLost, Overloaded
 from deployments.models import reward_client
 from deployments.models.reward_client import RemoteRewardModel
-from deployments.models.reward_replica import RewardModelReplica
+from deployments.models.reward_replica import RewardModelReplica, batches
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc import message_size
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
@@ -152,3 +154,22 @@ def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
 
     asyncio.run(scenario())
     assert scorer.batches == [[[0]]]
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 100))
+def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(
+    lengths: list[int], most_items: int, most_tokens: int
+) -> None:
+    made = list(batches(lengths, most_items, most_tokens))
+    assert sorted(place for batch in made for place in batch) == list(range(len(lengths)))
+    for batch in made:
+        assert 1 <= len(batch) <= most_items
+        padded = len(batch) * max(lengths[place] for place in batch)
+        assert padded <= most_tokens or len(batch) == 1
+    ordered = [lengths[place] for batch in made for place in batch]
+    assert ordered == sorted(ordered)
+
+
+def test_items_of_similar_length_go_together() -> None:
+    assert list(batches([9, 1, 8, 2], 2, 100)) == [[1, 3], [2, 0]]
+    assert list(batches([3, 3, 3, 50], 9, 9)) == [[0, 1, 2], [3]]

@@ -1,9 +1,16 @@
 """How many generations one ingress may have on a replica."""
 
+import math
+from functools import partial
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
-from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
+from deployments.simulation.timing import Timing
+from service.scheduling.replica_window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
+from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
 
@@ -153,3 +160,141 @@ def test_a_larger_engine_makes_a_larger_window() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.resize(EngineCapacity(sequences=30, kv_tokens=1000))
     assert room_of(window) == 60
+
+
+TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
+
+
+def turns_with(most: float, *policies: str) -> AdapterTurns:
+    turns = AdapterTurns(most)
+    for policy in policies:
+        turns.add(policy)
+    return turns
+
+
+def test_a_replica_takes_as_many_policies_as_its_engine_holds_adapters() -> None:
+    turns = turns_with(2, "a")
+    assert [turns.may_start(policy) for policy in ("a", "b", None)] == [True, True, True]
+    turns.add("b")
+    assert [turns.may_start(policy) for policy in ("a", "b", "c", None)] == [True, True, False, True]
+    turns.remove("a")
+    assert turns.may_start("c")
+
+
+def test_a_policy_whose_turn_was_ended_starts_again_once_its_generations_have_ended() -> None:
+    turns = turns_with(1, "a", "a")
+    turns.end_turn("a")
+    assert ([turns.may_start(policy) for policy in ("a", "b", None)], turns.ending) == ([False, False, True], 1)
+    turns.remove("a")
+    assert not turns.may_start("a")
+    turns.remove("a")
+    assert ([turns.may_start(policy) for policy in ("a", "b")], turns.ending) == ([True, True], 0)
+
+
+def test_a_policy_without_generations_has_no_turn_that_could_end() -> None:
+    turns = turns_with(1)
+    turns.end_turn("a")
+    turns.end_turn(None)
+    assert (turns.ending, turns.may_start("a")) == (0, True)
+
+
+def test_without_a_bound_all_policies_start() -> None:
+    assert turns_with(math.inf, *"abc").may_start("d")
+
+
+@pytest.mark.parametrize(("max_loras", "most"), [(None, math.inf), (3, 3)])
+def test_the_bound_is_that_of_the_engine(max_loras: int | None, most: float) -> None:
+    assert EngineCapacity.of(GeneratorDescription("m", 10, 10, max_loras=max_loras)).adapters == most
+
+
+def fleet_of(names: str, max_loras: float, replicas: int = 1, rollouts: int = 1000, **batch: float) -> Fleet:
+    """Each policy has one request, which generates all the time."""
+    fleet = Fleet(replicas, TIMING, max_loras=max_loras)
+    for name in names:
+        fleet.post(Batch(name, rollouts=rollouts, turns=4, policy=name, weight=batch.get(name, 1.0)))
+    return fleet
+
+
+@pytest.mark.parametrize("max_loras", [1, 2])
+def test_three_policies_take_turns_and_each_gets_its_share(max_loras: int) -> None:
+    fleet = fleet_of("abc", max_loras)
+    fleet.run(lambda: fleet.now > 200.0)
+    shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.2)
+    assert fleet.replicas["r0"].most_policies == max_loras
+
+
+def test_policies_of_several_ingress_replicas_take_turns_too() -> None:
+    fleet = Fleet(1, TIMING, ingresses=3, max_loras=1)
+    for ingress, name in enumerate("abc"):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=name, ingress=ingress))
+    fleet.run(lambda: fleet.now > 300.0)
+    shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
+    assert min(shares) >= 0.2
+
+
+def test_an_adapter_without_a_name_takes_turns_with_the_named_ones() -> None:
+    fleet = Fleet(1, TIMING, max_loras=1)
+    fleet.replicas["r0"].unnamed_has_adapter = True
+    for name, policy in (("a", "a"), ("unnamed", None)):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=policy))
+    fleet.run(lambda: fleet.now > 200.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["unnamed"] == pytest.approx(1.0, rel=0.2)
+
+
+def test_shares_are_in_proportion_to_the_weights_of_the_requests() -> None:
+    fleet = fleet_of("ab", 1, a=3.0)
+    fleet.run(lambda: fleet.now > 300.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["b"] == pytest.approx(3.0, rel=0.25)
+
+
+def test_a_policy_that_comes_later_waits_for_a_turn_and_not_for_the_end_of_the_others() -> None:
+    fleet = fleet_of("a", 1)
+    fleet.at(5.0, lambda: fleet.post(Batch("late", rollouts=8, turns=2, policy="late")))
+    fleet.run(lambda: "late" in fleet.ended)
+    # Two batches of a turn of 1 s each, the end of the longest generation, and its own two turns.
+    assert fleet.seconds("late") <= 6.0
+    assert "a" not in fleet.ended
+
+
+def test_turns_cost_little_of_the_throughput() -> None:
+    alone, shared = fleet_of("a", 1, rollouts=300), fleet_of("abc", 1, rollouts=100)
+    alone.run()
+    shared.run()
+    assert max(map(shared.seconds, "abc")) <= 1.4 * alone.seconds("a")
+
+
+def test_policies_spread_over_replicas_in_place_of_waiting_for_turns() -> None:
+    alone, shared = fleet_of("a", 1, rollouts=60), fleet_of("ab", 1, replicas=2, rollouts=60)
+    alone.run()
+    shared.run()
+    # The first one has begun on both replicas.
+    assert max(map(shared.seconds, "ab")) <= 1.4 * alone.seconds("a")
+
+
+def test_generations_that_name_no_policy_wait_for_no_turn() -> None:
+    fleet = fleet_of("ab", 1)
+    for number in range(10):
+        fleet.at(10.0 + number, partial(fleet.post, Batch(f"{number}", rollouts=1, turns=1)))
+    fleet.run(lambda: len(fleet.ended) == 10)
+    assert max(fleet.seconds(f"{number}") for number in range(10)) <= 2.5
+
+
+batches = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.integers(1, 30), st.integers(1, 3), st.floats(0, 4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(batches, st.integers(1, 3), st.integers(1, 3))
+def test_every_generation_ends_and_no_replica_has_more_policies_than_its_engine_holds(
+    given_batches: list[tuple[str | None, int, int, float]], replicas: int, max_loras: int
+) -> None:
+    fleet = Fleet(replicas, Timing(time_per_token_s=0.01, max_num_seqs=4), max_loras=max_loras)
+    for number, (policy, rollouts, turns, at) in enumerate(given_batches):
+        batch = Batch(f"{number}", rollouts=rollouts, turns=turns, policy=policy)
+        fleet.at(at, partial(fleet.post, batch))
+    fleet.run()
+    assert len(fleet.ended) == len(given_batches)
+    assert max(replica.most_policies for replica in fleet.replicas.values()) <= max_loras

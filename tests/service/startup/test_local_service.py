@@ -1,11 +1,17 @@
 """How long a whole service waits for its rollouts when it is shut down."""
 
+import os
+from unittest.mock import patch
+
 import pytest
+import ray
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service as draining
+from service.startup import local_service as local
+from service.startup.commands import ServiceNotStarted
 from service.startup.local_service import drain_replicas, shutdown_bound_s
 
 
@@ -54,3 +60,15 @@ def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.
     monkeypatch.setattr(drain_replicas.retry, "stop", draining.stop_after_delay(0.1))  # type: ignore[attr-defined]
     with pytest.raises(DeploymentUnavailableError):
         drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)
+
+
+@pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), OSError("no memory")])
+def test_whatever_ray_raises_is_said(error: Exception) -> None:
+    with (
+        patch.dict(os.environ),
+        patch.object(local, "require_cluster_token"),
+        patch.object(ray, "init", side_effect=error),
+        pytest.raises(ServiceNotStarted) as raised,
+    ):
+        local.start_ray()
+    assert str(raised.value) == f"Ray did not start: {error}"

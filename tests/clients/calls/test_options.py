@@ -10,7 +10,16 @@ import httpx
 import pytest
 
 from rollout_client import AsyncRolloutClient, RequestRejected, RolloutClient, RolloutError
-from rollout_client.calls.options import KEY_VARIABLE, key_in_file
+from rollout_client.calls.options import (
+    KEY_VARIABLE,
+    CallLimits,
+    CallOptions,
+    ClientDefaults,
+    Deadline,
+    key_in_file,
+    service_url,
+    shown,
+)
 from tests.clients.scripted_service import SUMMARY, result, sample
 
 KEY = "rollout-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -128,3 +137,78 @@ def test_a_file_holds_a_key_with_white_space_around_it(tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="does not hold an API key"):
         key_in_file(path)
+
+
+@pytest.mark.parametrize(
+    ("client_s", "options", "longest_s", "expected"),
+    [
+        (None, {}, None, None),
+        (None, {}, 60, 60),
+        (600, {}, 60, 60),
+        (5, {}, 60, 5),
+        (600, {}, None, 600),
+        (5, {"timeout_s": 90}, 60, 90),
+        (5, {"timeout_s": None}, 60, None),
+    ],
+)
+def test_the_timeout_of_a_call_comes_before_that_of_the_client(
+    client_s: float | None, options: CallOptions, longest_s: float | None, expected: float | None
+) -> None:
+    assert ClientDefaults(timeout_s=client_s).limits(options, longest_s).deadline.timeout_s == expected
+
+
+def test_a_step_of_a_call_ends_no_later_than_the_call() -> None:
+    limits = CallLimits(Deadline(100, advice="wait."), retries=3)
+    assert limits.at_most(60).deadline.timeout_s == 60
+    left_s = limits.at_most(600).deadline.timeout_s
+    assert left_s is not None
+    assert 90 < left_s <= 100
+    assert CallLimits(Deadline(None), retries=3).at_most(60).deadline.timeout_s == 60
+
+
+@pytest.mark.parametrize("retries", [-1, -10])
+def test_negative_retries_are_a_value_error(retries: int) -> None:
+    with pytest.raises(ValueError, match=f"^retries={retries}: "):
+        ClientDefaults(retries=retries)
+    with pytest.raises(ValueError, match=f"^retries={retries}: "):
+        ClientDefaults().limits({"retries": retries})
+
+
+def test_added_headers_replace_those_of_the_same_name_in_any_case() -> None:
+    defaults = ClientDefaults(headers=httpx.Headers({"X-A": "1", "x-b": "2"})).replaced({"headers": {"x-a": "3"}})
+    assert defaults.headers == httpx.Headers({"x-a": "3", "x-b": "2"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "of_http_client", "variable", "expected"),
+    [
+        ("http://argument", "http://client", "http://variable", "http://argument"),
+        (None, "http://client", "http://variable", "http://client"),
+        (None, "", "http://variable", "http://variable"),
+        (None, None, "http://variable", "http://variable"),
+        (None, None, "", "http://127.0.0.1:8000"),
+        (None, None, None, "http://127.0.0.1:8000"),
+    ],
+)
+def test_the_argument_comes_first_and_loopback_last(
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str | None,
+    of_http_client: str | None,
+    variable: str | None,
+    expected: str,
+) -> None:
+    monkeypatch.delenv("ROLLOUT_URL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ROLLOUT_URL", variable)
+    http_client = None if of_http_client is None else httpx.Client(base_url=of_http_client)
+    assert shown(service_url(argument, http_client)) == expected
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
+def test_what_is_not_the_url_of_a_service_is_a_value_error(url: str) -> None:
+    with pytest.raises(ValueError, match=r"is not (a URL|the URL of a service)"):
+        service_url(url)
+
+
+def test_a_url_is_shown_without_its_password_and_last_slash() -> None:
+    assert shown(httpx.URL("https://me:secret@host:8000/path/")) == "https://host:8000/path"
