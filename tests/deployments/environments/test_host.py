@@ -167,14 +167,12 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
     assert caplog.records == []
 
 
-def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
-    async def run() -> None:
-        answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
-        assert await anext(answers) == StepResults([], steps_in_progress=1)
-        assert virtual_time.now() == 1
-        await answers.aclose()
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
+    answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
+    assert await anext(answers) == StepResults([], steps_in_progress=1)
+    assert virtual_time.now() == 1
+    await answers.aclose()
 
 
 def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,18 +195,16 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
     assert caplog.records == []
 
 
-def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_in_their_time() -> None:
-    async def run() -> None:
-        host = obedient_host()
-        host.drain(4.5)
-        answers = [
-            (virtual_time.now(), type(result))
-            async for item in host.step([StepRequest(LOG, {"mode": mode}, step_id=mode) for mode in ("good", "wait")])
-            for _, result in item.results
-        ]
-        assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_in_their_time() -> None:
+    host = obedient_host()
+    host.drain(4.5)
+    answers = [
+        (virtual_time.now(), type(result))
+        async for item in host.step([StepRequest(LOG, {"mode": mode}, step_id=mode) for mode in ("good", "wait")])
+        for _, result in item.results
+    ]
+    assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
 
 
 def test_a_host_describes_its_task() -> None:

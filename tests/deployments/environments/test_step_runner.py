@@ -144,17 +144,15 @@ def test_steps_of_a_replica_that_hands_off_are_given_up_and_later_ones_never_beg
     assert caplog.messages == ["2 steps of task timed continue at other replicas."]
 
 
-def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:
+@virtual_time.test
+async def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:
     environment = TimedEnvironment()
 
-    async def run() -> None:
-        runner = StepRunner(environment, "timed", None)
-        first = runner.start(request("a", 1), set())
-        retry = runner.start(request("a", 60), set())
-        assert await first == outcome("done")
-        await virtual_time.settled()
-        runner.abort(["a"])
-        await asyncio.gather(retry, return_exceptions=True)
-        assert retry.cancelled()
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "timed", None)
+    first = runner.start(request("a", 1), set())
+    retry = runner.start(request("a", 60), set())
+    assert await first == outcome("done")
+    await virtual_time.settled()
+    runner.abort(["a"])
+    await asyncio.gather(retry, return_exceptions=True)
+    assert retry.cancelled()

@@ -88,16 +88,14 @@ def test_without_a_limit_no_step_waits() -> None:
     assert virtual_time.run(run()) == 0
 
 
-def test_a_slot_that_is_given_to_a_step_in_the_moment_of_its_cancellation_is_given_on() -> None:
-    async def run() -> None:
-        slots = FairSlots(1)
-        await slots.acquire("a")
-        second, third = (asyncio.create_task(slots.acquire(name)) for name in "bc")
-        await virtual_time.settled()
-        slots.release()
-        second.cancel()
-        async with asyncio.timeout(1):
-            await third
-        assert second.cancelled()
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_slot_that_is_given_to_a_step_in_the_moment_of_its_cancellation_is_given_on() -> None:
+    slots = FairSlots(1)
+    await slots.acquire("a")
+    second, third = (asyncio.create_task(slots.acquire(name)) for name in "bc")
+    await virtual_time.settled()
+    slots.release()
+    second.cancel()
+    async with asyncio.timeout(1):
+        await third
+    assert second.cancelled()

@@ -113,19 +113,17 @@ def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -
     return [result for _, result in sorted(virtual_time.run(run()).items())]
 
 
-def test_generations_that_finish_in_one_iteration_are_yielded_together_and_others_later() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        async with aclosing(replica.generate(requests("a", "b", "c"))) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            await virtual_time.settled()
-            replica.engine.finish("c", "a")
-            assert sorted((await first).results, key=lambda result: result[0]) == [(0, DONE), (2, DONE)]
-            replica.engine.finish("b")
-            assert await anext(batches) == GenerationResults([(1, DONE)], LOAD)
-            assert await anext(batches, None) is None
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_generations_that_finish_in_one_iteration_are_yielded_together_and_others_later() -> None:
+    replica = ScriptedReplica()
+    async with aclosing(replica.generate(requests("a", "b", "c"))) as batches:
+        first = asyncio.ensure_future(anext(batches))
+        await virtual_time.settled()
+        replica.engine.finish("c", "a")
+        assert sorted((await first).results, key=lambda result: result[0]) == [(0, DONE), (2, DONE)]
+        replica.engine.finish("b")
+        assert await anext(batches) == GenerationResults([(1, DONE)], LOAD)
+        assert await anext(batches, None) is None
 
 
 def test_a_failure_is_the_result_of_its_own_generation_alone() -> None:
@@ -152,28 +150,24 @@ def of_groups(name: str, count: int) -> list[GenerationRequest]:
     ]
 
 
-def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        for request in of_groups("not finite", MOST_NOT_FINITE - 1):
-            [(_, result)] = (await anext(replica.generate([request]))).results
-            assert result is RAISED["not finite"]
-        await replica.check_health()
-        await anext(replica.generate(of_groups("not finite", 1)))
-        with pytest.raises(OutputsNotFinite, match=r"^16 of the last 16 generations had log-prob"):
-            await replica.check_health()
-
-    virtual_time.run(run())
-
-
-def test_a_replica_whose_generations_fail_in_another_way_is_healthy() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
-            await anext(replica.generate([request]))
+@virtual_time.test
+async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
+    replica = ScriptedReplica()
+    for request in of_groups("not finite", MOST_NOT_FINITE - 1):
+        [(_, result)] = (await anext(replica.generate([request]))).results
+        assert result is RAISED["not finite"]
+    await replica.check_health()
+    await anext(replica.generate(of_groups("not finite", 1)))
+    with pytest.raises(OutputsNotFinite, match=r"^16 of the last 16 generations had log-prob"):
         await replica.check_health()
 
-    virtual_time.run(run())
+
+@virtual_time.test
+async def test_a_replica_whose_generations_fail_in_another_way_is_healthy() -> None:
+    replica = ScriptedReplica()
+    for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
+        await anext(replica.generate([request]))
+    await replica.check_health()
 
 
 def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_for_the_first_reason(
@@ -207,57 +201,51 @@ def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_it
     assert replica.engine.started == ["bug"]
 
 
-def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        async with aclosing(replica.generate(requests("a", "b"))) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            await virtual_time.settled()
-            await replica.abort(["a", "unknown"])
-            [(place, aborted)] = (await first).results
-            assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The generation was aborted.")
-            assert replica.engine.cancelled == ["a"]
-            replica.engine.finish("b")
-            assert (await anext(batches)).results == [(1, DONE)]
-
-    virtual_time.run(run())
-
-
-def test_aborting_a_generation_aborts_its_retry_and_not_the_try_that_has_ended() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        async with (
-            aclosing(replica.generate(requests("a"))) as tried,
-            aclosing(replica.generate(requests("a"))) as again,
-        ):
-            first, second = asyncio.ensure_future(anext(tried)), asyncio.ensure_future(anext(again))
-            await virtual_time.settled()
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await tried.aclose()
-            await virtual_time.settled()
-            assert replica.engine.cancelled == ["a"]
-            await replica.abort(["a"])
-            [(_, aborted)] = (await second).results
-            assert isinstance(aborted, GenerationLost)
-            assert replica.engine.cancelled == ["a", "a"]
-
-    virtual_time.run(run())
-
-
-def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        batches = replica.generate(requests("a", "b"))
+@virtual_time.test
+async def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on() -> None:
+    replica = ScriptedReplica()
+    async with aclosing(replica.generate(requests("a", "b"))) as batches:
         first = asyncio.ensure_future(anext(batches))
+        await virtual_time.settled()
+        await replica.abort(["a", "unknown"])
+        [(place, aborted)] = (await first).results
+        assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The generation was aborted.")
+        assert replica.engine.cancelled == ["a"]
+        replica.engine.finish("b")
+        assert (await anext(batches)).results == [(1, DONE)]
+
+
+@virtual_time.test
+async def test_aborting_a_generation_aborts_its_retry_and_not_the_try_that_has_ended() -> None:
+    replica = ScriptedReplica()
+    async with (
+        aclosing(replica.generate(requests("a"))) as tried,
+        aclosing(replica.generate(requests("a"))) as again,
+    ):
+        first, second = asyncio.ensure_future(anext(tried)), asyncio.ensure_future(anext(again))
         await virtual_time.settled()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await batches.aclose()
+        await tried.aclose()
         await virtual_time.settled()
-        assert sorted(replica.engine.cancelled) == ["a", "b"]
+        assert replica.engine.cancelled == ["a"]
+        await replica.abort(["a"])
+        [(_, aborted)] = (await second).results
+        assert isinstance(aborted, GenerationLost)
+        assert replica.engine.cancelled == ["a", "a"]
 
-    virtual_time.run(run())
+
+@virtual_time.test
+async def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
+    replica = ScriptedReplica()
+    batches = replica.generate(requests("a", "b"))
+    first = asyncio.ensure_future(anext(batches))
+    await virtual_time.settled()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await batches.aclose()
+    await virtual_time.settled()
+    assert sorted(replica.engine.cancelled) == ["a", "b"]
 
 
 def test_the_load_names_the_policies_that_have_generations_here() -> None:
@@ -279,60 +267,52 @@ def test_the_load_names_the_policies_that_have_generations_here() -> None:
     assert virtual_time.run(run()) == [("run-a",), ("run-a",), ()]
 
 
-def test_a_replica_reports_its_engines_description_and_load() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        assert await replica.describe() == DESCRIPTION
-        assert await replica.ongoing_generations() == 7
-        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_replica_reports_its_engines_description_and_load() -> None:
+    replica = ScriptedReplica()
+    assert await replica.describe() == DESCRIPTION
+    assert await replica.ongoing_generations() == 7
+    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
 
 
-def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        async with aclosing(replica.generate(requests("a"), "ingress")) as items:
-            for second in (1, 2, 3):
-                assert await anext(items) == GenerationResults([], LOAD)
-                assert virtual_time.now() == second
-            replica.engine.finish("a")
-            assert (await anext(items)).results == [(0, DONE)]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None:
+    replica = ScriptedReplica()
+    async with aclosing(replica.generate(requests("a"), "ingress")) as items:
+        for second in (1, 2, 3):
+            assert await anext(items) == GenerationResults([], LOAD)
+            assert virtual_time.now() == second
+        replica.engine.finish("a")
+        assert (await anext(items)).results == [(0, DONE)]
 
 
-def test_an_interruption_reaches_the_engine() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        await replica.interrupt(["a", "unknown"])
-        assert replica.engine.interrupted == [(["a", "unknown"], None)]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_an_interruption_reaches_the_engine() -> None:
+    replica = ScriptedReplica()
+    await replica.interrupt(["a", "unknown"])
+    assert replica.engine.interrupted == [(["a", "unknown"], None)]
 
 
-def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over_in_time() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        async with aclosing(replica.generate(requests("ends", "a", "b"))) as items:
-            first = asyncio.ensure_future(anext(items))
-            await virtual_time.settled()
-            replica.drain(bound_s=10)
-            replica.engine.finish("ends")
-            assert (await first).results == [(0, DONE)]
-            [(_, refused)] = [result async for item in replica.generate(requests("new")) for result in item.results]
-            assert (type(refused), str(refused)) == (
-                ReplicaShuttingDown,
-                "The generator replica is being shut down.",
-            )
-            assert replica.engine.started == ["ends", "a", "b"]
-            await asyncio.sleep(9.9)
-            assert replica.engine.interrupted == []
-            await asyncio.sleep(0.2)
-            [(names, failure)] = replica.engine.interrupted
-            assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over_in_time() -> None:
+    replica = ScriptedReplica()
+    async with aclosing(replica.generate(requests("ends", "a", "b"))) as items:
+        first = asyncio.ensure_future(anext(items))
+        await virtual_time.settled()
+        replica.drain(bound_s=10)
+        replica.engine.finish("ends")
+        assert (await first).results == [(0, DONE)]
+        [(_, refused)] = [result async for item in replica.generate(requests("new")) for result in item.results]
+        assert (type(refused), str(refused)) == (
+            ReplicaShuttingDown,
+            "The generator replica is being shut down.",
+        )
+        assert replica.engine.started == ["ends", "a", "b"]
+        await asyncio.sleep(9.9)
+        assert replica.engine.interrupted == []
+        await asyncio.sleep(0.2)
+        [(names, failure)] = replica.engine.interrupted
+        assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
 
 
 class ServingReplica(ScriptedReplica):
@@ -371,22 +351,20 @@ async def answered(replica: ServingReplica, *names: str) -> list[ServedParts]:
     return [item async for item in replica.serve([served(name) for name in names], "ingress")]
 
 
-def test_parts_of_calls_that_are_made_in_one_iteration_are_yielded_together_and_the_last_ones_with_their_ends() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        async with aclosing(replica.serve([served("a"), served("b")], "ingress")) as items:
-            first = await anext(items)
-            assert (first.parts, first.results) == ([("a", BEGUN), ("b", BEGUN)], [])
-            replica.may_end.set()
-            last = await anext(items)
-            assert (last.parts, last.results) == (
-                [("a", ENDED), ("b", ENDED)],
-                [(0, ServedTokens(3, 2)), (1, ServedTokens(3, 2))],
-            )
-            assert await anext(items, None) is None
-        assert await replica.ended_generations() == 2
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_parts_of_one_iteration_are_yielded_together_and_the_last_ones_with_their_ends() -> None:
+    replica = ServingReplica()
+    async with aclosing(replica.serve([served("a"), served("b")], "ingress")) as items:
+        first = await anext(items)
+        assert (first.parts, first.results) == ([("a", BEGUN), ("b", BEGUN)], [])
+        replica.may_end.set()
+        last = await anext(items)
+        assert (last.parts, last.results) == (
+            [("a", ENDED), ("b", ENDED)],
+            [(0, ServedTokens(3, 2)), (1, ServedTokens(3, 2))],
+        )
+        assert await anext(items, None) is None
+    assert await replica.ended_generations() == 2
 
 
 def test_parts_that_are_large_together_are_divided_and_the_ends_come_with_the_last() -> None:
@@ -399,167 +377,147 @@ def test_parts_that_are_large_together_are_divided_and_the_ends_come_with_the_la
     assert [[place for place, _ in item.results] for item in items] == [[], [0, 1]]
 
 
-def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
+@virtual_time.test
+async def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts() -> None:
+    replica = ServingReplica()
+    replica.may_end.set()
+    items = await answered(replica, "bug", "a", "rejected")
+    parts = [part for item in items for part in item.parts]
+    results = dict(result for item in items for result in item.results)
+    assert sorted(parts, key=lambda part: part[0]) == [
+        ("a", BEGUN),
+        ("a", ENDED),
+        ("bug", BEGUN),
+        ("rejected", BEGUN),
+    ]
+    assert (type(results[0]), str(results[0])) == (RolloutFailure, "KeyError: 'bug'")
+    assert (results[1], results[2]) == (ServedTokens(3, 2), RAISED["rejected"])
+    assert await replica.ended_generations() == 1
+
+
+@virtual_time.test
+async def test_a_call_that_needs_newer_weights_is_refused() -> None:
+    [item] = [item async for item in ServingReplica().serve([served("a", min_weight_version=4)])]
+    [(_, refused)] = item.results
+    assert (item.parts, type(refused)) == ([], GenerationLost)
+
+
+@virtual_time.test
+async def test_an_aborted_call_is_left_and_the_others_of_its_batch_go_on() -> None:
+    replica = ServingReplica()
+    async with aclosing(replica.serve([served("a"), served("b")])) as items:
+        await anext(items)
+        await replica.abort(["a", "unknown"])
+        [(place, aborted)] = (await anext(items)).results
+        assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The call was aborted.")
+        assert replica.left == ["a"]
         replica.may_end.set()
-        items = await answered(replica, "bug", "a", "rejected")
-        parts = [part for item in items for part in item.parts]
-        results = dict(result for item in items for result in item.results)
-        assert sorted(parts, key=lambda part: part[0]) == [
-            ("a", BEGUN),
-            ("a", ENDED),
-            ("bug", BEGUN),
-            ("rejected", BEGUN),
-        ]
-        assert (type(results[0]), str(results[0])) == (RolloutFailure, "KeyError: 'bug'")
-        assert (results[1], results[2]) == (ServedTokens(3, 2), RAISED["rejected"])
-        assert await replica.ended_generations() == 1
-
-    virtual_time.run(run())
+        assert (await anext(items)).parts == [("b", ENDED)]
 
 
-def test_a_call_that_needs_newer_weights_is_refused() -> None:
-    async def run() -> None:
-        [item] = [item async for item in ServingReplica().serve([served("a", min_weight_version=4)])]
-        [(_, refused)] = item.results
-        assert (item.parts, type(refused)) == ([], GenerationLost)
-
-    virtual_time.run(run())
-
-
-def test_an_aborted_call_is_left_and_the_others_of_its_batch_go_on() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        async with aclosing(replica.serve([served("a"), served("b")])) as items:
-            await anext(items)
-            await replica.abort(["a", "unknown"])
-            [(place, aborted)] = (await anext(items)).results
-            assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The call was aborted.")
-            assert replica.left == ["a"]
-            replica.may_end.set()
-            assert (await anext(items)).parts == [("b", ENDED)]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_closing_the_stream_of_a_batch_leaves_all_of_its_calls() -> None:
+    replica = ServingReplica()
+    async with aclosing(replica.serve([served("a"), served("b")])) as items:
+        await anext(items)
+    await virtual_time.settled()
+    assert sorted(replica.left) == ["a", "b"]
 
 
-def test_closing_the_stream_of_a_batch_leaves_all_of_its_calls() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        async with aclosing(replica.serve([served("a"), served("b")])) as items:
-            await anext(items)
-        await virtual_time.settled()
-        assert sorted(replica.left) == ["a", "b"]
-
-    virtual_time.run(run())
-
-
-def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        async with aclosing(replica.serve([served("a")], "ingress")) as items:
-            await anext(items)
-            heartbeat = await anext(items)
-            assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 2.0)
-            assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second() -> None:
+    replica = ServingReplica()
+    async with aclosing(replica.serve([served("a")], "ingress")) as items:
+        await anext(items)
+        heartbeat = await anext(items)
+        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 2.0)
+        assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
 
 
-def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_last_has_ended() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        call = asyncio.create_task(answered(replica, "a"))
-        await virtual_time.settled()
-        replica.drain(bound_s=10)
-        [refusal] = await answered(replica, "new")
-        assert [type(result) for _, result in refusal.results] == [ReplicaShuttingDown]
-        await asyncio.sleep(9.9)
-        assert replica.engine.interrupted == []
-        await asyncio.sleep(0.7)
-        assert [names for names, _ in replica.engine.interrupted] == [["a"], ["a"]]
-        replica.may_end.set()
-        await call
-        await asyncio.sleep(10)
-        assert len(replica.engine.interrupted) == 2
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_last_has_ended() -> None:
+    replica = ServingReplica()
+    call = asyncio.create_task(answered(replica, "a"))
+    await virtual_time.settled()
+    replica.drain(bound_s=10)
+    [refusal] = await answered(replica, "new")
+    assert [type(result) for _, result in refusal.results] == [ReplicaShuttingDown]
+    await asyncio.sleep(9.9)
+    assert replica.engine.interrupted == []
+    await asyncio.sleep(0.7)
+    assert [names for names, _ in replica.engine.interrupted] == [["a"], ["a"]]
+    replica.may_end.set()
+    await call
+    await asyncio.sleep(10)
+    assert len(replica.engine.interrupted) == 2
 
 
-def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_left(
+@virtual_time.test
+async def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        dead = set[str]()
-        monkeypatch.setattr(caller_watch, "has_died", dead.__contains__)
-        names = [f"SERVE_REPLICA::rollout#Ingress#{number}" for number in range(2)]
-        batches = [replica.generate(requests(f"generation{number}"), name) for number, name in enumerate(names)]
-        calls = [replica.serve([served(f"call{number}")], name) for number, name in enumerate(names)]
-        begun = [asyncio.create_task(all_of(one)) for one in (*batches, *calls)]
-        await asyncio.sleep(50)
-        assert (replica.engine.cancelled, replica.left) == ([], [])
-        dead.add(names[1])
-        await asyncio.sleep(2 * caller_watch.POLL_S)
-        assert (replica.engine.cancelled, replica.left) == (["generation1"], ["call1"])
-        replica.may_end.set()
-        replica.engine.finish("generation0")
-        await asyncio.gather(*begun)
-
-    virtual_time.run(run())
+    replica = ServingReplica()
+    dead = set[str]()
+    monkeypatch.setattr(caller_watch, "has_died", dead.__contains__)
+    names = [f"SERVE_REPLICA::rollout#Ingress#{number}" for number in range(2)]
+    batches = [replica.generate(requests(f"generation{number}"), name) for number, name in enumerate(names)]
+    calls = [replica.serve([served(f"call{number}")], name) for number, name in enumerate(names)]
+    begun = [asyncio.create_task(all_of(one)) for one in (*batches, *calls)]
+    await asyncio.sleep(50)
+    assert (replica.engine.cancelled, replica.left) == ([], [])
+    dead.add(names[1])
+    await asyncio.sleep(2 * caller_watch.POLL_S)
+    assert (replica.engine.cancelled, replica.left) == (["generation1"], ["call1"])
+    replica.may_end.set()
+    replica.engine.finish("generation0")
+    await asyncio.gather(*begun)
 
 
-def test_a_caller_of_calls_alone_counts_as_one_until_its_last_call_has_ended() -> None:
-    async def run() -> None:
-        replica = ServingReplica()
-        calls = [replica.serve([served(name)], "ingress", 5) for name in ("a", "b")]
-        begun = [asyncio.ensure_future(anext(call)) for call in calls]
-        await virtual_time.settled()
-        assert replica.load().ingresses == 1
-        replica.may_end.set()
-        await asyncio.gather(*begun)
-        await calls[0].aclose()
-        assert (replica.load().ingresses, replica._waiting) == (1, {"ingress": 5})
-        await calls[1].aclose()
-        assert (replica.load().ingresses, replica._waiting) == (0, {})
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_caller_of_calls_alone_counts_as_one_until_its_last_call_has_ended() -> None:
+    replica = ServingReplica()
+    calls = [replica.serve([served(name)], "ingress", 5) for name in ("a", "b")]
+    begun = [asyncio.ensure_future(anext(call)) for call in calls]
+    await virtual_time.settled()
+    assert replica.load().ingresses == 1
+    replica.may_end.set()
+    await asyncio.gather(*begun)
+    await calls[0].aclose()
+    assert (replica.load().ingresses, replica._waiting) == (1, {"ingress": 5})
+    await calls[1].aclose()
+    assert (replica.load().ingresses, replica._waiting) == (0, {})
 
 
-def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_has_ended() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        calls = [replica.generate([timed(f"{caller}", virtual_time)], caller) for caller, virtual_time in CALLERS]
-        waiting = [asyncio.create_task(anext(call)) for call in calls]
-        await virtual_time.settled()
-        replica.engine.finish("one")
-        [first, _, third] = waiting
-        load = (await first).load
-        assert (load.ongoing_generations, load.ingresses, load.virtual_time) == (LOAD.ongoing_generations, 3, 7)
-        replica.engine.finish("three")
-        assert (await third).load.virtual_time == 7
-        assert await replica.ended_generations() == 2
-        for task in waiting:
-            task.cancel()
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_has_ended() -> None:
+    replica = ScriptedReplica()
+    calls = [replica.generate([timed(f"{caller}", virtual_time)], caller) for caller, virtual_time in CALLERS]
+    waiting = [asyncio.create_task(anext(call)) for call in calls]
+    await virtual_time.settled()
+    replica.engine.finish("one")
+    [first, _, third] = waiting
+    load = (await first).load
+    assert (load.ongoing_generations, load.ingresses, load.virtual_time) == (LOAD.ongoing_generations, 3, 7)
+    replica.engine.finish("three")
+    assert (await third).load.virtual_time == 7
+    assert await replica.ended_generations() == 2
+    for task in waiting:
+        task.cancel()
 
 
-def test_what_waits_in_the_ingress_counts_for_autoscaling_while_its_caller_has_calls_here() -> None:
-    async def run() -> None:
-        replica = ScriptedReplica()
-        calls = [replica.generate(requests(name), "ingress", waiting) for name, waiting in (("a", 100), ("b", 70))]
-        other = replica.generate(requests("c"), "other ingress", 5)
-        waiting = [asyncio.create_task(anext(call)) for call in (*calls, other)]
-        await virtual_time.settled()
-        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0 + 70 + 5}
-        for task, call in zip(waiting, (*calls, other), strict=True):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await call.aclose()
-        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_what_waits_in_the_ingress_counts_for_autoscaling_while_its_caller_has_calls_here() -> None:
+    replica = ScriptedReplica()
+    calls = [replica.generate(requests(name), "ingress", waiting) for name, waiting in (("a", 100), ("b", 70))]
+    other = replica.generate(requests("c"), "other ingress", 5)
+    waiting = [asyncio.create_task(anext(call)) for call in (*calls, other)]
+    await virtual_time.settled()
+    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0 + 70 + 5}
+    for task, call in zip(waiting, (*calls, other), strict=True):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await call.aclose()
+    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
 
 
 CALLERS = (("one", 7), ("two", 50), ("three", 3))

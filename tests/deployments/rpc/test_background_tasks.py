@@ -26,17 +26,15 @@ def test_callers_at_one_time_share_a_call_and_one_that_leaves_does_not_cancel_it
     assert virtual_time.run(scenario()) == [0, 0, 1]
 
 
-def test_a_shared_call_that_failed_is_made_again() -> None:
+@virtual_time.test
+async def test_a_shared_call_that_failed_is_made_again() -> None:
     async def call() -> None:
         raise LookupError
 
-    async def scenario() -> None:
-        shared = SharedCall(call)
-        for _ in range(2):
-            with pytest.raises(LookupError):
-                await shared.result()
-
-    virtual_time.run(scenario())
+    shared = SharedCall(call)
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            await shared.result()
 
 
 def test_work_is_repeated_until_what_it_needs_is_back() -> None:

@@ -89,7 +89,8 @@ def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: p
     assert (record.levelno, record.exc_info and record.exc_info[0]) == (logging.WARNING, Panic)
 
 
-def test_closing_cancels_the_jobs_that_still_run() -> None:
+@virtual_time.test
+async def test_closing_cancels_the_jobs_that_still_run() -> None:
     cancelled_at: list[float] = []
 
     async def endless() -> str | RolloutFailure:
@@ -100,13 +101,10 @@ def test_closing_cancels_the_jobs_that_still_run() -> None:
             raise
         return "never"
 
-    async def run() -> None:
-        async with aclosing(results_as_completed([job("a", 1), endless(), endless()], CANCELLED, len_of)) as batches:
-            assert await anext(batches) == [(0, "a")]
-        await virtual_time.settled()
-        assert cancelled_at == [1, 1]
-
-    virtual_time.run(run())
+    async with aclosing(results_as_completed([job("a", 1), endless(), endless()], CANCELLED, len_of)) as batches:
+        assert await anext(batches) == [(0, "a")]
+    await virtual_time.settled()
+    assert cancelled_at == [1, 1]
 
 
 class Other:

@@ -23,70 +23,62 @@ def woken(streams: dict[str, asyncio.Event]) -> list[str]:
 A = Listener("a")
 
 
-def test_each_second_one_stream_of_each_silent_caller_is_woken() -> None:
-    async def run() -> None:
-        heartbeats = Heartbeats()
-        streams = {name: asyncio.Event() for name in ("a1", "a2", "b1")}
-        with ExitStack() as opened:
-            for name, wake in streams.items():
-                opened.enter_context(heartbeats.open_stream(Listener(name[0]), wake))
-            await asyncio.sleep(0.99)
-            assert woken(streams) == []
-            await asyncio.sleep(0.02)
-            assert woken(streams) == ["a1", "b1"]
-            heartbeats.note_results(A)
-            await asyncio.sleep(1)
-            assert woken(streams) == ["b1"], "a was sent results in this second"
-            await asyncio.sleep(1)
-            assert woken(streams) == ["a1", "b1"]
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_each_second_one_stream_of_each_silent_caller_is_woken() -> None:
+    heartbeats = Heartbeats()
+    streams = {name: asyncio.Event() for name in ("a1", "a2", "b1")}
+    with ExitStack() as opened:
+        for name, wake in streams.items():
+            opened.enter_context(heartbeats.open_stream(Listener(name[0]), wake))
+        await asyncio.sleep(0.99)
+        assert woken(streams) == []
+        await asyncio.sleep(0.02)
+        assert woken(streams) == ["a1", "b1"]
+        heartbeats.note_results(A)
+        await asyncio.sleep(1)
+        assert woken(streams) == ["b1"], "a was sent results in this second"
+        await asyncio.sleep(1)
+        assert woken(streams) == ["a1", "b1"]
 
 
-def test_a_stream_that_was_closed_is_not_woken_and_another_one_of_its_caller_is() -> None:
-    async def run() -> None:
-        heartbeats = Heartbeats()
-        streams = {name: asyncio.Event() for name in ("a1", "a2")}
-        with heartbeats.open_stream(A, streams["a2"]):
-            with heartbeats.open_stream(A, streams["a1"]):
-                pass
-            await asyncio.sleep(1.5)
-            assert woken(streams) == ["a2"]
-
-    virtual_time.run(run())
-
-
-def test_streams_whose_calls_named_different_replicas_have_heartbeats_of_their_own() -> None:
-    async def run() -> None:
-        heartbeats = Heartbeats()
-        streams = {name: asyncio.Event() for name in ("a1", "a2", "unnamed")}
-        with ExitStack() as opened:
-            for name, wake in streams.items():
-                opened.enter_context(heartbeats.open_stream(Listener("a", "" if name == "unnamed" else "r"), wake))
-            assert heartbeats.callers == {"a"}
-            await asyncio.sleep(0.5)
-            heartbeats.note_results(Listener("a", "r"))
-            await asyncio.sleep(1)
-            assert woken(streams) == ["unnamed"]
-            await asyncio.sleep(1)
-            assert woken(streams) == ["a1", "unnamed"]
-
-    virtual_time.run(run())
-
-
-def test_a_replica_without_open_streams_has_no_timer() -> None:
-    async def run() -> None:
-        heartbeats = Heartbeats()
-        with heartbeats.open_stream(A, asyncio.Event()):
+@virtual_time.test
+async def test_a_stream_that_was_closed_is_not_woken_and_another_one_of_its_caller_is() -> None:
+    heartbeats = Heartbeats()
+    streams = {name: asyncio.Event() for name in ("a1", "a2")}
+    with heartbeats.open_stream(A, streams["a2"]):
+        with heartbeats.open_stream(A, streams["a1"]):
             pass
         await asyncio.sleep(1.5)
-        assert heartbeats._timer is None
-        streams = {"a1": asyncio.Event()}
-        with heartbeats.open_stream(A, streams["a1"]):
-            await asyncio.sleep(1.5)
-            assert woken(streams) == ["a1"], "the timer starts again"
+        assert woken(streams) == ["a2"]
 
-    virtual_time.run(run())
+
+@virtual_time.test
+async def test_streams_whose_calls_named_different_replicas_have_heartbeats_of_their_own() -> None:
+    heartbeats = Heartbeats()
+    streams = {name: asyncio.Event() for name in ("a1", "a2", "unnamed")}
+    with ExitStack() as opened:
+        for name, wake in streams.items():
+            opened.enter_context(heartbeats.open_stream(Listener("a", "" if name == "unnamed" else "r"), wake))
+        assert heartbeats.callers == {"a"}
+        await asyncio.sleep(0.5)
+        heartbeats.note_results(Listener("a", "r"))
+        await asyncio.sleep(1)
+        assert woken(streams) == ["unnamed"]
+        await asyncio.sleep(1)
+        assert woken(streams) == ["a1", "unnamed"]
+
+
+@virtual_time.test
+async def test_a_replica_without_open_streams_has_no_timer() -> None:
+    heartbeats = Heartbeats()
+    with heartbeats.open_stream(A, asyncio.Event()):
+        pass
+    await asyncio.sleep(1.5)
+    assert heartbeats._timer is None
+    streams = {"a1": asyncio.Event()}
+    with heartbeats.open_stream(A, streams["a1"]):
+        await asyncio.sleep(1.5)
+        assert woken(streams) == ["a1"], "the timer starts again"
 
 
 FIRST, SECOND = "SERVE_REPLICA::rollout#Ingress#first", "SERVE_REPLICA::rollout#Ingress#second"
@@ -109,39 +101,35 @@ class GivenUp:
         self.ids += ids
 
 
-def test_the_work_of_a_caller_that_has_died_is_given_up_until_it_has_ended(dead: set[str]) -> None:
-    async def run() -> None:
-        given_up = GivenUp()
-        with given_up.watch.working(SECOND, ["other"]):
-            with given_up.watch.working(FIRST, ["a", "b"]):
-                with given_up.watch.working(FIRST, ["c"]):
-                    await asyncio.sleep(100)
-                    assert given_up.ids == []
-                    dead.add(FIRST)
-                    await asyncio.sleep(POLL_S)
-                    assert given_up.ids == ["a", "b", "c"]
+@virtual_time.test
+async def test_the_work_of_a_caller_that_has_died_is_given_up_until_it_has_ended(dead: set[str]) -> None:
+    given_up = GivenUp()
+    with given_up.watch.working(SECOND, ["other"]):
+        with given_up.watch.working(FIRST, ["a", "b"]):
+            with given_up.watch.working(FIRST, ["c"]):
+                await asyncio.sleep(100)
+                assert given_up.ids == []
+                dead.add(FIRST)
                 await asyncio.sleep(POLL_S)
-                assert given_up.ids == ["a", "b", "c", "a", "b"]
-            await asyncio.sleep(100)
+                assert given_up.ids == ["a", "b", "c"]
+            await asyncio.sleep(POLL_S)
             assert given_up.ids == ["a", "b", "c", "a", "b"]
+        await asyncio.sleep(100)
+        assert given_up.ids == ["a", "b", "c", "a", "b"]
 
-    virtual_time.run(run())
 
-
-def test_nobody_is_watched_who_has_nothing_under_way_or_is_no_replica(dead: set[str]) -> None:
-    async def run() -> None:
-        given_up = GivenUp()
-        dead.update((FIRST, "no replica", ""))
-        with given_up.watch.working(FIRST, ["a"]):
-            pass
-        with given_up.watch.working("no replica", ["b"]), given_up.watch.working("", ["c"]):
-            await asyncio.sleep(100)
-        assert given_up.ids == []
-        with given_up.watch.working(FIRST, ["d"]):
-            await asyncio.sleep(1.5 * POLL_S)
-        assert given_up.ids == ["d"], "the watch begins again"
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_nobody_is_watched_who_has_nothing_under_way_or_is_no_replica(dead: set[str]) -> None:
+    given_up = GivenUp()
+    dead.update((FIRST, "no replica", ""))
+    with given_up.watch.working(FIRST, ["a"]):
+        pass
+    with given_up.watch.working("no replica", ["b"]), given_up.watch.working("", ["c"]):
+        await asyncio.sleep(100)
+    assert given_up.ids == []
+    with given_up.watch.working(FIRST, ["d"]):
+        await asyncio.sleep(1.5 * POLL_S)
+    assert given_up.ids == ["d"], "the watch begins again"
 
 
 def test_processes_that_are_no_replicas_have_names_of_their_own() -> None:

@@ -162,48 +162,44 @@ async def test_a_store_that_starts_again_with_less_room_drops_what_was_used_long
     assert [info.id for info in await kept.store.infos("team")] == ["u"]
 
 
-def test_while_the_database_fails_every_call_that_needs_it_is_refused_in_time_and_nothing_is_stuck() -> None:
-    async def scenario() -> None:
-        kept = await Kept().open()
-        plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
-        kept.storage.is_failing = True
-        refused = await asyncio.gather(
-            kept.store.open(opening("t")),
-            kept.add("one", plan),
-            kept.store.reward("s", "team", SessionReward(reward=1.0)),
-            kept.store.end("s", "team"),
-            kept.store.answer(),
-            return_exceptions=True,
-        )
-        assert [type(failure) for failure in refused] == [StorageFailed] * 5
-        assert "The database of the sessions has not answered for 5 s" in str(refused[0])
-        assert (await kept.store.samples("s", "team")).samples == [], "nothing is shown that is not stored"
-        assert await kept.store.heard({"one": "s"}) == ["one"], "what nobody wants is aborted all the same"
-        kept.storage.is_failing = False
-        await kept.add("one", plan)
-        await kept.store.end("s", "team")
-        assert len((await kept.store.samples("s", "team")).samples) == 1
-        kept.start()
-        info = await kept.store.info("s", "team")
-        assert (info.status, info.branches) == ("ended", 1)
-
-    virtual_time.run(scenario())
+@virtual_time.test
+async def test_while_the_database_fails_every_call_that_needs_it_is_refused_in_time_and_nothing_is_stuck() -> None:
+    kept = await Kept().open()
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    kept.storage.is_failing = True
+    refused = await asyncio.gather(
+        kept.store.open(opening("t")),
+        kept.add("one", plan),
+        kept.store.reward("s", "team", SessionReward(reward=1.0)),
+        kept.store.end("s", "team"),
+        kept.store.answer(),
+        return_exceptions=True,
+    )
+    assert [type(failure) for failure in refused] == [StorageFailed] * 5
+    assert "The database of the sessions has not answered for 5 s" in str(refused[0])
+    assert (await kept.store.samples("s", "team")).samples == [], "nothing is shown that is not stored"
+    assert await kept.store.heard({"one": "s"}) == ["one"], "what nobody wants is aborted all the same"
+    kept.storage.is_failing = False
+    await kept.add("one", plan)
+    await kept.store.end("s", "team")
+    assert len((await kept.store.samples("s", "team")).samples) == 1
+    kept.start()
+    info = await kept.store.info("s", "team")
+    assert (info.status, info.branches) == ("ended", 1)
 
 
-def test_a_session_that_cannot_be_read_is_refused_and_read_when_the_database_is_back() -> None:
-    async def scenario() -> None:
-        kept = await Kept().open()
-        await kept.call("one")
-        kept.start()
-        await kept.store.answer()
-        kept.storage.is_failing = True
-        with pytest.raises(StorageFailed):
-            await kept.store.samples("s", "team")
-        kept.storage.is_failing = False
-        both = await asyncio.gather(kept.store.samples("s", "team"), kept.store.samples("s", "team"))
-        assert [len(answer.samples) for answer in both] == [1, 1]
-
-    virtual_time.run(scenario())
+@virtual_time.test
+async def test_a_session_that_cannot_be_read_is_refused_and_read_when_the_database_is_back() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    kept.start()
+    await kept.store.answer()
+    kept.storage.is_failing = True
+    with pytest.raises(StorageFailed):
+        await kept.store.samples("s", "team")
+    kept.storage.is_failing = False
+    both = await asyncio.gather(kept.store.samples("s", "team"), kept.store.samples("s", "team"))
+    assert [len(answer.samples) for answer in both] == [1, 1]
 
 
 @runs
@@ -230,32 +226,30 @@ async def test_each_call_is_stored_once() -> None:
     assert set(kept.storage.kept.entries["s"]) == {EntryName("opened", 0), EntryName("call", 0)}
 
 
-def test_calls_that_come_while_others_are_stored_are_stored_together_each_once() -> None:
-    async def scenario() -> None:
-        kept = await Kept().open()
-        plans = {name: await kept.store.plan("s", name, [{"role": "user", "content": name}], PLAIN) for name in "abc"}
-        applied: list[int] = []
-        apply = kept.storage.apply
+@virtual_time.test
+async def test_calls_that_come_while_others_are_stored_are_stored_together_each_once() -> None:
+    kept = await Kept().open()
+    plans = {name: await kept.store.plan("s", name, [{"role": "user", "content": name}], PLAIN) for name in "abc"}
+    applied: list[int] = []
+    apply = kept.storage.apply
 
-        async def counted(changes: Sequence[StoredChange]) -> None:
-            applied.append(len(changes))
-            await apply(changes)
+    async def counted(changes: Sequence[StoredChange]) -> None:
+        applied.append(len(changes))
+        await apply(changes)
 
-        kept.storage.apply = counted  # type: ignore[method-assign]
-        kept.storage.gate.clear()
-        adding = [
-            asyncio.create_task(kept.add(name, plans[name], [{"role": "user", "content": name}]))
-            for name in ("a", "b", "c", "b")
-        ]
-        await virtual_time.settled()
-        kept.storage.gate.set()
-        await asyncio.gather(*adding)
-        assert sum(applied) == 3
-        assert len(applied) < 3
-        samples = await kept.store.samples("s", "team")
-        assert [sample.branch for sample in samples.samples] == ["a", "b", "c"]
-        kept.start()
-        assert await kept.store.samples("s", "team") == samples
-        assert (await kept.store.info("s", "team")).calls == 3
-
-    virtual_time.run(scenario())
+    kept.storage.apply = counted  # type: ignore[method-assign]
+    kept.storage.gate.clear()
+    adding = [
+        asyncio.create_task(kept.add(name, plans[name], [{"role": "user", "content": name}]))
+        for name in ("a", "b", "c", "b")
+    ]
+    await virtual_time.settled()
+    kept.storage.gate.set()
+    await asyncio.gather(*adding)
+    assert sum(applied) == 3
+    assert len(applied) < 3
+    samples = await kept.store.samples("s", "team")
+    assert [sample.branch for sample in samples.samples] == ["a", "b", "c"]
+    kept.start()
+    assert await kept.store.samples("s", "team") == samples
+    assert (await kept.store.info("s", "team")).calls == 3

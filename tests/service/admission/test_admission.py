@@ -242,32 +242,28 @@ def test_a_key_without_tokens_is_refused_until_some_have_come() -> None:
         pass
 
 
-def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_last_of_those_in_flight() -> None:
-    async def run() -> None:
-        admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
-        with admission_.admitted(0):
-            draining = asyncio.create_task(admission_.drain(20))
-            await asyncio.sleep(3)
-            with pytest.raises(RequestProblem) as refused, admission_.admitted(0):
-                pytest.fail("it was admitted")
-            assert refusal(refused.value)[0] == 503
-            assert refused.value.headers == {"Retry-After": "5"}
-            assert not draining.done()
-        assert await draining == 0
-        assert virtual_time.now() == pytest.approx(3, abs=0.2)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_last_of_those_in_flight() -> None:
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+    with admission_.admitted(0):
+        draining = asyncio.create_task(admission_.drain(20))
+        await asyncio.sleep(3)
+        with pytest.raises(RequestProblem) as refused, admission_.admitted(0):
+            pytest.fail("it was admitted")
+        assert refusal(refused.value)[0] == 503
+        assert refused.value.headers == {"Retry-After": "5"}
+        assert not draining.done()
+    assert await draining == 0
+    assert virtual_time.now() == pytest.approx(3, abs=0.2)
 
 
-def test_an_admission_that_drains_says_which_rollouts_have_not_ended_in_time() -> None:
-    async def run() -> None:
-        admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
-        with admission_.admitted(0) as admitted:
-            admitted.hold_rollouts(request_of(3))
-            assert await admission_.drain(20) == 3
-        assert virtual_time.now() == pytest.approx(20, abs=0.2)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_an_admission_that_drains_says_which_rollouts_have_not_ended_in_time() -> None:
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+    with admission_.admitted(0) as admitted:
+        admitted.hold_rollouts(request_of(3))
+        assert await admission_.drain(20) == 3
+    assert virtual_time.now() == pytest.approx(20, abs=0.2)
 
 
 def test_what_headers_say_of_a_body_must_have_room_and_takes_none() -> None:

@@ -176,39 +176,37 @@ def test_a_stream_that_fails_is_logged(
     assert record.__dict__["request_id"] == answer.headers["x-request-id"]
 
 
-def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() -> None:
+@virtual_time.test
+async def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() -> None:
     server = ScriptedModelServer(events())
     service = ScriptedHttp(model_server=server)
 
-    async def scenario() -> None:
-        messages = iter([{"type": "http.request", "body": STREAM, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": STREAM, "more_body": False}])
 
-        async def receive() -> dict[str, Any]:
-            for message in messages:
-                return message
+    async def receive() -> dict[str, Any]:
+        for message in messages:
+            return message
+        await forever()
+        raise AssertionError("unreachable")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
             await forever()
-            raise AssertionError("unreachable")
 
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                await forever()
+    async def forever() -> None:
+        await asyncio.Event().wait()
 
-        async def forever() -> None:
-            await asyncio.Event().wait()
-
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions",
-            "query_string": b"", "headers": [(b"content-type", b"application/json"), (b"host", b"service")],
-            "http_version": "1.1", "scheme": "http", "client": None, "server": ("service", 80), "root_path": "",
-        }  # fmt: skip
-        call = asyncio.create_task(service.app(scope, receive, send))
-        await asyncio.sleep(1.0)
-        call.cancel()
-        await asyncio.wait({call})
-        assert server.was_left
-        assert service.admission.in_flight.rollouts == 0
-
-    virtual_time.run(scenario())
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions",
+        "query_string": b"", "headers": [(b"content-type", b"application/json"), (b"host", b"service")],
+        "http_version": "1.1", "scheme": "http", "client": None, "server": ("service", 80), "root_path": "",
+    }  # fmt: skip
+    call = asyncio.create_task(service.app(scope, receive, send))
+    await asyncio.sleep(1.0)
+    call.cancel()
+    await asyncio.wait({call})
+    assert server.was_left
+    assert service.admission.in_flight.rollouts == 0
 
 
 @pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
@@ -238,21 +236,19 @@ def test_an_exception_that_nobody_expected_shows_nothing_of_itself() -> None:
 
 
 @pytest.mark.parametrize("leaves_after_s", [10.0, 20.0])
-def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_after_s: float) -> None:
+@virtual_time.test
+async def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_after_s: float) -> None:
     server = ScriptedModelServer([40.0, *events()])
     service = ScriptedHttp(model_server=server)
 
-    async def scenario() -> None:
-        transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            call = asyncio.create_task(http.post("/v1/chat/completions", json={"stream": True}))
-            await asyncio.sleep(leaves_after_s)
-            call.cancel()
-            await asyncio.wait({call})
-        assert server.was_left
-        assert service.admission.in_flight.rollouts == 0
-
-    virtual_time.run(scenario())
+    transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+        call = asyncio.create_task(http.post("/v1/chat/completions", json={"stream": True}))
+        await asyncio.sleep(leaves_after_s)
+        call.cancel()
+        await asyncio.wait({call})
+    assert server.was_left
+    assert service.admission.in_flight.rollouts == 0
 
 
 def test_a_stream_of_a_session_has_heartbeats() -> None:

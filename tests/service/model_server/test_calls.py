@@ -41,57 +41,49 @@ class World:
         usage.charge(tokens)
 
 
-def test_a_call_that_fails_gets_its_charge_back() -> None:
-    async def run() -> None:
-        world = World([GenerationLost("gone")])
-        world.use_up(60)
-        await asyncio.sleep(1)
-        with pytest.raises(GenerationLost):
-            await world.calls.answer("chat/completions", BODY, "r", TEAM)
-        assert world.wait_s() == 0
-        assert not world.calls._in_flight
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_call_that_fails_gets_its_charge_back() -> None:
+    world = World([GenerationLost("gone")])
+    world.use_up(60)
+    await asyncio.sleep(1)
+    with pytest.raises(GenerationLost):
+        await world.calls.answer("chat/completions", BODY, "r", TEAM)
+    assert world.wait_s() == 0
+    assert not world.calls._in_flight
 
 
-def test_a_call_that_is_left_keeps_the_charge_of_what_was_expected_of_it() -> None:
-    async def run() -> None:
-        world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(1, 1))])
-        world.use_up(59)
-        async with aclosing(await world.calls.answer("tokenize", BODY, "r", TEAM)) as answer:
-            assert answer.status == 200
-        assert world.wait_s() == 20
-        assert not world.calls._in_flight
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_call_that_is_left_keeps_the_charge_of_what_was_expected_of_it() -> None:
+    world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(1, 1))])
+    world.use_up(59)
+    async with aclosing(await world.calls.answer("tokenize", BODY, "r", TEAM)) as answer:
+        assert answer.status == 200
+    assert world.wait_s() == 20
+    assert not world.calls._in_flight
 
 
-def test_a_call_that_is_left_before_its_body_is_read_is_aborted() -> None:
-    async def run() -> None:
-        world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(1, 1))])
-        answer = await world.calls.answer("chat/completions", BODY, "r", ANYBODY)
-        await answer.aclose()
-        assert world.server.was_left
-        assert not world.calls._in_flight
-        assert len(world.server.released) == 1
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_call_that_is_left_before_its_body_is_read_is_aborted() -> None:
+    world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(1, 1))])
+    answer = await world.calls.answer("chat/completions", BODY, "r", ANYBODY)
+    await answer.aclose()
+    assert world.server.was_left
+    assert not world.calls._in_flight
+    assert len(world.server.released) == 1
 
 
-def test_a_call_that_is_left_while_it_waits_for_its_quota_counts_nothing() -> None:
-    async def run() -> None:
-        world = World()
-        world.use_up(70)
-        waiting = asyncio.create_task(world.calls.answer("chat/completions", BODY, "r", TEAM))
-        await virtual_time.settled()
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert world.wait_s() == 11
-        assert world.server.requests == []
-        assert not world.calls._in_flight
-        assert len(world.server.released) == 1
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_call_that_is_left_while_it_waits_for_its_quota_counts_nothing() -> None:
+    world = World()
+    world.use_up(70)
+    waiting = asyncio.create_task(world.calls.answer("chat/completions", BODY, "r", TEAM))
+    await virtual_time.settled()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert world.wait_s() == 11
+    assert world.server.requests == []
+    assert not world.calls._in_flight
+    assert len(world.server.released) == 1
 
 
 def seed_of(session: str, generation_index: int, body: bytes = b"{}") -> int | None:
@@ -122,14 +114,12 @@ def test_the_sessions_of_one_request_share_its_turns() -> None:
     ]
 
 
-def test_a_call_for_several_choices_is_charged_for_each_of_them() -> None:
-    async def run() -> None:
-        world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(20, 60))])
-        async with aclosing(await world.calls.answer("chat/completions", BODY, "r", TEAM, choices=3)) as answer:
-            # 20 tokens of the prompt and 3 times the 100 of the longest answer, of 60.
-            assert world.wait_s() == 261
-            assert [part async for part in answer.body] == [b"data"]
-        [request] = world.server.requests
-        assert (request.choices, world.wait_s()) == (3, 21)
-
-    virtual_time.run(run())
+@virtual_time.test
+async def test_a_call_for_several_choices_is_charged_for_each_of_them() -> None:
+    world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(20, 60))])
+    async with aclosing(await world.calls.answer("chat/completions", BODY, "r", TEAM, choices=3)) as answer:
+        # 20 tokens of the prompt and 3 times the 100 of the longest answer, of 60.
+        assert world.wait_s() == 261
+        assert [part async for part in answer.body] == [b"data"]
+    [request] = world.server.requests
+    assert (request.choices, world.wait_s()) == (3, 21)

@@ -389,7 +389,8 @@ async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 5), deadline_s=st.integers(1, 12))
-def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
+@virtual_time.test
+async def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
     seed: int, size: int, deadline_s: int
 ) -> None:
     draw = random.Random(seed)
@@ -407,17 +408,14 @@ def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
         Uneven(["abcdef", GenerationLost("died")]), {"task": ScriptedEnvironment([TERMINATING, outcome("o")])}, schedule
     )
 
-    async def run() -> None:
-        out = []
-        early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as ended:
-            async for episode in ended:
-                assert virtual_time.now() <= deadline_s + Episode.interruption_s
-                out.append(episode.identity.position)
-        assert sorted(out) == list(range(size))
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtual_time.run(run())
+    out = []
+    early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
+    async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as ended:
+        async for episode in ended:
+            assert virtual_time.now() <= deadline_s + Episode.interruption_s
+            out.append(episode.identity.position)
+    assert sorted(out) == list(range(size))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @virtual_time.test
