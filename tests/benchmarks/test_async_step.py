@@ -11,6 +11,8 @@ import pytest
 from benchmarks import async_step
 from benchmarks.async_step import Steps, report, train
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_step_is_compared_with_the_longer_of_training_and_generating(capsys: pytest.CaptureFixture[str]) -> None:
     report([Steps(2.0, 1.0, 2.1, 0.1, 0.0), Steps(2.0, 4.0, 4.4, 0.2, 0.25)])

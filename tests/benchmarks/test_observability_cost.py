@@ -9,6 +9,8 @@ from benchmarks.engine_comparison import Round, Rounds
 from benchmarks.observability_cost import Collector, collector, configs, figures_of, missed, standard_error
 from benchmarks.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = Workload(2, 1, 4)
 
 

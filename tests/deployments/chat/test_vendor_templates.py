@@ -16,6 +16,8 @@ from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
 from tests.deployments.chat.vendors import FAMILIES, Family, Vendor, vendor
 
+pytestmark = pytest.mark.slow
+
 ROOM = 100_000
 CHAT = ChatOptions()
 QUESTION = {"role": "user", "content": "Question"}

@@ -13,6 +13,8 @@ import pytest
 
 from tests.paths import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 PAGE = (REPOSITORY / "docs" / "upgrading.md").read_text()
 ROWS: list[tuple[str, str]] = re.findall(r"^\| `([\w.]+)` \| `(\w+\.py)` \|$", PAGE, re.MULTILINE)
 UPSTREAM = REPOSITORY / "deployments" / "upstream"

@@ -12,6 +12,8 @@ import pytest
 from deployments.workers.cleanup import die_with_parent
 from service.startup.processes import wait_for_ends
 
+pytestmark = pytest.mark.slow
+
 GONE_WITHIN_S = 40.0
 REPLICA = """
 from multiprocessing import Pipe, get_context

@@ -18,6 +18,7 @@ def turns_in(fleet: Fleet, begin: float, end: float) -> Counter[str]:
     return Counter(replica for at, replica in fleet.turns_by_replica if begin <= at < end)
 
 
+@pytest.mark.slow
 def test_an_evaluation_behind_a_training_batch_is_as_fast_as_alone_on_half_the_fleet() -> None:
     alone = Fleet(2, TIMING)
     alone.post(Batch("evaluation", rollouts=32, turns=4))
@@ -146,6 +147,7 @@ def test_a_key_that_posts_small_requests_without_end_takes_no_more_than_its_shar
     assert 1 - turns["patient"] / turns.total() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_requests_of_a_key_share_what_it_gets_by_their_own_weights() -> None:
     fleet = Fleet(2, TIMING)
     for name, key, weight in (("a", "mine", 1.0), ("b", "mine", 3.0), ("c", "other", 1.0)):
