@@ -1,6 +1,6 @@
 """Liveness of the two ends of a stream: heartbeats for the caller, and a watch of the caller for the replica.
 
-Heartbeats let a caller tell a slow replica from a hung one; the caller's half is `service/remote/replica_watch.py`.
+Heartbeats let a caller tell a slow replica from a hung one; the caller's half is `service/remote/replica_stream.py`.
 
 `CallerWatch` tells a replica that an ingress replica has died while it had work done here: Serve's calls reach a
 replica as tasks of Ray's, which go on after the end of the process that has made them. Guarantee: what a caller that is

@@ -13,7 +13,7 @@ from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE
 from deployments.upstream.ray_serve.serve_internals import cancel_call
-from service.remote.replica_watch import ReplicaSilent, ReplicaWatch
+from service.remote.replica_stream import ReplicaSilent, ReplicaWatch
 
 logger = logging.getLogger("rollout_service.remote")
 

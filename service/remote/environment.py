@@ -24,7 +24,7 @@ from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, 
 from deployments.upstream.ray_serve.own_replica import own_name
 from rollout_env import StepOutcome
 from service.remote.batching import MOST_ITERATIONS_PER_CALL, ReplicaStream, control_calls
-from service.remote.replica_watch import ReplicaWatches
+from service.remote.replica_stream import ReplicaWatches
 from service.remote.step_spreading import StepSpreading
 
 logger = logging.getLogger("rollout_service.remote")

@@ -29,7 +29,7 @@ from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone
 from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls
-from service.remote.replica_watch import ReplicaWatches
+from service.remote.replica_stream import ReplicaWatches
 from service.rollouts.retries import pause_s
 from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.replica_queues import ScheduledGeneration

@@ -11,7 +11,7 @@ from deployments.protocols.model_server import ServedParts, ServedRequest, Serve
 from deployments.rpc.batching import BatchResults, CallBatcher
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
 from service.remote.batching import ReplicaStream, control_calls
-from service.remote.replica_watch import ReplicaWatch
+from service.remote.replica_stream import ReplicaWatch
 
 GENERATOR_REPLICA = "The generator replica"
 LOST_AFTER_HEARTBEATS = 10

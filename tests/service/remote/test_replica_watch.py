@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.remote.replica_watch import ReplicaSilent, ReplicaWatch
+from service.remote.replica_stream import ReplicaSilent, ReplicaWatch
 from tests import virtual_time
 
 
