@@ -46,7 +46,7 @@ from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.json_encoder import JSON
+from service.rollout_requests.result_encoding import JSON
 from service.rollout_requests.rollout_service import EndedRollout, RolloutService, RunningRollout
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler

@@ -29,7 +29,8 @@ from rollout_client.weights import layout
 from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
-from service.http import request_ids, upload_chunk
+from service.http import middlewares as request_ids
+from service.http import upload_chunk
 from service.jobs import submission as preferences
 from service.model_server import answers as error_events
 from service.model_server import call_bodies as choices
@@ -273,7 +274,7 @@ READERS = {
     "key to send": Reader(
         api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
-    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/http/request_ids.py::ALLOWED_ID",)),
+    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "idempotency key": Reader(
         header("idempotency-key", preferences.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
     ),

@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Literal, NamedTuple, TypeVar
 
-from rollout_env.calls import call
 from rollout_env.check_static_rules import (
     attribute_problems,
     example_problems,
@@ -20,7 +19,7 @@ from rollout_env.check_static_rules import (
 from rollout_env.environment import TaskEnvironment
 from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin
 from rollout_env.records import OutcomeInvalid, StepOutcome
-from rollout_env.steps import RolloutSteps
+from rollout_env.steps import RolloutSteps, call
 
 BEAT_S = 0.02
 Result = TypeVar("Result")

@@ -26,10 +26,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
 from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure, escaped_half_surrogates
-from rollout_env.steps import RolloutSteps, validated_start
+from rollout_env.steps import RolloutSteps, call, validated_start
 
 GRACE_S = 3
 """Seconds that steps may take to finish when the server ends."""

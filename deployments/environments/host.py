@@ -22,15 +22,14 @@ from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import results_as_completed
+from deployments.rpc.batching import bytes_of_step_result, results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
-from deployments.rpc.message_size import bytes_of_step_result
 from deployments.upstream.ray_serve.install import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import TaskEnvironment
-from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
+from rollout_env.steps import abandoned_threads, call
 
 MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")

@@ -11,8 +11,7 @@ from deployments.environments.step_queue import Deadlines, FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
-from rollout_env.calls import call, is_plain
-from rollout_env.steps import opened_session, validated_extra_env_info, validated_outcome
+from rollout_env.steps import call, is_plain, opened_session, validated_extra_env_info, validated_outcome
 
 CLOSE_TIMEOUT_S = 30.0
 """Time after which a session that is still closing no longer counts as one of `max_sessions`."""

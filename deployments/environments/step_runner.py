@@ -21,9 +21,8 @@ from deployments.failures import (
 from deployments.protocols.environments import StepRequest
 from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
-from rollout_env.calls import is_plain
 from rollout_env.environment import has_sessions, steps_in_batches
-from rollout_env.steps import validated_start, validated_step
+from rollout_env.steps import is_plain, validated_start, validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 MOST_THREADS = 64

@@ -32,9 +32,14 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import results_as_completed
+from deployments.rpc.batching import (
+    BYTES_PER_RECORD,
+    bytes_of_generation,
+    bytes_of_served_part,
+    divided,
+    results_as_completed,
+)
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
-from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 
 HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.failures import EnvironmentLost, Overloaded
-from deployments.rpc.batching import CallBatcher, at_once
+from deployments.rpc.batching import CallBatcher, at_once, bytes_of_conversation
 from deployments.rpc.handle_calls import call_result
-from deployments.rpc.message_size import bytes_of_conversation
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 
 MOST_PER_CALL = 256

@@ -8,11 +8,12 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
-from deployments.rpc.batching import CallBatcher, at_once
-from deployments.rpc.message_size import (
+from deployments.rpc.batching import (
     BYTES_PER_LOGPROB,
     BYTES_PER_RECORD,
     BYTES_PER_TOKEN_ID,
+    CallBatcher,
+    at_once,
     bytes_of_json,
     bytes_of_text,
 )

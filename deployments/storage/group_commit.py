@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Generic, TypeVar
 
-from deployments.rpc.message_size import divided
+from deployments.rpc.batching import divided
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ from starlette.routing import Match, Route
 
 from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.contract.problems import Problem
-from service.http.request_ids import problem_response, request_id_headers_of, request_id_of
+from service.http.middlewares import problem_response, request_id_headers_of, request_id_of
 from service.problems import RequestProblem, field_problem, internal_error, invalid_request, not_ready, problem_of
 
 RETRY_AFTER_S = 2

@@ -24,8 +24,7 @@ from rollout_client.contract.rollouts import RolloutSummary
 from service.http.streaming import EMPTY_LINE, response_in_parts, with_heartbeats
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JSON, PART_BYTES, document_in_parts
-from service.rollout_requests.result_encoding import NDJSON
+from service.rollout_requests.result_encoding import JSON, NDJSON, PART_BYTES, document_in_parts
 
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore

@@ -25,7 +25,7 @@ from rollout_client.contract.rollouts import SampleError, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
 from service.jobs.writer import JobWriter
-from service.rollout_requests.json_encoder import json_of
+from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState, MetricCounts
 from service.rollouts.progress import ProgressLog

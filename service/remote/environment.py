@@ -18,13 +18,18 @@ from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import SharedCall
-from deployments.rpc.batching import BatchResults, CallBatcher
+from deployments.rpc.batching import (
+    MOST_ITEMS_PER_MESSAGE,
+    BatchResults,
+    CallBatcher,
+    bytes_of_json,
+    bytes_of_step_request,
+    divided,
+)
 from deployments.rpc.handle_calls import call_result, live_replicas_of
-from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from deployments.upstream.ray_serve.own_replica import own_name
 from rollout_env import StepOutcome
-from service.remote.batching import MOST_ITERATIONS_PER_CALL, ReplicaStream, control_calls
-from service.remote.replica_stream import ReplicaWatches
+from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaStream, ReplicaWatches, control_calls
 from service.remote.step_spreading import StepSpreading
 
 logger = logging.getLogger("rollout_service.remote")

@@ -23,17 +23,69 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.rpc.batching import BatchResults
+from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
 from deployments.rpc.handle_calls import call_result, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
-from service.remote.batching import call_unless_gone
-from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls
-from service.remote.replica_stream import ReplicaWatches
+from service.remote.replica_stream import ReplicaStream, ReplicaWatch, ReplicaWatches, call_unless_gone, control_calls
 from service.rollouts.retries import pause_s
 from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.replica_queues import ScheduledGeneration
 from service.scheduling.replica_window import EngineCapacity
+
+GENERATOR_REPLICA = "The generator replica"
+LOST_AFTER_HEARTBEATS = 10
+"""A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
+
+
+class ReplicaCalls:
+    """The calls of one replica, batched."""
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        replica: str,
+        caller: str,
+        results_of: Callable[[GenerationResults], BatchResults[Generation]],
+        ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
+        waiting: Callable[[], int],
+        silence: ReplicaWatch,
+    ) -> None:
+        """Makes no call yet.
+
+        Args:
+            replica: its unique id; empty for whichever replica Serve chooses.
+            caller: names this ingress replica.
+            results_of: called with each item of each answer to generations; returns its results.
+            ends_of: the same for calls of model servers' APIs.
+            waiting: the number of generations that wait here for the replica.
+            silence: the watch of all calls that name the replica.
+        """
+        named = handle.options(session_id=replica)
+        streaming = named.options(stream=True)
+        log_fields = {"replica_id": replica or None}
+
+        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
+            def start(requests: list[GenerationRequest]) -> Any:
+                return call([request.generation_id for request in requests])
+
+            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
+
+        def stream(start: Callable[..., Any], results_of: Callable[[Any], Any]) -> ReplicaStream[Any, Any]:
+            def start_call(requests: list[Any]) -> Any:
+                return start(requests, caller, waiting(), replica)
+
+            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results_of, silence)
+
+        abort = control(named.abort.remote, "aborted")
+        self.interrupt: CallBatcher[GenerationRequest, None] = control(named.interrupt.remote, "interrupted")
+        self.generate: CallBatcher[GenerationRequest, Generation] = stream(
+            streaming.generate.remote, results_of
+        ).batched(bytes_of_generation_request, abort)
+        self.serve: CallBatcher[ServedRequest, ServedTokens] = stream(streaming.serve.remote, ends_of).batched(
+            bytes_of_served_request, abort
+        )
+
 
 REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""

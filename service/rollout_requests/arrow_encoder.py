@@ -18,7 +18,7 @@ from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKE
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from service.rollout_requests.json_encoder import ResponseEncoder
+from service.rollout_requests.result_encoding import ResponseEncoder
 from service.rollouts.episode_records import Echo
 
 ROWS_PER_STEP = 64

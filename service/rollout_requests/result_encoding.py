@@ -1,24 +1,160 @@
 """Encodes the rollouts of a request beside other requests, large ones in threads: for answers, streams and jobs.
 
-A stream (`application/x-ndjson`), which `rollout_client/calls/ndjson.py` reads, has one line per rollout, in the order
-in which they end, then exactly one line with the summary or with the problem that ended the request. Each line is one
-JSON object.
+A whole answer is JSON here or Arrow (`arrow_encoder.py`): only fields that were set are serialized; explicit nulls
+survive. A stream (`application/x-ndjson`), which `rollout_client/calls/ndjson.py` reads, has one line per rollout, in
+the order in which they end, then exactly one line with the summary or with the problem that ended the request. Each
+line is one JSON object.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container
+from array import array
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from time import monotonic
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
+import orjson
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import SAMPLE_FAILED, RequestProblem
-from service.rollout_requests.json_encoder import json_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.rollouts.episode_records import Echo
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
+
+
+class ResponseEncoder(Protocol):
+    """Encodes each rollout as soon as it has ended, so that little work is left after the last one.
+
+    What the rollouts of a group repeat of their sample is held once until `body` writes it.
+
+    `add` is called once per position, in any order; then `body` is called once.
+    """
+
+    media_type: str
+
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
+        """Encodes one rollout.
+
+        Args:
+            position: its index in the response.
+            echo: what it repeats of its sample; the same object for all rollouts of a group.
+        """
+        ...
+
+    def body(self, summary: RolloutSummary) -> Iterator[bytes | memoryview]:
+        """Yields the bytes of the response, the rollouts in order of their positions."""
+        ...
+
+
+JSON = "application/json"
+PART_BYTES = 2**20
+"""Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
+SHARED_BYTES = 1024
+"""Shorter JSON is copied into each rollout: dividing a rollout there takes about as much memory."""
+PLACE = b"\0"
+"""Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
+
+
+class JsonResponseEncoder(ResponseEncoder):
+    media_type = JSON
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, Sequence[bytes]] = {}
+        """JSON of each rollout by position, in pieces, of which those that a group shares are the same objects."""
+        self._echoes: dict[Echo, EncodedEcho] = {}
+
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
+        if echo is None:
+            self._encoded[position] = (json_of(result),)
+            return
+        if echo not in self._echoes:
+            self._echoes[echo] = EncodedEcho(echo)
+        self._encoded[position] = self._echoes[echo].json_of(result)
+
+    def body(self, summary: RolloutSummary) -> Iterator[bytes]:
+        # Each is freed when it was sent: freeing 1 GB at once takes long.
+        rollouts = (self._encoded.pop(position) for position in sorted(self._encoded))
+        yield from document_in_parts(json_of(summary), b"samples", rollouts)
+
+
+class EncodedEcho:
+    """The JSON of what the rollouts of one group repeat of their sample."""
+
+    def __init__(self, echo: Echo) -> None:
+        self._echo = echo
+        self._messages = SharedJson(b",".join(map(json_of, echo.messages)))
+        self._fields = {name: SharedJson(json_of(value)) for name, value in echo.fields.items()}
+
+    def json_of(self, result: SampleResult) -> Sequence[bytes]:
+        """The JSON of a result of the group, in pieces."""
+        fields, shared = set_fields(result), list[SharedJson]()
+        for name, value in fields.items():
+            if name == "message_log" and self._echo.messages:
+                fields[name] = [self._messages.fragment, *value[len(self._echo.messages) :]]
+                shared.append(self._messages)
+            elif name in self._fields and value is self._echo.fields[name]:
+                fields[name] = self._fields[name].fragment
+                shared.append(self._fields[name])
+        try:
+            own = orjson.dumps(fields, default=plain).split(PLACE)
+        except orjson.JSONEncodeError:
+            return (json_of(result),)
+        pieces_between = [each.json for each in shared if each.has_place]
+        return [own[0], *chain.from_iterable(zip(pieces_between, own[1:], strict=True))]
+
+
+class SharedJson:
+    """Some JSON that many rollouts have. `fragment` writes it or, if it is long, leaves a `PLACE` for it."""
+
+    def __init__(self, json: bytes) -> None:
+        self.json = json
+        self.has_place = len(json) >= SHARED_BYTES
+        self.fragment = orjson.Fragment(PLACE if self.has_place else json)
+
+
+def pieces(data: bytes | bytearray) -> Iterator[bytes]:
+    """`data` in parts of at most `PART_BYTES`: sending more at once would keep the event loop from other requests."""
+    for begin in range(0, len(data), PART_BYTES):
+        yield bytes(data[begin : begin + PART_BYTES])
+
+
+def document_in_parts(head: bytes, name: bytes, items: Iterable[Sequence[bytes]]) -> Iterator[bytes]:
+    """The JSON object `head` with one more field, the list of these items; each item comes in pieces."""
+    part = bytearray(head.removesuffix(b"}") + b',"%s":[' % name)
+    for place, item in enumerate(items):
+        part += b"," if place else b""
+        for piece in item:
+            part += piece
+            if len(part) >= PART_BYTES:
+                yield from pieces(part)
+                part.clear()
+    yield bytes(part + b"]}")
+
+
+def json_of(value: Any) -> bytes:
+    """Encodes with orjson, in half of pydantic's time; with pydantic if an integer has more than 64 bits."""
+    try:
+        return orjson.dumps(value, default=plain)
+    except orjson.JSONEncodeError:
+        if isinstance(value, BaseModel):
+            return value.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+        return to_json(value)
+
+
+def plain(value: object) -> object:
+    """A JSON form of `value`, for an encoder; raises `TypeError` if there is none."""
+    if isinstance(value, array):
+        return value.tolist()
+    if isinstance(value, BaseModel):
+        return set_fields(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
 
 NDJSON = "application/x-ndjson"
 

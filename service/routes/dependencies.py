@@ -14,8 +14,8 @@ from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
 from service.http.authorization import AuthorizedCaller
+from service.http.middlewares import request_id_of
 from service.http.request_body import stated_length
-from service.http.request_ids import request_id_of
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls

@@ -4,9 +4,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.http.error_handlers import install_error_handlers
-from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware
+from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
 from service.http.openapi import complete_document
-from service.http.request_ids import RequestIdMiddleware
 from service.routes import jobs, model_server, policy, rollout, score, sessions, status, tasks
 from service.routes.dependencies import AppServices
 from service.ui import routes as ui

@@ -48,8 +48,7 @@ from service.jobs.submission import (
     required_key,
     submitted,
 )
-from service.rollout_requests.json_encoder import JSON, json_of
-from service.rollout_requests.result_encoding import NDJSON
+from service.rollout_requests.result_encoding import JSON, NDJSON, json_of
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
 
 MOST_BYTES_OF_AN_ACKNOWLEDGEMENT = 1024

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.request_ids import ALLOWED_ID, id_not_allowed, problem_response
+from service.http.middlewares import ALLOWED_ID, id_not_allowed, problem_response
 from service.problems import REQUEST_ID_HEADER
 
 GATHERED_BYTES = 2**18

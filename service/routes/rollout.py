@@ -40,11 +40,13 @@ from service.jobs.submission import (
 from service.problems import RequestProblem, internal_error
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.body_parser import read_rollout_request
-from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder, pieces
 from service.rollout_requests.result_encoding import (
     NDJSON,
     EncodedRollouts,
+    JsonResponseEncoder,
+    ResponseEncoder,
     is_small,
+    pieces,
     problem_line,
     summary_line,
 )

@@ -20,8 +20,7 @@ from service.http.examples import REQUEST_ID
 from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
-from service.rollout_requests.json_encoder import document_in_parts
-from service.rollout_requests.result_encoding import encode_beside_others
+from service.rollout_requests.result_encoding import document_in_parts, encode_beside_others
 from service.routes.dependencies import Admitted, RequestId, Services
 from service.scoring.scoring import Score
 

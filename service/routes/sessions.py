@@ -41,8 +41,7 @@ from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JSON, json_of
-from service.rollout_requests.result_encoding import NDJSON, sample_line, summary_line
+from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request

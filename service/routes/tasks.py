@@ -12,7 +12,7 @@ from service.http.examples import SAMPLE
 from service.http.openapi import json_response, refusal, refusals
 from service.http.streaming import response_in_parts
 from service.problems import TASK_UNKNOWN, RequestProblem, unknown_task
-from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
+from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
 from service.routes.dependencies import Rollouts
 
 SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."

@@ -20,8 +20,8 @@ from deployments.failures import (
 )
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
-from rollout_env.calls import abandoned_threads
 from rollout_env.loading import EnvironmentNotLoadable
+from rollout_env.steps import abandoned_threads
 from tests import virtual_time
 from tests.service.scripted import outcome
 

@@ -29,7 +29,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc import liveness as caller_watch
-from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
+from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")

@@ -15,7 +15,7 @@ from deployments.models import reward_client
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.reward_replica import RewardModelReplica, batches
 from deployments.models.settings import RewardModelSettings
-from deployments.rpc import message_size
+from deployments.rpc import batching as message_size
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
 
 

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationLost, RolloutFailure
-from deployments.rpc.batching import BatchResults, CallBatcher, at_once, results_as_completed, results_of
-from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
+from deployments.rpc.batching import (
+    MOST_BYTES_PER_MESSAGE,
+    BatchResults,
+    CallBatcher,
+    at_once,
+    results_as_completed,
+    results_of,
+)
 from tests import virtual_time
 
 CANCELLED = GenerationLost("cancelled")

@@ -18,7 +18,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
-from deployments.rpc.message_size import (
+from deployments.rpc.batching import (
     MOST_BYTES_PER_MESSAGE,
     bytes_of_generation,
     bytes_of_generation_request,

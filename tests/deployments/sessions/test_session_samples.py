@@ -3,7 +3,7 @@
 from deployments.sessions.samples import samples_of
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
-from service.rollout_requests.json_encoder import json_of
+from service.rollout_requests.result_encoding import json_of
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import small
 

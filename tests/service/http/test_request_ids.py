@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationRejected
-from service.http.request_ids import RequestIdMiddleware
+from service.http.middlewares import RequestIdMiddleware
 from tests.service.scripted_http import ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}

@@ -13,10 +13,8 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
-from deployments.rpc.batching import CallBatcher
-from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
-from service.remote.batching import ReplicaStream, control_calls
-from service.remote.replica_stream import ReplicaWatch
+from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE, CallBatcher
+from service.remote.replica_stream import ReplicaStream, ReplicaWatch, control_calls
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 

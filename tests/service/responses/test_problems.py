@@ -11,7 +11,7 @@ from deployments.policy.failures import VersionRefused
 from rollout_client.contract.problems import FieldProblem, Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
-from service.http.request_ids import problem_response
+from service.http.middlewares import problem_response
 from service.problems import RequestProblem, dotted, shown, validation_problem
 
 HERE = FieldProblem(field="samples", message="there are too many", value=7)

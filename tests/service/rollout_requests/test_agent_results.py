@@ -3,7 +3,7 @@
 from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse, RolloutSummary
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JsonResponseEncoder, ResponseEncoder
+from service.rollout_requests.result_encoding import JsonResponseEncoder, ResponseEncoder
 from service.rollouts.agent_episode import AgentRunOutcome
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
 from tests.service.scripted import ids_of

@@ -27,7 +27,7 @@ from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
-from service.rollout_requests.json_encoder import JsonResponseEncoder
+from service.rollout_requests.result_encoding import JsonResponseEncoder
 from service.rollouts.episode_records import Echo
 from service.settings import RequestLimits
 from tests.clients.scripted_service import SUMMARY, Json, result

@@ -11,9 +11,15 @@ from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import internal_error
-from service.rollout_requests import json_encoder
-from service.rollout_requests.json_encoder import JsonResponseEncoder, json_of, plain
-from service.rollout_requests.result_encoding import problem_line, sample_line, summary_line
+from service.rollout_requests import result_encoding as json_encoder
+from service.rollout_requests.result_encoding import (
+    JsonResponseEncoder,
+    json_of,
+    plain,
+    problem_line,
+    sample_line,
+    summary_line,
+)
 from service.rollouts.episode_records import Echo
 from tests.clients.scripted_service import SUMMARY, result
 

@@ -15,8 +15,7 @@ from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
-from service.rollout_requests.json_encoder import JsonResponseEncoder
-from service.rollout_requests.result_encoding import sample_line
+from service.rollout_requests.result_encoding import JsonResponseEncoder, sample_line
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.settings import RequestLimits
 from tests.service.scripted_http import ScriptedHttp
@@ -141,7 +140,7 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
 def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.rollout_requests.json_encoder.PART_BYTES", 100)
+    monkeypatch.setattr("service.rollout_requests.result_encoding.PART_BYTES", 100)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.TOKENS_PER_BATCH", 10)
     whole, parts = ScriptedHttp(), ScriptedHttp()
     body = {"samples": [GOOD] * 3, "num_generations": 2}
