@@ -66,6 +66,7 @@ def test_the_container_has_the_folder_of_its_run_and_the_variables_of_its_sessio
     assert words[-5:] == ["--memory=2g", "my-agent", "python", "-m", "mine"]
 
 
+@pytest.mark.slow
 def test_the_container_of_a_replica_that_is_killed_is_removed(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS_FOR_S", "20")
     command = [sys.executable, "-c", REPLICA, str(SCRIPT), "my-agent"]

@@ -16,6 +16,7 @@ from rollout_env import aplay, play
 from tests.paths import REPOSITORY
 
 
+@pytest.mark.slow
 def test_the_judge_of_a_demo_is_served_and_judges_by_words() -> None:
     async def scenario(url: str) -> list[float]:
         judge = HttpChatModel(ChatModelSettings.model_validate({"base_url": url, "model": "m"}), "judge")

@@ -499,12 +499,14 @@ def test_the_policy_and_its_layout_come_typed(policy: ScriptedPolicy, call: Call
     assert layout == layout_of(LAYOUT)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy, call: CallClient) -> None:
     policy.polls += [2, 2, 3]
     assert call(policy.url, "wait_for_version", 3, timeout_s=60).current == 3
     assert policy.asked == ["/policy?min_version=3&wait_s=20.0"] * 3
 
 
+@pytest.mark.slow
 def test_waiting_for_a_version_ends_at_its_timeout(policy: ScriptedPolicy, call: CallClient) -> None:
     with pytest.raises(RolloutTimeout, match=r"^Version 3 was not current after 0\.5 s\. Check that it is pushed"):
         call(policy.url, "wait_for_version", 3, timeout_s=0.5)

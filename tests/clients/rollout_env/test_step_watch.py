@@ -24,12 +24,14 @@ async def raises() -> str:
     raise KeyError("board")
 
 
+@pytest.mark.slow
 def test_the_longest_block_of_a_step_is_measured() -> None:
     result, longest_s = asyncio.run(longest_block(blocks_twice(), timeout_s=60))
     assert result == "done"
     assert longest_s > 0.25
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_does_not_block() -> None:
     result, longest_s = asyncio.run(longest_block(waits(1.0), timeout_s=60))
     assert result == "done"

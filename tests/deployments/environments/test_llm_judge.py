@@ -177,6 +177,7 @@ def test_a_part_of_several_rewards_may_be_a_judge() -> None:
     assert played.metrics["style/judge_calls"] == 1
 
 
+@pytest.mark.slow
 def test_a_judge_behind_a_socket_is_asked_by_many_steps_at_once() -> None:
     def answer(_: int, body: dict[str, Any]) -> Any:
         score = 9 if "Good reply" in body["messages"][0]["content"] else 1

@@ -139,6 +139,7 @@ def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
         judge(impatient, "\\boxed{42}")
 
 
+@pytest.mark.slow
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
     step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))

@@ -255,6 +255,7 @@ def test_a_block_that_ends_in_time_is_left_at_once() -> None:
     assert not watch.has_hung_up
 
 
+@pytest.mark.slow
 def test_each_tensor_counts_as_a_sign_of_life() -> None:
     """The whole takes longer than the limit, and no tensor does."""
 

@@ -17,6 +17,8 @@ import pytest
 from deployments.failures import EnvironmentLost
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 0.5
 """Of processor time."""
 LOST_AFTER_S = 30.0

@@ -18,6 +18,7 @@ def span(name: str, span_id: str, parent_id: str, began_s: float, ended_s: float
     return Span(TRACE, span_id, parent_id, name, began_s, ended_s, dict(attributes))
 
 
+@pytest.mark.slow
 def test_the_collector_has_the_spans_that_an_exporter_sends() -> None:
     with collector() as collected:
         provider = TracerProvider()

@@ -214,6 +214,7 @@ def held_on(cluster: ScriptedIngresses) -> list[int]:
     return [0 if usage is None else usage.capacity.in_flight.rollouts for usage in usages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), [("/rollout", {"idempotency_key": "k"}), ("/jobs", {})])
 def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, headers: dict[str, str]) -> None:
     async def scenario() -> None:

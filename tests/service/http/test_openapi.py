@@ -237,6 +237,7 @@ def generated_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_generated_client_makes_a_request_and_reads_its_response(generated_client: Any) -> None:
     message = generated_client.PromptMessage(generated_client.PromptMessageRole.USER, "What is 1 + 1?")
     sample = generated_client.SampleInput(task_name="math", messages=[message])

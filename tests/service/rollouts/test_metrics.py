@@ -177,6 +177,7 @@ def test_the_versions_of_a_named_policy_are_told_by_their_labels_and_those_of_ot
     assert RequestMetricsAccumulator("run-b").policy() == PolicyVersions()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=300).map(sorted), st.sampled_from([0, 50, 95, 99, 100]))
 def test_percentiles_are_those_of_numpy_to_the_bit(ordered: list[int], percent: int) -> None:
     assert percentile(ordered, percent) == np.percentile(ordered, percent)

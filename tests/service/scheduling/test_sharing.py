@@ -30,6 +30,7 @@ def test_an_evaluation_behind_a_training_batch_is_as_fast_as_alone_on_half_the_f
     assert shared.seconds("evaluation") <= 1.3 * alone.seconds("evaluation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window_factor", "longest_s"), [(2.0, 1.5 * TURN_S), (None, 10 * TURN_S)])
 def test_single_samples_do_not_wait_for_a_training_batch(window_factor: float | None, longest_s: float) -> None:
     fleet = Fleet(4, TIMING, window_factor)

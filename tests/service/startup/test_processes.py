@@ -47,6 +47,7 @@ def test_an_adopted_process_that_has_ended_is_reaped_and_a_child_of_ones_own_is_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_is_being_reaped_counts_as_running_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, tries = os.pidfd_open, []
 

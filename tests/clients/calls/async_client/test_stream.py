@@ -150,6 +150,7 @@ def test_a_connection_lost_during_a_stream_is_broken() -> None:
         stream(url, sample(), sample())
 
 
+@pytest.mark.slow
 def test_a_rollout_longer_than_timeout_s_is_ended(service: ScriptedService) -> None:
     def attempt(timeout_s: float) -> bool:
         service.bodies.clear()
@@ -163,6 +164,7 @@ def test_a_rollout_longer_than_timeout_s_is_ended(service: ScriptedService) -> N
     assert len(service.bodies) == 1
 
 
+@pytest.mark.slow
 def test_a_stream_that_trickles_on_is_ended_at_timeout_s(service: ScriptedService) -> None:
     def trickle(_: Json) -> StreamingResponse:
         def lines() -> Iterator[bytes]:

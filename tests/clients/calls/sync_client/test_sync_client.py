@@ -58,6 +58,7 @@ def test_tasks_and_their_samples_come_ready_to_post(service: ScriptedService) ->
         assert len(client.rollout(client.example_samples("math", count=2)).samples) == 2
 
 
+@pytest.mark.slow
 def test_waiting_until_ready_outlasts_a_start(service: ScriptedService) -> None:
     service.readiness += [PlainTextResponse("no such path", 404), unavailable()]
     with RolloutClient(service.url) as client:
@@ -90,6 +91,7 @@ def test_threads_share_a_client(service: ScriptedService) -> None:
     assert played == list(range(32))
 
 
+@pytest.mark.slow
 def test_a_version_is_waited_for() -> None:
     with PolicyServer(ScriptedPolicy()) as policy, RolloutClient(policy.url) as client:
         policy.polls += [0, 0]

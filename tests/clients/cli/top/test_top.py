@@ -120,6 +120,7 @@ def test_metrics_that_are_not_there_or_fail_leave_the_rest() -> None:
         assert "in_flight" not in found
 
 
+@pytest.mark.slow
 def test_metrics_that_do_not_come_in_time_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_client.cli.top.readings.ANSWER_WITHIN_S", 0.5)
     watched = Watched()

@@ -127,6 +127,7 @@ def test_engines_scale_a_renamed_module_as_peft_scaled_it(key: str, module: str,
     assert PEFTHelper.from_dict(renamed).get_rank_and_scaling(served) == before
 
 
+@pytest.mark.slow
 def test_a_key_that_takes_too_long_is_refused() -> None:
     module = f"model.layers.0.{'a' * 40}.o_proj"
     names = {f"module.{module}.lora_A.weight": f"{module}.lora_A.weight"}
