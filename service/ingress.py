@@ -19,7 +19,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.rpc.store_client import job_store_client, policy_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
-from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
+from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
 from deployments.upstream.ray_serve.serve_internals import running_http_options
@@ -97,7 +97,7 @@ class Ingress:
         agents: dict[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
         logs.configure()
-        read_all_wakeups()
+        install()
         options = await asyncio.to_thread(http_options)
         assert options is not None
         refuse_exposed(settings.access, options)

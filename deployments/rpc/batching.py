@@ -22,6 +22,7 @@ from deployments.failures import RolloutFailure
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt
 from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, StepOutcome
 
 Item = TypeVar("Item")
@@ -162,7 +163,7 @@ class CallBatcher(Generic[Request, Result]):
         self._waiting: Waiting[Request, Result] = []
         """Requests to send in this iteration and the next ones, or when a call ends."""
         self._is_scheduled = False
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = BackgroundTasks()
 
     async def call(self, request: Request) -> Result:
         """Sends the request with others. Raises the exception of this request, or of the whole call."""
@@ -204,9 +205,9 @@ class CallBatcher(Generic[Request, Result]):
             asyncio.get_running_loop().call_soon(self._send_next, True)
 
     def _start(self, batch: Waiting[Request, Result]) -> None:
-        call = asyncio.create_task(self._run(batch), context=Context())
-        self._calls.add(call)
-        call.add_done_callback(self._end)
+        call = self._calls.start(self._run(batch), Context())
+        if self._most_calls is not None:
+            call.add_done_callback(lambda _: self._send_next())
         if self._abandon is None:
             return
         abandon, pending, some_left = self._abandon, len(batch), False
@@ -222,11 +223,6 @@ class CallBatcher(Generic[Request, Result]):
 
         for request, future in batch:
             future.add_done_callback(partial(note_end, request))
-
-    def _end(self, call: "asyncio.Task[None]") -> None:
-        self._calls.discard(call)
-        if self._most_calls is not None:
-            self._send_next()
 
     async def _run(self, batch: Waiting[Request, Result]) -> None:
         try:
