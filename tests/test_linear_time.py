@@ -11,29 +11,24 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
-from deployments.chat import bridge
-from deployments.chat import chat_template as message_cuts
+from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.environments import math_latex as latex
-from deployments.environments import replies as answers
-from deployments.environments import retrieval
+from deployments.environments import math_latex, replies, retrieval
 from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
-from rollout_client.calls import options as api_key
+from rollout_client.calls import options
 from rollout_client.cli.run import player
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
 from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
-from service.http import middlewares as request_ids
-from service.http import upload_chunk
-from service.jobs import submission as preferences
-from service.model_server import answers as error_events
-from service.model_server import call_bodies as choices
+from service.http import middlewares, upload_chunk
+from service.jobs import submission
+from service.model_server import answers, call_bodies
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
@@ -119,24 +114,24 @@ READERS = {
         lambda text: reply_text({"role": "assistant", "content": text}), ["<think>", "</think>", "<think></think>"]
     ),
     "box": Reader(
-        answers.last_box,
+        replies.last_box,
         ["\\boxed{", "\\boxed", "\\boxed ", "\\fbox{", "\\", "{", "}", "\\boxed{}", "{}"],
         (f"{MATH}::BOX_PARTS",),
     ),
-    "answer anywhere": Reader(lambda text: answers.answer_in(text, "any"), ANSWERS),
-    "answer in a box": Reader(lambda text: answers.answer_in(text, "boxed"), ANSWERS),
-    "answer in a line": Reader(lambda text: answers.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::ANSWER_LINE",)),
+    "answer anywhere": Reader(lambda text: replies.answer_in(text, "any"), ANSWERS),
+    "answer in a box": Reader(lambda text: replies.answer_in(text, "boxed"), ANSWERS),
+    "answer in a line": Reader(lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::ANSWER_LINE",)),
     "answer in the last line": Reader(
-        lambda text: answers.answer_in(text, "answer_line"),
+        lambda text: replies.answer_in(text, "answer_line"),
         ["x ", " ", "$", "*"],
         (f"{MATH}::BEGINS_WITH_ANSWER",),
         before="Answer:",
         after="\n.",
     ),
-    "choice": Reader(lambda text: answers.answer_in(text, "choice"), ANSWERS),
-    "letter": Reader(answers.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
+    "choice": Reader(lambda text: replies.answer_in(text, "choice"), ANSWERS),
+    "letter": Reader(replies.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
     "answer in LaTeX": Reader(
-        latex.normalized,
+        math_latex.normalized,
         [
             *(
                 "1",
@@ -212,12 +207,12 @@ READERS = {
         (f"{LATEX}::COMPILED",),
     ),
     "prose": Reader(
-        latex.is_prose,
+        math_latex.is_prose,
         ["a", "abc ", "is ", "\\text{", "\\text{a}", "\\begin{", "\\a", "\\", "{", "答", "ABC ", "1"],
         tuple(f"{LATEX}::{name}" for name in ("NO_WORDS", "WORD", "CJK_SENTENCE", "OF_A_FORMULA", "is_prose")),
     ),
     "answer as a text": Reader(
-        latex.as_text,
+        math_latex.as_text,
         ["a", "abc ", " ", ".", "\\text{", "\\text ", "\\text{a}", "\\(", "$", "{", "}", "\\boxed", "\\boxed{", "\n"],
         tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "WRAPPED")),
     ),
@@ -226,7 +221,7 @@ READERS = {
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
         ("deployments/environments/retrieval.py::ARTICLES",),
     ),
-    "boxed or whole answer": Reader(answers.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
+    "boxed or whole answer": Reader(replies.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(
         hidden_and_restored,
         ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
@@ -236,7 +231,7 @@ READERS = {
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
     ),
     "marks in a rendering": Reader(
-        message_cuts.MARK.split,
+        chat_template.MARK.split,
         ["\ue000", "\ue0001", "\ue000\ue001", "\ue0001\ue001", "1"],
         ("deployments/chat/chat_template.py::MARK",),
     ),
@@ -249,7 +244,7 @@ READERS = {
         ("deployments/policy/versions/adapter_checks.py::MATRIX",),
     ),
     "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
-    "gymnasium's action": Reader(lambda text: answers.last_tagged(text, "action"), TAGS),
+    "gymnasium's action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
         gymnasium.plain_text,
         ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],
@@ -272,17 +267,17 @@ READERS = {
     ),
     "key": Reader(lambda text: keys.KEY.sub("", text), ["rollout-", "rollout", "a"], ("service/access/keys.py::KEY",)),
     "key to send": Reader(
-        api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
+        options.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
-    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
+    "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "idempotency key": Reader(
-        header("idempotency-key", preferences.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
+        header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
     ),
     "preference": Reader(
-        header("prefer", preferences.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
+        header("prefer", submission.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
     ),
     "last event": Reader(
-        header("last-event-id", preferences.last_event_id), ["1"], (f"{PREFERENCES}::last_event_id",), after="a"
+        header("last-event-id", submission.last_event_id), ["1"], (f"{PREFERENCES}::last_event_id",), after="a"
     ),
     "byte range": Reader(
         lambda text: refused(lambda: upload_chunk.byte_range(text)),
@@ -306,12 +301,12 @@ READERS = {
         before="\\\\ud800",
     ),
     "choices of a call": Reader(
-        lambda text: choices.choices_of("chat/completions", text.encode(), 8),
+        lambda text: call_bodies.choices_of("chat/completions", text.encode(), 8),
         ['"n', '"\\u006', '"n"', '{"n":', "["],
         ("service/model_server/call_bodies.py::CHOICES_FIELD_IN_JSON",),
     ),
     "number of an event": Reader(
-        lambda text: error_events.SEQUENCE_NUMBER.findall(text.encode()),
+        lambda text: answers.SEQUENCE_NUMBER.findall(text.encode()),
         ['"sequence_number":', '"sequence_number":1', '"', "1"],
         ("service/model_server/answers.py::SEQUENCE_NUMBER",),
     ),

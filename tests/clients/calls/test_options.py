@@ -1,4 +1,4 @@
-"""The client's key: where it comes from, where it is sent, and where it never is."""
+"""Options of the client and of one call: the key, sent and never shown, the base URL, and which option wins."""
 
 import asyncio
 import logging

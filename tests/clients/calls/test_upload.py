@@ -1,4 +1,4 @@
-"""The state machine of an upload: what it sends after a disconnect, and when it gives up."""
+"""An upload: its chunks, what it sends after a disconnect, and when it gives up."""
 
 import tracemalloc
 from collections.abc import Iterator

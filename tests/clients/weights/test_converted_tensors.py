@@ -12,7 +12,7 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from rollout_client import WeightsDoNotFit
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.weights import model_tensors as converted_tensors
+from rollout_client.weights import model_tensors
 from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.sources import TensorsSource, full_weights
 from rollout_client.weights.torch_tensors import GatheredState
@@ -132,13 +132,13 @@ def test_each_tensor_of_the_module_is_converted_once_a_reading(tmp_path: Path, m
     _, layout = saved(model, tmp_path)
     weights = full_weights(model, layout)
     converted: list[list[str]] = []
-    to_checkpoint = converted_tensors.to_checkpoint
+    to_checkpoint = model_tensors.to_checkpoint
 
     def count(model: Any, tensors: State) -> State:
         converted.append(list(tensors))
         return to_checkpoint(model, tensors)
 
-    monkeypatch.setattr(converted_tensors, "to_checkpoint", count)
+    monkeypatch.setattr(model_tensors, "to_checkpoint", count)
     for _ in weights.blocks():
         pass
     assert sorted(converted) == sorted(

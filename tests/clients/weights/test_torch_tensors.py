@@ -1,4 +1,4 @@
-"""Torch tensors as a source of weights: names, casts, ties, shards."""
+"""Torch tensors as a source of weights: names, casts, ties, shards, and modules as PEFT wraps them."""
 
 import subprocess
 import sys

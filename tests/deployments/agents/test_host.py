@@ -9,7 +9,7 @@ from deployments.agents.environment import RUNS_OF_TASK
 from deployments.agents.settings import AgentSettings
 from deployments.environments.host import CALLER_GONE, EnvironmentHost
 from deployments.protocols.environments import StepRequest
-from deployments.rpc import liveness as caller_watch
+from deployments.rpc import liveness
 from tests import virtual_time
 from tests.deployments.agents.test_programs import CALL, FUNCTIONS
 
@@ -29,10 +29,10 @@ async def ended_after(agents: EnvironmentHost) -> tuple[float, object]:
 def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[float, object]:
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(caller_watch, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)
+        monkeypatch.setattr(liveness, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)
         settings = AgentSettings(import_path=f"{FUNCTIONS}:endless")
         return await ended_after(EnvironmentHost("task_agent", RUNS_OF_TASK, {"settings": settings}, None))
 
     at_s, failure = virtual_time.run(run())
     assert failure is CALLER_GONE
-    assert 100 <= at_s <= 100 + caller_watch.POLL_S
+    assert 100 <= at_s <= 100 + liveness.POLL_S

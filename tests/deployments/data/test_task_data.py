@@ -1,4 +1,4 @@
-"""The samples of a data set: splits, epochs, and what becomes of a row."""
+"""The samples of a data set: splits, epochs, the shuffle, and what becomes of a row."""
 
 import json
 import os

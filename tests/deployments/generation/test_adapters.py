@@ -1,4 +1,4 @@
-"""Which adapters an engine keeps, and when it unloads one."""
+"""Adapters of one replica: what is loaded, tried, used and dropped, and what a failure leaves."""
 
 import asyncio
 import json

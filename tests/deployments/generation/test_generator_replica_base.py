@@ -28,7 +28,7 @@ from deployments.protocols.generation import (
     SamplingOptions,
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.rpc import liveness as caller_watch
+from deployments.rpc import liveness
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from tests import virtual_time
 
@@ -458,7 +458,7 @@ async def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_call
 ) -> None:
     replica = ServingReplica()
     dead = set[str]()
-    monkeypatch.setattr(caller_watch, "has_died", dead.__contains__)
+    monkeypatch.setattr(liveness, "has_died", dead.__contains__)
     names = [f"SERVE_REPLICA::rollout#Ingress#{number}" for number in range(2)]
     batches = [replica.generate(requests(f"generation{number}"), name) for number, name in enumerate(names)]
     calls = [replica.serve([served(f"call{number}")], name) for number, name in enumerate(names)]
@@ -466,7 +466,7 @@ async def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_call
     await asyncio.sleep(50)
     assert (replica.engine.cancelled, replica.left) == ([], [])
     dead.add(names[1])
-    await asyncio.sleep(2 * caller_watch.POLL_S)
+    await asyncio.sleep(2 * liveness.POLL_S)
     assert (replica.engine.cancelled, replica.left) == (["generation1"], ["call1"])
     replica.may_end.set()
     replica.engine.finish("generation0")

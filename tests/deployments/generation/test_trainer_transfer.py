@@ -1,4 +1,4 @@
-"""How a worker meets a trainer: nobody waits for it, and what was given up changes nothing."""
+"""A transfer in the worker: the rendezvous, the watch for a silent trainer, and the file of what arrives."""
 
 import socket
 import time

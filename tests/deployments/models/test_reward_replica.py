@@ -1,4 +1,4 @@
-"""Conversations that come while others are scored are scored together; one that cannot be scored fails alone."""
+"""Conversations are scored in batches of similar length; one that cannot be scored fails alone."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from deployments.models import reward_client
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.reward_replica import RewardModelReplica, batches
 from deployments.models.settings import RewardModelSettings
-from deployments.rpc import batching as message_size
+from deployments.rpc import batching
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
 
 
@@ -107,7 +107,7 @@ def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.M
 
 
 def test_conversations_that_are_too_large_together_travel_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_size, "MOST_BYTES_PER_MESSAGE", 1200)
+    monkeypatch.setattr(batching, "MOST_BYTES_PER_MESSAGE", 1200)
 
     async def scenario() -> None:
         handle = Handle(replica(LengthScorer()).score)

@@ -204,14 +204,6 @@ def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **se
 Story = Callable[..., Coroutine[Any, Any, None]]
 
 
-def in_virtual_time(test: Story) -> Callable[..., None]:
-    @wraps(test)
-    def run_test(*arguments: Any, **named: Any) -> None:
-        run(test(*arguments, **named))
-
-    return run_test
-
-
 def in_world(**settings: Any) -> Callable[[Story], Callable[..., None]]:
     """Plays a test, whose first parameter is `world`, in virtual time over a store with these settings."""
 

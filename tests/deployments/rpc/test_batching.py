@@ -1,4 +1,4 @@
-"""The results of many jobs, yielded as they finish. In virtual time."""
+"""Batched calls: each gets its result, and results of many jobs are yielded as they finish. In virtual time."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Which streams of a replica get a heartbeat, and when. In virtual time."""
+"""Heartbeats of a replica, and the calls that it gives up when an ingress replica has died. In virtual time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.rpc import liveness as caller_watch
+from deployments.rpc import liveness
 from deployments.rpc.liveness import POLL_S, CallerWatch, Heartbeats, Listener
 from deployments.upstream.ray_serve.own_replica import own_name
 from tests import virtual_time
@@ -88,7 +88,7 @@ FIRST, SECOND = "SERVE_REPLICA::rollout#Ingress#first", "SERVE_REPLICA::rollout#
 def dead(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The callers that have died; a test adds to them."""
     names = set[str]()
-    monkeypatch.setattr(caller_watch, "has_died", names.__contains__)
+    monkeypatch.setattr(liveness, "has_died", names.__contains__)
     return names
 
 

@@ -1,8 +1,6 @@
-"""Quotas of keys: what is counted when a generation ends, fails or is cancelled, and what waits meanwhile."""
+"""Quotas of keys: what a generation counts, and the tokens a minute that bound it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +17,8 @@ from deployments.protocols.generation import (
 )
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.key_usage import LONGEST_NAP_S, KeyUsage, KeyUsages, MeteredGenerator, TokenBudget
-from tests.virtual_time import now, run
+from tests import virtual_time
+from tests.virtual_time import now
 
 
 def caller(tokens_per_minute: int | None = 600, name: str = "team") -> Caller:
@@ -73,15 +72,7 @@ def left(usage: KeyUsage) -> float:
     return usage._budget._tokens
 
 
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run_test() -> None:
-        run(test())
-
-    run_test.__name__ = test.__name__
-    return run_test
-
-
-@in_virtual_time
+@virtual_time.test
 async def test_each_token_of_a_rollout_counts_once() -> None:
     usage = usage_of(caller())
     generator = MeteredGenerator(TimedGenerator(tokens=10), usage)
@@ -93,7 +84,7 @@ async def test_each_token_of_a_rollout_counts_once() -> None:
     assert left(usage) == 600 - 95
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_scored_sequence_counts_with_its_length() -> None:
     usage = usage_of(caller())
     asked = ScoringRequest("g", [1] * 70, 1, (), SamplingOptions(), rollout_id="s")
@@ -101,7 +92,7 @@ async def test_a_scored_sequence_counts_with_its_length() -> None:
     assert (left(usage), usage.expected_tokens(1000)) == (530, 256)
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_generation_that_fails_is_not_charged() -> None:
     usage = usage_of(caller())
     generator = MeteredGenerator(TimedGenerator(failure=GenerationLost("gone")), usage)
@@ -111,7 +102,7 @@ async def test_a_generation_that_fails_is_not_charged() -> None:
     assert left(usage) == 600
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_generation_that_is_cancelled_keeps_the_charge_of_its_start() -> None:
     usage = usage_of(caller(tokens_per_minute=60_000))
     generator = MeteredGenerator(TimedGenerator(takes_s=100), usage)
@@ -124,7 +115,7 @@ async def test_a_generation_that_is_cancelled_keeps_the_charge_of_its_start() ->
     assert left(usage) == 60_000 - 50
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_generations_beyond_the_quota_start_as_tokens_come() -> None:
     usage = usage_of(caller(tokens_per_minute=60))
     inner = TimedGenerator(tokens=10)
@@ -135,7 +126,7 @@ async def test_generations_beyond_the_quota_start_as_tokens_come() -> None:
     assert inner.began == pytest.approx([0, 0, 1, 31, 61])
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_generation_that_waits_can_be_cancelled_and_lets_the_next_one_start() -> None:
     usage = usage_of(caller(tokens_per_minute=60))
     usage.charge(90)
@@ -150,7 +141,7 @@ async def test_a_generation_that_waits_can_be_cancelled_and_lets_the_next_one_st
     assert left(usage) == pytest.approx(1 - 20)
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_raised_quota_lets_those_go_on_that_wait() -> None:
     usages = KeyUsages(lambda: 1, now)
     usage = usages.of(caller(tokens_per_minute=1))
@@ -164,7 +155,7 @@ async def test_a_raised_quota_lets_those_go_on_that_wait() -> None:
     assert inner.began == [pytest.approx(10.0, abs=LONGEST_NAP_S)]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_requests_of_one_name_share_a_quota_and_those_of_others_have_their_own() -> None:
     usages = KeyUsages(lambda: 1, now)
     assert usages.of(ANYBODY) is None
@@ -172,13 +163,13 @@ async def test_requests_of_one_name_share_a_quota_and_those_of_others_have_their
     assert usages.of(caller()) is not usages.of(caller(name="other"))
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_an_ingress_replica_grants_its_share() -> None:
     assert left(usage_of(caller(tokens_per_minute=603), ingress_replicas=4)) == 150
     assert left(usage_of(caller(tokens_per_minute=3), ingress_replicas=4)) == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_everything_else_is_the_generators() -> None:
     inner = TimedGenerator()
     generator = MeteredGenerator(inner, usage_of(caller()))

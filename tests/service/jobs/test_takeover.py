@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import GenerationRequest
 from deployments.storage.storage import StorageFailed, StoreReplaced
-from deployments.upstream.ray_serve import own_replica as draining
+from deployments.upstream.ray_serve import own_replica
 from service.settings import AdmissionBounds, AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
@@ -322,9 +322,9 @@ def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: p
             await asyncio.sleep(10)
 
     async def scenario() -> None:
-        monkeypatch.setattr(draining, "Replica", Draining)
+        monkeypatch.setattr(own_replica, "Replica", Draining)
         cluster = ScriptedIngresses(replicas=2)
-        draining.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
+        own_replica.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
         job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
         await asyncio.sleep(2)
         replica = Draining()

@@ -1,4 +1,4 @@
-"""Bodies with half a surrogate pair are refused before an engine gets them, and no others."""
+"""Bodies of calls: half a surrogate pair is refused, and the number of answers is read as vLLM reads it."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps over a scripted Serve handle: which replica they go to, in how many calls, and how they are aborted."""
+"""Steps over a scripted Serve handle: where they go, in how many calls, how they end, and which samples are checked."""
 
 import asyncio
 from collections import Counter

@@ -11,7 +11,7 @@ from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import internal_error
-from service.rollout_requests import result_encoding as json_encoder
+from service.rollout_requests import result_encoding
 from service.rollout_requests.result_encoding import (
     JsonResponseEncoder,
     json_of,
@@ -45,7 +45,7 @@ def test_a_response_has_its_rollouts_in_order_of_their_positions(positions: list
 
 def test_a_response_comes_in_parts_of_at_most_part_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     [whole] = parts([0, 1, 2])
-    monkeypatch.setattr(json_encoder, "PART_BYTES", 100)
+    monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
     small = parts([0, 1, 2])
     assert b"".join(small) == whole
     assert max(map(len, small)) == 100
@@ -53,7 +53,7 @@ def test_a_response_comes_in_parts_of_at_most_part_bytes(monkeypatch: pytest.Mon
 
 
 def test_what_was_sent_is_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_encoder, "PART_BYTES", 100)
+    monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
     encoder = JsonResponseEncoder()
     for position in range(3):
         encoder.add(position, sample(position))

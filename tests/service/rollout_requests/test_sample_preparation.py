@@ -1,4 +1,4 @@
-"""Samples of tasks with a start, from the request to their episodes."""
+"""Samples are checked by their environment and started, from the request to their episodes."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What Serve's proxy does with a request before Serve reads its headers."""
+"""Serve's proxy: what it refuses before Serve reads the headers, and how a body leaves it."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy
 from ray.serve._private.utils import call_function_from_import_path
 from starlette.types import Message, Receive, Scope, Send
 
-from service.routes import proxy_middlewares as gathered_bodies
+from service.routes import proxy_middlewares
 from service.routes.proxy_middlewares import GATHERED_BYTES, GatheredBodies
 from tests.paths import REPOSITORY
 
@@ -94,7 +94,7 @@ def heard(messages: Sequence[Message], count: int, pause_before: int | None = No
 
     async def receive() -> Message:
         if pause_before is not None and len(messages) - len(coming) == pause_before:
-            await asyncio.sleep(4 * gathered_bodies.GATHERED_WITHIN_S)
+            await asyncio.sleep(4 * proxy_middlewares.GATHERED_WITHIN_S)
         return coming.pop(0)
 
     async def app(_scope: Scope, receive: Receive, _send: Send) -> None:
@@ -125,7 +125,7 @@ def test_a_body_that_comes_whole_passes_as_it_is() -> None:
 
 
 def test_what_has_arrived_goes_on_when_the_rest_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathered_bodies, "GATHERED_WITHIN_S", 0.02)
+    monkeypatch.setattr(proxy_middlewares, "GATHERED_WITHIN_S", 0.02)
     messages = [request(b"a", more_body=True), request(b"b", more_body=True), request(b"c", more_body=False)]
     assert heard(messages, 2, pause_before=2) == [request(b"ab", more_body=True), request(b"c", more_body=False)]
 

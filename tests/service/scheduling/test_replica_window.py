@@ -1,4 +1,4 @@
-"""How many generations one ingress may have on a replica."""
+"""How many generations one ingress may have on a replica, and the turns of policies beyond its adapters."""
 
 import math
 from functools import partial

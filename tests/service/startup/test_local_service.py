@@ -1,4 +1,4 @@
-"""How long a whole service waits for its rollouts when it is shut down."""
+"""A Ray that does not start ends the start with a sentence; a shutdown waits for rollouts, but not for ever."""
 
 import os
 from unittest.mock import patch
@@ -9,8 +9,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
-from service.startup import local_service as draining
-from service.startup import local_service as local
+from service.startup import local_service
 from service.startup.commands import ServiceNotStarted
 from service.startup.local_service import drain_replicas, shutdown_bound_s
 
@@ -57,7 +56,7 @@ def test_a_handle_that_does_not_know_its_replicas_yet_is_asked_again() -> None:
 
 
 def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain_replicas.retry, "stop", draining.stop_after_delay(0.1))  # type: ignore[attr-defined]
+    monkeypatch.setattr(drain_replicas.retry, "stop", local_service.stop_after_delay(0.1))  # type: ignore[attr-defined]
     with pytest.raises(DeploymentUnavailableError):
         drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)
 
@@ -66,9 +65,9 @@ def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.
 def test_whatever_ray_raises_is_said(error: Exception) -> None:
     with (
         patch.dict(os.environ),
-        patch.object(local, "require_cluster_token"),
+        patch.object(local_service, "require_cluster_token"),
         patch.object(ray, "init", side_effect=error),
         pytest.raises(ServiceNotStarted) as raised,
     ):
-        local.start_ray()
+        local_service.start_ray()
     assert str(raised.value) == f"Ray did not start: {error}"

@@ -1,4 +1,4 @@
-"""The rates between readings of counters: laws, and what happens when processes start anew."""
+"""Pages of metrics: what is read of them, and the rates between two readings, also when processes start anew."""
 
 from itertools import pairwise
 

@@ -7,7 +7,8 @@ import pytest
 from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry, error_of
 from rollout_client.contract.policy import ReplicaUpdate
-from tests.deployments.policy.policy_world import a_payload, in_virtual_time
+from tests import virtual_time
+from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.virtual_time import until
 
@@ -41,7 +42,7 @@ def test_a_replica_that_has_left_is_neither_ended_nor_logged(caplog: pytest.LogC
     assert (cluster.killed, caplog.records) == ([], [])
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_nothing_is_generated_with_full_weights_before_their_adapter_is_loaded() -> None:
     registry, cluster = registry_of("r0")
     actor = await ScriptedReplica("r0", RegistryCommandSource(registry), cluster, command_s=1.0).start()

@@ -29,7 +29,7 @@ from deployments.policy.replicas.replica_registry import (
     ReplicaLost,
     ReplicaRegistry,
 )
-from tests.deployments.policy.policy_world import in_virtual_time
+from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import ScriptedCluster
 from tests.virtual_time import now, run, settled
 
@@ -82,7 +82,7 @@ def test_replicas_are_listed_in_the_order_in_which_they_registered() -> None:
     ]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> None:
     actors = Actors()
     a, b = actors.register("a"), actors.register("b")
@@ -107,7 +107,7 @@ async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> N
         poll.cancel()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_poll_without_a_command_ends_after_a_while() -> None:
     actors = Actors()
     actors.register("a")
@@ -115,7 +115,7 @@ async def test_a_poll_without_a_command_ends_after_a_while() -> None:
     assert now() == LONG_POLL_S
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_command_is_not_lost_with_a_poll_that_was_cut_off() -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -129,7 +129,7 @@ async def test_a_command_is_not_lost_with_a_poll_that_was_cut_off() -> None:
     assert (await actors.next_command("a")).command == SWAP
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_has_not_registered_is_refused() -> None:
     actors = Actors()
     actors.register("a")
@@ -142,7 +142,7 @@ async def test_a_replica_that_has_not_registered_is_refused() -> None:
     actors.registry.forget("b", "test")
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_registering_again_ends_the_commands_before() -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -163,7 +163,7 @@ async def test_registering_again_ends_the_commands_before() -> None:
     old_poll.cancel()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_updates_what_it_holds() -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -196,7 +196,7 @@ def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     )
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_is_watched_only_until_it_has_reported() -> None:
     actors = Actors()
     asked = actors.ask(actors.register("a"))
@@ -208,7 +208,7 @@ async def test_a_replica_is_watched_only_until_it_has_reported() -> None:
     poll.cancel()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
     actors = Actors()
     a, b = actors.register("a"), actors.register("b")
@@ -220,7 +220,7 @@ async def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
     assert actors.registry.replicas == [b]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_the_dead_are_forgotten() -> None:
     actors = Actors()
     a, b, c = (actors.register(name) for name in "abc")
@@ -231,7 +231,7 @@ async def test_the_dead_are_forgotten() -> None:
     assert not actors.registry.has(c)
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_registers_again_during_the_check_of_its_life_stays() -> None:
     class RegistersAgain(ScriptedCluster):
         async def is_alive(self, _actor: Any) -> bool:
@@ -244,7 +244,7 @@ async def test_a_replica_that_registers_again_during_the_check_of_its_life_stays
     assert [replica.registration.actor for replica in registry.replicas] == ["young"]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     actors = Actors()
     replica = actors.register("a", LoadedWeights(5))
@@ -258,7 +258,7 @@ async def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     assert known == [None, "new", "new", None]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_checksums_are_computed_only_when_somebody_asks_and_once_for_the_same_weights() -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -272,7 +272,7 @@ async def test_checksums_are_computed_only_when_somebody_asks_and_once_for_the_s
     assert replica.commands.empty()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_whoever_asks_for_checksums_waits_until_all_are_known() -> None:
     actors = Actors()
     actors.register("a")
@@ -290,7 +290,7 @@ async def test_whoever_asks_for_checksums_waits_until_all_are_known() -> None:
 
 @pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions())])
 @pytest.mark.parametrize("is_known", [True, False])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_loads_the_same_version_again_is_asked_again_for_its_checksum(
     command: Command, is_known: bool
 ) -> None:
@@ -313,7 +313,7 @@ async def test_a_replica_that_loads_the_same_version_again_is_asked_again_for_it
     await asked
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_whose_weights_change_before_their_checksum_is_known_is_asked_again() -> None:
     actors = Actors()
     actors.register("a")

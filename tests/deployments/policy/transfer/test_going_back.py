@@ -21,7 +21,7 @@ from deployments.policy.replicas.commands import (
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.transfer.completion import ENDS_WITHIN_S
 from rollout_client.contract.policy import SwitchOptions
-from tests.deployments.policy.policy_world import in_virtual_time
+from tests import virtual_time
 from tests.deployments.policy.transfer.transfers import (
     BACK,
     BROKE,
@@ -39,7 +39,7 @@ from tests.virtual_time import now, run, settled, until
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
 @pytest.mark.parametrize("step", [StartTransfer, UpdateTransfer])
-@in_virtual_time
+@virtual_time.test
 async def test_if_a_replica_fails_midway_all_go_back_in_place_even_those_that_wait_for_the_trainer(
     make_store: MakeStore, step: type[Command], how: str
 ) -> None:
@@ -63,7 +63,7 @@ async def test_if_a_replica_fails_midway_all_go_back_in_place_even_those_that_wa
     assert (await transfer(store)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_does_not_give_up_the_trainer_is_replaced_alone(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     stuck, failing = await serving(store, 1, 1, hangs={UpdateTransfer})
@@ -78,7 +78,7 @@ async def test_a_replica_that_does_not_give_up_the_trainer_is_replaced_alone(mak
 
 
 @pytest.mark.parametrize("step", [AbandonTransfer, Stage, Swap])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_cannot_go_back_is_replaced_alone(make_store: MakeStore, step: type[Command]) -> None:
     store = make_store()
     broken, other = await serving(store, 1, 1, fails={UpdateTransfer: "no", step: "no room"})
@@ -91,7 +91,7 @@ async def test_a_replica_that_cannot_go_back_is_replaced_alone(make_store: MakeS
     assert (await transfer(store)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
     make_store: MakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +106,7 @@ async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
     assert caplog.messages[-2:] == [f"A generator replica is replaced: {reason}"] * 2
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_trainer_that_comes_again_waits_until_the_replicas_have_gone_back(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1, hangs={Stage})
@@ -121,7 +121,7 @@ async def test_a_trainer_that_comes_again_waits_until_the_replicas_have_gone_bac
     assert kinds(replica)[-4:] == [*BACK, InitTransfer]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 1, fails={ApplyTransfer: "a tensor is missing"})
@@ -133,7 +133,7 @@ async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: Ma
     assert (await store.state(0)).current == 0
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_of_a_version_that_cannot_be_stored_the_replicas_go_back(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +154,7 @@ async def test_of_a_version_that_cannot_be_stored_the_replicas_go_back(
     assert (await transfer(store)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_replicas_go_back_in_place_when_the_trainer_is_silent_between_two_steps(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     replicas = await serving(store, 1, 1)
@@ -171,7 +171,7 @@ async def test_replicas_go_back_in_place_when_the_trainer_is_silent_between_two_
     assert (await transfer(store)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_checksum_that_a_transfer_has_cut_off_can_be_asked_for_again(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1)
@@ -185,7 +185,7 @@ async def test_a_checksum_that_a_transfer_has_cut_off_can_be_asked_for_again(mak
     assert kinds(replica).count(ComputeChecksum) == 2
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_an_abandoned_transfer_lets_the_next_one_begin_even_if_a_replica_cannot_be_ended(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,7 @@ async def test_an_abandoned_transfer_lets_the_next_one_begin_even_if_a_replica_c
     assert not store.update_lock.is_held
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_transfer_is_abandoned_when_its_trainer_hangs_up_during_an_update(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
@@ -220,7 +220,7 @@ async def test_a_transfer_is_abandoned_when_its_trainer_hangs_up_during_an_updat
     assert now() - began == 30.0
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_transfer_that_is_finished_is_not_abandoned_later(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1)
@@ -231,7 +231,7 @@ async def test_a_transfer_that_is_finished_is_not_abandoned_later(make_store: Ma
 
 
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
-@in_virtual_time
+@virtual_time.test
 async def test_a_transfer_is_not_abandoned_while_it_is_being_finished(
     make_store: MakeStore, step: type[Command]
 ) -> None:

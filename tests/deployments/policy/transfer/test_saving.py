@@ -7,13 +7,13 @@ import pytest
 
 from deployments.policy.replicas.commands import LoadedWeights, StartTransfer
 from rollout_client.contract.policy import SwitchOptions
+from tests import virtual_time
 from tests.deployments.policy.policy_world import (
     INITIAL,
     NORM,
     World,
     checksum_of,
     delta,
-    in_virtual_time,
     in_world,
     play,
     versions,
@@ -51,7 +51,7 @@ async def stored(world: World, version: int) -> None:
     await until(lambda: world.policy.versions.has_weights(version))
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_one_replica_is_told_to_save_all_tensors_of_the_checkpoint(make_store: MakeStore) -> None:
     store = make_store(transfer={**TRANSFER, "save_weights": True})
     first, second = await serving(store, 1, 1)

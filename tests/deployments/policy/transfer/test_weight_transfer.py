@@ -22,7 +22,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
 )
 from rollout_client.contract.policy import SwitchOptions
-from tests.deployments.policy.policy_world import in_virtual_time
+from tests import virtual_time
 from tests.deployments.policy.transfer.transfers import (
     CHANGED,
     TRAINER,
@@ -39,7 +39,7 @@ from tests.deployments.policy.transferring_replicas import TransferringReplica
 from tests.virtual_time import settled
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
     store = make_store(transfer={**TRANSFER, "rendezvous_timeout_s": 4})
     replicas = await serving(store, 2, 1, 4)
@@ -51,7 +51,7 @@ async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: Ma
     ]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 2)
@@ -62,7 +62,7 @@ async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store:
     assert kinds(replica) == [AcceptRequests]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_no_replica_is_told_of_a_trainer_that_is_not_listed(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 1)
@@ -73,7 +73,7 @@ async def test_no_replica_is_told_of_a_trainer_that_is_not_listed(make_store: Ma
     assert (await transfer(store)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_without_listed_trainers_every_step_says_how_to_list_them(make_store: MakeStore) -> None:
     store = make_store(transfer={})
     [replica] = await serving(store, 1)
@@ -90,14 +90,14 @@ async def test_without_listed_trainers_every_step_says_how_to_list_them(make_sto
     assert kinds(replica) == [AcceptRequests]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_without_replicas_there_is_nobody_to_meet(make_store: MakeStore) -> None:
     with pytest.raises(TransferRefused) as refused:
         await meet(make_store(), 1)
     assert_refused(refused, "transfer", "no replica is there yet; wait until the service is ready")
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_every_replica_takes_every_step_and_the_version_is_made(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 1, 2)
@@ -119,7 +119,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
     assert await store.wait_for(7, 7, 0.0) == 7
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 2, 1)
@@ -136,7 +136,7 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
     assert (await store.finish_transfer(None)).version == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_without_replicas_no_transfer_starts(make_store: MakeStore) -> None:
     store = make_store()
     with pytest.raises(TransferRefused) as refused:
@@ -145,7 +145,7 @@ async def test_without_replicas_no_transfer_starts(make_store: MakeStore) -> Non
 
 
 @pytest.mark.parametrize("step", ["update_transfer", "finish_transfer"])
-@in_virtual_time
+@virtual_time.test
 async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: str) -> None:
     store = make_store()
     await serving(store, 1)
@@ -155,7 +155,7 @@ async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: st
     assert_refused(refused, "transfer", "none is under way; start it first, or it was abandoned")
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(
     make_store: MakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +176,7 @@ async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(
 
 
 @pytest.mark.parametrize("change", ["registers", "dies", "registers again"])
-@in_virtual_time
+@virtual_time.test
 async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
     store = make_store()
     first, second = await serving(store, 1, 1)
@@ -197,7 +197,7 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
 
 
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
     make_store: MakeStore, step: type[Command]
 ) -> None:
@@ -213,7 +213,7 @@ async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
     assert await store.wait_for(1, 1, 0.0) == 1
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) -> None:
     store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
@@ -232,7 +232,7 @@ async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) ->
     assert kinds(replica)[-3:] == [UpdateTransfer, ApplyTransfer, FinishTransfer]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_second_transfer_starts_when_the_first_has_ended_and_no_step_of_the_two_mixes(
     make_store: MakeStore,
 ) -> None:
@@ -251,7 +251,7 @@ async def test_a_second_transfer_starts_when_the_first_has_ended_and_no_step_of_
     assert kinds(replica)[2:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer] * 2
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_transfer_that_is_refused_at_its_start_holds_up_nobody(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 1)
@@ -263,7 +263,7 @@ async def test_a_transfer_that_is_refused_at_its_start_holds_up_nobody(make_stor
     assert replica.is_alive
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part_in_it(make_store: MakeStore) -> None:
     store = make_store()
     [early] = await serving(store, 1)
@@ -286,7 +286,7 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     assert early.loaded == late.loaded == LoadedWeights(2)
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)
@@ -298,7 +298,7 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     assert (await store.finish_transfer(2)).version == 2
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_transfer_says_whether_the_prefix_cache_of_older_weights_stays(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 1)

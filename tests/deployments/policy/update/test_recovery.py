@@ -1,4 +1,4 @@
-"""A store that restarts with less than its replicas have: it goes on with theirs, and numbers only go up."""
+"""A store that restarts with less than its replicas have goes on with theirs, and numbers only go up."""
 
 import asyncio
 import logging

@@ -15,7 +15,8 @@ from deployments.policy.replicas.replica_registry import RegisteredReplica, Repl
 from deployments.policy.update.two_phase_update import TwoPhaseUpdate, UpdateCommands, refuse_if_all_refused
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
-from tests.deployments.policy.policy_world import a_payload, in_virtual_time
+from tests import virtual_time
+from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import (
     STEPS,
     RegistryCommandSource,
@@ -121,7 +122,7 @@ def test_one_replica_tries_the_version_before_it_is_current_on_disk_and_the_othe
     assert scene.cluster.killed == []
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
     scene = await Scene([[], []]).begin()
     scene.replicas[1].command_s = 10.0
@@ -139,7 +140,7 @@ async def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
     await scene.end()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> None:
     scene = await Scene([["die"], ["error"]]).begin()
     with pytest.raises(WeightsRefused, match="r1 has no room"):
@@ -186,7 +187,7 @@ async def refused(scene: Scene, failure: type[WeightsRefused | VersionUntried], 
 
 
 @pytest.mark.parametrize("back", [["error"], ["ok", "error"], ["hang"]])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> None:
     scene = await Scene([["ok", "ok", "error", *back], []]).begin()
     message = "a replica could not generate with them and went back: OSError: r0 has no room"
@@ -204,7 +205,7 @@ async def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> No
         (["ok", "ok", "hang"], "it did not report within 60 s"),
     ],
 )
-@in_virtual_time
+@virtual_time.test
 async def test_a_version_that_breaks_the_replica_that_tries_it_is_refused_and_the_replica_replaced(
     script: list[Step], error: str
 ) -> None:
@@ -239,7 +240,7 @@ def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> N
     assert replicas == [replaced("r0", "it died"), swapped("r1")]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
     large = replace(NEW, size_bytes=3 * 10**9)
     scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
@@ -251,7 +252,7 @@ async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("step", ["error", "hang"])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: int) -> None:
     scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
     assert not await scene.registry.load(scene.registry.replicas[0], [NEW, ADAPTER])
@@ -260,7 +261,7 @@ async def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, be
 
 
 @pytest.mark.parametrize(("step", "left"), [("die", []), ("register again", ["r0"])])
-@in_virtual_time
+@virtual_time.test
 async def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, left: list[str]) -> None:
     scene = await Scene([[step]]).begin()
     assert not await scene.registry.load(scene.registry.replicas[0], [NEW])

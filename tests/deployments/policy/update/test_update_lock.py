@@ -11,13 +11,13 @@ from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.contract.problems import FieldProblem
-from tests.deployments.policy.policy_world import in_virtual_time
+from tests import virtual_time
 from tests.virtual_time import run, settled
 
 REFUSE = SwitchOptions(if_busy="refuse")
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_block_that_fails_releases_the_lease() -> None:
     lock = UpdateLock()
     with pytest.raises(ValueError, match="failed"):
@@ -52,7 +52,7 @@ def test_a_lease_that_was_handed_over_can_only_be_released_by_its_new_owner() ->
     assert released == ["released"]
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_a_lease_that_was_handed_over_is_held_beyond_the_end_of_its_block() -> None:
     lock = UpdateLock()
     async with lock.lease("a transfer") as lease:
@@ -70,7 +70,7 @@ async def enter(lock: UpdateLock) -> None:
 
 
 @pytest.mark.parametrize("is_woken", [False, True])
-@in_virtual_time
+@virtual_time.test
 async def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease(is_woken: bool) -> None:
     lock = UpdateLock()
     async with lock.lease():
@@ -88,7 +88,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease
         await enter(lock)
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
     lock = UpdateLock()
     lock.refuse_if_busy(REFUSE)

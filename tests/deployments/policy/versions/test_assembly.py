@@ -1,4 +1,4 @@
-"""Zstd streams, checkpoints and adapters as one file; and those of which none can be made."""
+"""Full weights as one file: of zstd streams, checkpoints and adapters, and of versions that are stored as deltas."""
 
 import asyncio
 import json

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping, Trash
-from tests.deployments.policy.policy_world import in_virtual_time
+from tests import virtual_time
 from tests.virtual_time import now, run, settled, until
 
 
@@ -30,7 +30,7 @@ class ScriptedFiles(ExpiringFiles):
         return min(self.times) - now() if self.times else None
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_uploads_are_dropped_when_they_expire(tmp_path: Path) -> None:
     files = ScriptedFiles(10.0, 40.0)
     running = asyncio.create_task(Housekeeping(Trash(tmp_path)).run(files))
@@ -39,7 +39,7 @@ async def test_uploads_are_dropped_when_they_expire(tmp_path: Path) -> None:
     running.cancel()
 
 
-@in_virtual_time
+@virtual_time.test
 async def test_what_was_discarded_is_deleted_when_the_housekeeping_is_woken(tmp_path: Path) -> None:
     housekeeping = Housekeeping(Trash(tmp_path))
     running = asyncio.create_task(housekeeping.run(ScriptedFiles()))

@@ -1,4 +1,4 @@
-"""Weights that may not be served: everything that can be wrong with full weights and adapters."""
+"""Weights that may not be served: everything that can be wrong with full weights, adapters and deltas."""
 
 import pickle
 import struct

@@ -1,4 +1,4 @@
-"""That a replica learns of its shutdown at its begin."""
+"""A replica learns of its shutdown when it begins, and reads the config of its own deployment."""
 
 import asyncio
 import inspect

@@ -13,7 +13,7 @@ Given = list[tuple[str, dict[str, str], float]]
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Names, tags without the replica's, and values."""
-    from deployments.upstream.vllm import ray_metrics as engine_metrics
+    from deployments.upstream.vllm import ray_metrics
 
     values: Given = []
 
@@ -27,15 +27,15 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
 
         inc = set
 
-    monkeypatch.setattr(engine_metrics, "metrics", SimpleNamespace(Counter=Instrument, Gauge=Instrument))
-    monkeypatch.setattr(engine_metrics, "INSTRUMENTS", [])
+    monkeypatch.setattr(ray_metrics, "metrics", SimpleNamespace(Counter=Instrument, Gauge=Instrument))
+    monkeypatch.setattr(ray_metrics, "INSTRUMENTS", [])
     return values
 
 
 def flush() -> None:
-    from deployments.upstream.vllm import ray_metrics as engine_metrics
+    from deployments.upstream.vllm import ray_metrics
 
-    for instrument in engine_metrics.INSTRUMENTS:
+    for instrument in ray_metrics.INSTRUMENTS:
         instrument.flush(repeats=True)
 
 
@@ -89,10 +89,10 @@ def test_a_gauge_keeps_its_value_between_steps(given: Given) -> None:
 
 
 def test_a_gauge_whose_labels_say_what_is_so_now_is_not_kept(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.upstream.vllm import ray_metrics as engine_metrics
+    from deployments.upstream.vllm import ray_metrics
 
-    monkeypatch.setattr(engine_metrics, "time", lambda: 12.0)
-    engine_metrics.EngineGauge("vllm:adapters", "Now.", ["running"]).labels(running="a,b").set_to_current_time()
+    monkeypatch.setattr(ray_metrics, "time", lambda: 12.0)
+    ray_metrics.EngineGauge("vllm:adapters", "Now.", ["running"]).labels(running="a,b").set_to_current_time()
     assert given == [("vllm_adapters", {"running": "a,b"}, 12.0)]
     flush()
     assert len(given) == 1
