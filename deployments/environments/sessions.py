@@ -10,6 +10,7 @@ from typing import Any
 from deployments.environments.step_queue import Deadlines, FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
 from rollout_env.steps import call, is_plain, opened_session, validated_extra_env_info, validated_outcome
 
@@ -42,7 +43,7 @@ class Sessions:
         self._slots = FairSlots(environment.max_sessions)
         self._held: dict[str, SessionSlot] = {}
         self._idle = Deadlines(environment.session_idle_s, self._expire)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
 
     @property
     def count(self) -> int:
@@ -114,8 +115,7 @@ class Sessions:
     async def close(self) -> None:
         """Closes all sessions."""
         self.release(list(self._held))
-        while self._closing:
-            await asyncio.wait(self._closing)
+        await self._closing.ended()
 
     async def _wait_for_slot(self, request: StepRequest) -> None:
         if request.lockstep_id and self._slots.is_full:
@@ -165,9 +165,7 @@ class Sessions:
         return RestartableSessionLost("The session of the rollout is gone: it must be played anew from its prompt.")
 
     def _start_closing(self, session: Session, has_slot: bool) -> None:
-        task = asyncio.get_running_loop().create_task(self._close(session, has_slot))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(self._close(session, has_slot))
 
     async def _close(self, session: Session, has_slot: bool) -> None:
         try:

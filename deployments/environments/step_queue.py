@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.steps import batch_outcomes, validated_extra_env_info, validated_outcome
 
@@ -120,7 +121,7 @@ class StepBatches:
     def __init__(self, environment: TaskEnvironment) -> None:
         self._environment = environment
         self._ready: list[BatchedStep] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = BackgroundTasks()
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
         """Raises what `rollout_env.steps.validated_step` raises."""
@@ -136,9 +137,7 @@ class StepBatches:
         self._ready = []
         if not steps:
             return
-        call = asyncio.get_running_loop().create_task(self._call(steps))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call = self._calls.start(self._call(steps))
         for step in steps:
             step.outcome.add_done_callback(partial(cancel_if_all_done, call, steps))
 

@@ -15,11 +15,12 @@ from deployments.failures import GenerationRejected
 from service.access.access_control import AccessControl
 from service.admission.capacity import Amounts
 from service.settings import RequestLimits
+from tests.clients.scripted_service import served
 from tests.service.jobs import scripted_ingresses
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.jobs.test_jobs import GivenKeys, entry
 from tests.service.keyed_http import SAMPLE, KeyedHttp
-from tests.service.routes.test_admission import served, wait_until_free
+from tests.service.routes.test_admission import wait_until_free
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.virtual_time import run, settled
 
@@ -132,7 +133,7 @@ def test_many_requests_at_once_get_no_more_than_the_quota_and_a_client_that_goes
         response = client.send(request, stream=True)
         return response.status_code, client, response
 
-    with served(service.service) as url, ThreadPoolExecutor(20) as pool:
+    with served(service.service.app) as url, ThreadPoolExecutor(20) as pool:
         begun = list(pool.map(begin, range(20)))
         assert sorted(status for status, _, _ in begun) == [200] * 2 + [429] * 18
         assert held_by_key(service).rollouts == 8

@@ -17,8 +17,8 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 
 from service.startup.ports import free_port
+from tests.clients.scripted_service import served
 from tests.service.keyed_http import KeyedHttp
-from tests.service.routes.test_admission import served
 
 pytestmark = pytest.mark.slow
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -137,7 +137,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Key
     short = Path("/tmp") / f"haproxy-{free_port()}"
     short.mkdir()
     try:
-        with served(keyed.service) as url, haproxy_before(url, short) as port:
+        with served(keyed.service.app) as url, haproxy_before(url, short) as port:
             yield port, keyed, seen
     finally:
         shutil.rmtree(short)

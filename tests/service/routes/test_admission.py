@@ -3,21 +3,19 @@
 import asyncio
 import json
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from service.admission.capacity import Amounts
 from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
+from tests.clients.scripted_service import served
 from tests.service.scripted_http import MAX_MODEL_LEN, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -32,23 +30,6 @@ WITHIN_S = 40.0
 
 def scripted(**bounds: int) -> ScriptedHttp:
     return ScriptedHttp(RequestLimits(), admission=AdmissionSettings(replica=AdmissionBounds(**bounds)))
-
-
-@contextmanager
-def served(service: ScriptedHttp) -> Iterator[str]:
-    """The application behind uvicorn, on a free port of loopback."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(service.app, log_level="critical", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(WITHIN_S)
 
 
 def wait_until_free(service: ScriptedHttp) -> None:
@@ -151,7 +132,7 @@ def test_a_body_over_the_limit_of_one_request_is_refused_with_that_limit() -> No
 
 def test_a_body_is_refused_by_its_headers_and_the_connection_serves_the_next_request() -> None:
     service = scripted(max_body_bytes=MOST_BODY_BYTES)
-    with served(service) as url, httpx.Client(base_url=url) as client:
+    with served(service.app) as url, httpx.Client(base_url=url) as client:
         with service.admission.admitted(MOST_BODY_BYTES - 10):
             refused = client.post("/rollout", content=b" " * MOST_BODY_BYTES)
             with closing(HTTPConnection(url.removeprefix("http://"), timeout=WITHIN_S)) as connection:
@@ -166,7 +147,7 @@ def test_a_body_is_refused_by_its_headers_and_the_connection_serves_the_next_req
 
 def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
     service = scripted(max_body_bytes=MOST_BODY_BYTES)
-    with served(service) as url, httpx.Client(base_url=url) as client:
+    with served(service.app) as url, httpx.Client(base_url=url) as client:
         with service.admission.admitted(MOST_BODY_BYTES // 2):
             refused = client.post("/rollout", content=iter([b" " * (MOST_BODY_BYTES // 5)] * 4))
         assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:overloaded")
@@ -176,7 +157,7 @@ def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
 @pytest.mark.parametrize("sent", [b"", b'{"samples"'])
 def test_a_client_that_disconnects_while_it_sends_holds_nothing(sent: bytes) -> None:
     service = scripted()
-    with served(service) as url:
+    with served(service.app) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /rollout HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + sent)
@@ -193,7 +174,7 @@ def test_a_client_that_disconnects_from_a_stream_holds_nothing() -> None:
     service = scripted()
     service.generator.delay_s = 60
     body = {"samples": [GOOD], "num_generations": 2}
-    with served(service) as url, httpx.Client(base_url=url) as client:
+    with served(service.app) as url, httpx.Client(base_url=url) as client:
         with client.stream("POST", "/rollout", json=body, headers={"accept": NDJSON}) as response:
             assert response.status_code == 200
             assert service.admission.in_flight.rollouts == 2
