@@ -10,6 +10,7 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 SERVICE ?= cpu
+DEVICE ?= gpu
 # The tests of the page of GET /ui, which run in a browser.
 UI_TESTS := tests/service/ui/browser
 CHROMIUM ?= /usr/bin/chromium
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
 	test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
-	ui-test ui-pictures bench soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock sbom tiny-model small-model \
+	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock sbom tiny-model small-model \
 	measure-small-model
 
 help:
@@ -36,6 +37,7 @@ help:
 	@echo "make test-all      what make test leaves out too: docs/contributing.md lists the parts (hours)"
 	@echo "make bench         measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-NAME    another measurement; $(PYTHON) -m benchmarks lists them"
+	@echo "make gpu-check     play the service on this machine's GPU and write a report (docs/gpu.md)"
 	@echo "make soak          play everything for a while with parts killed; $(PYTHON) -m tests.endurance lists its like"
 	@echo "make docs          build the documentation into site/ (docs-serve: and serve it)"
 	@echo "make compose-test  build the images and try them in containers (docker/README.md)"
@@ -232,6 +234,10 @@ GIVEN = $(if $(filter file,$(origin CONFIG)),,$(CONFIG)) $(foreach option,$(OPTI
 	tr A-Z_ a-z- <<< $(option)) "$($(option))"))
 
 bench: bench-engine
+
+# In the environment that is there: `make setup` would make the one for processors.
+gpu-check:
+	@$(PYTHON) -m benchmarks.gpu_check $(PARTS) --device $(DEVICE)
 
 bench-%: $(READY)
 	@$(PYTHON) -m benchmarks $* $(GIVEN)

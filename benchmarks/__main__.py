@@ -27,6 +27,9 @@ PROGRAMS = {
     "retrieval": Program("benchmarks.retrieval", "searches over 10,000 documents in a second"),
     "tasks": Program("benchmarks.task_steps", "steps of the built-in tasks in their environments alone"),
     "reward-model": Program("benchmarks.reward_model", "what batching gains for a reward model"),
+    "gpu": Program(
+        "benchmarks.gpu_check", "the check of a machine with a GPU, which `make gpu-check` runs (15 minutes)"
+    ),
     "streams": Program("benchmarks.random_streams", "4,096 unseeded rollouts of one prompt: no two are equal"),
 }
 

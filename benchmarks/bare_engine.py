@@ -51,12 +51,13 @@ class BareEngine:
     def started(cls, settings: EngineSettings) -> Iterator[Self]:
         async def start() -> Any:
             from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
 
             args = {**settings.engine_args(), "logprobs_mode": "processed_logprobs", "use_tqdm_on_load": False}
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args), usage_context=UsageContext.OPENAI_API_SERVER)
 
-        variables = {**settings.environment_variables, **QUIET}
+        variables = {**settings.process_variables, **QUIET}
         with asyncio.Runner() as runner:
             with patch.dict(os.environ, variables), warnings.catch_warnings(action="ignore"):
                 bare = cls(runner.run(start()), runner)

@@ -27,7 +27,7 @@ def openai_server(settings: EngineSettings, flags: Sequence[str] = ()) -> Iterat
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port), "--host", "127.0.0.1"]
     command += [*flags_of(settings), *flags, "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
     url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, **settings.environment_variables, **KEEP_CONNECTIONS}
+    environment = {**os.environ, **settings.process_variables, **KEEP_CONNECTIONS}
     with started(command, f"{url}/health", environment) as processes:
         yield url, processes
 

@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClient
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -102,7 +103,9 @@ class VLLMEngine(Engine):
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
         steps = StepCounter()
-        llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps, *stat_loggers])
+        llm = AsyncLLM.from_engine_args(
+            args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[lambda *_: steps, *stat_loggers]
+        )
         install_logprob_text_skipping(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)

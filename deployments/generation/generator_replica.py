@@ -62,7 +62,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
         install()
-        os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
+        os.environ.update({MOST_CHOICES: "128"} | settings.process_variables)
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
             os.environ.setdefault(SOCKETS_VARIABLE, str(folder))

@@ -46,6 +46,9 @@ NOT_FOR_VLLM = {
     "environment_variables",
 }
 """Fields of `EngineSettings` that are the service's own."""
+COMPILED_AT_FIRST_USE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
+"""Kernels that vLLM would compile with nvcc in the middle of a generation: the image has no nvcc, and with one it takes
+minutes, in which the engine seems to hang."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
@@ -82,7 +85,7 @@ class EngineSettings(BaseModel):
     """CPU cores that Ray reserves for one replica."""
     patch_deltas: bool = False
     """Apply deltas to the weights in the GPU's memory (vLLM's checkpoint patches), in place of loading the weights that
-    they make. For models that are not quantized. No GPU has run it yet."""
+    they make. For models that are not quantized."""
     hang_timeout_s: float | None = Field(default=30, gt=0)
     """Seconds without a step of the engine after which an engine that has work is taken for hung: its processes are
     killed, its generations are made again at other replicas, and the replica is replaced. Pauses for new weights do not
@@ -92,7 +95,8 @@ class EngineSettings(BaseModel):
     grammar in a call of the model server's API and to match 512 tokens with it. Each new one is tried in a process of
     its own before the engine gets it; what takes longer is refused. The process starts with the first of them."""
     environment_variables: dict[str, str] = {}
-    """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
+    """Set in the engine's process before vLLM is imported (`VLLM_...`). Kernels that vLLM compiles at their first use
+    are off unless they are turned on here: `VLLM_USE_FLASHINFER_SAMPLER`, `VLLM_USE_DEEP_GEMM`."""
 
     @model_validator(mode="after")
     def refuse_reserved_engine_args(self) -> Self:
@@ -105,6 +109,11 @@ class EngineSettings(BaseModel):
         if self.patch_deltas and self.device == "cpu":
             raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
         return self
+
+    @property
+    def process_variables(self) -> dict[str, str]:
+        """The environment variables of the engine's process."""
+        return COMPILED_AT_FIRST_USE | self.environment_variables
 
     def ray_actor_options(self) -> dict[str, float]:
         """The cores and GPUs that Ray reserves for one replica."""
@@ -126,6 +135,13 @@ class EngineSettings(BaseModel):
         By default the engine begins its generations in the order of their virtual times, so that requests of several
         ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL. It
         reads `tokenizer.json` and the chat template, as rollouts do, where it would know a format of the vendor's own.
+        It samples as the request says: the defaults of the model's `generation_config.json`, a repetition penalty among
+        them, would make log-probabilities that no trainer recomputes.
         """
-        defaults = {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN], "tokenizer_mode": "hf"}
+        defaults = {
+            "scheduling_policy": "priority",
+            "allowed_media_domains": [NO_DOMAIN],
+            "tokenizer_mode": "hf",
+            "generation_config": "vllm",
+        }
         return defaults | self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)

@@ -1,7 +1,7 @@
 """Deltas as patches of an engine's weights: vLLM maps places in the checkpoint to places in its own tensors.
 
 For engines whose tensors hold the checkpoint's values as they are: neither quantized nor packed, as vLLM's build for
-processors packs them. Tested with vLLM's own function on small modules; **no GPU has run it yet**.
+processors packs them. Tested with vLLM's own function on small modules; docs/gpu.md says what has run on a GPU.
 """
 
 from collections.abc import Iterator

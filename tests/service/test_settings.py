@@ -123,6 +123,19 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "scheduling_policy": "priority",
         "allowed_media_domains": ["none.invalid"],
         "tokenizer_mode": "hf",
+        "generation_config": "vllm",
+    }
+
+
+def test_kernels_that_are_compiled_at_first_use_are_off_unless_they_are_turned_on() -> None:
+    assert EngineSettings(model="m").process_variables == {
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_DEEP_GEMM": "0",
+    }
+    given = {"VLLM_USE_FLASHINFER_SAMPLER": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    assert EngineSettings(model="m", environment_variables=given).process_variables == {
+        "VLLM_USE_DEEP_GEMM": "0",
+        **given,
     }
 
 

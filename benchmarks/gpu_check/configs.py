@@ -1,0 +1,52 @@
+"""Serve configs of a check: those of one card, with memory for others beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from service.startup.ports import free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GIB = 2**30
+GPU_ENGINE: dict[str, Any] = {
+    "device": "gpu",
+    "dtype": "bfloat16",
+    "num_cpus": 1,
+    "gpu_memory_utilization": 0.2,
+    # Taken from the card as they are: engines that start at once would count each other's memory.
+    "kv_cache_memory_bytes": 4 * GIB,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    device: Literal["gpu", "cpu"]
+    folder: Path
+    """For what a part writes."""
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda" if self.device == "gpu" else "cpu"
+
+    def engine(self, model: Path, **fields: Any) -> dict[str, Any]:
+        """The `engine:` section for a model of this machine."""
+        if self.device == "gpu":
+            return GPU_ENGINE | {"model": str(model.resolve())} | fields
+        for_cards = {"kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens"}
+        given = yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text())["applications"][0]["args"]["engine"]
+        kept = {name: value for name, value in fields.items() if name not in for_cards}
+        return {**given, "model": str(model.resolve()), "max_num_seqs": 64, **kept}
+
+    def served(self, engine: dict[str, Any], replicas: int = 1, **args: Any) -> dict[str, Any]:
+        """A whole config on a free port of loopback, with the tasks that need nothing besides."""
+        config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text())
+        config["http_options"]["port"] = free_port()
+        [application] = config["applications"]
+        application["args"] |= {"engine": engine, **args}
+        [generator] = [entry for entry in application["deployments"] if entry["name"] == "Generator"]
+        generator["num_replicas"] = replicas
+        if self.device == "gpu" and replicas > 1:
+            generator["ray_actor_options"] = {"num_cpus": engine["num_cpus"], "num_gpus": round(0.9 / replicas, 2)}
+        return config

@@ -1,0 +1,141 @@
+"""A random model of the shape of Qwen2.5-0.5B, for machines that can download none, and its log-probabilities."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+from rollout_client.contract.rollouts import SampleResult
+
+State = dict[str, torch.Tensor]
+SHAPE = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+SMALL_SHAPE = SHAPE | {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+"""For a machine without a card."""
+END = "<|im_end|>"
+LOGIT_DEVIATION = 2.0
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_model(folder: Path, shape: dict[str, Any], seed: int = 0) -> State:
+    """Writes the model with a tokenizer whose every id has a text; returns its weights in bfloat16."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    count = shape["vocab_size"] - 2
+    words = letters + [f"t{number}" for number in range(count - len(letters))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: place for place, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken(END, special=True)])
+    wrapped: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE
+    )
+    wrapped.save_pretrained(folder)
+    config = Qwen2Config(**shape, eos_token_id=count + 1, bos_token_id=None, pad_token_id=count + 1)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.dtype = "bfloat16"
+    config.save_pretrained(folder)
+    state = random_state(config, seed)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return state
+
+
+def random_state(config: Qwen2Config, seed: int) -> State:
+    """Weights whose logits have a deviation of `LOGIT_DEVIATION`; equal seeds give equal weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(config).state_dict()  # type: ignore[no-untyped-call]
+    shapes.pop("lm_head.weight")  # Tied to the embeddings.
+    state = {}
+    for name, tensor in shapes.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            value = 1 + 0.1 * noise
+        elif tensor.ndim == 1:
+            value = 0.1 * noise
+        else:
+            scale = LOGIT_DEVIATION if "embed_tokens" in name else 1.0
+            value = scale * noise * tensor.shape[-1] ** -0.5
+        state[name] = value.bfloat16()
+    return state
+
+
+def perturbed(state: State, seed: int, scale: float = 0.1) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (tensor.float() * (1 + scale * torch.randn(tensor.shape, generator=generator))).bfloat16()
+        for name, tensor in state.items()
+    }
+
+
+class Reference:
+    """transformers on the same device, with weights that can be exchanged."""
+
+    def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self._model = model.to(device).eval()
+        self._device, self._dtype = device, dtype
+
+    def load(self, state: State) -> None:
+        moved = {name: tensor.to(self._device, self._dtype) for name, tensor in state.items()}
+        self._model.load_state_dict(moved, strict=False)
+        self._model.tie_weights()
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """Of each token but the first, [len(ids) - 1]."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([ids], device=self._device)).logits[0, :-1].float()
+            chosen = torch.tensor(ids[1:], device=self._device)
+            return torch.log_softmax(logits, dim=-1).gather(1, chosen[:, None])[:, 0].cpu()
+
+
+def distinct(samples: Iterable[SampleResult]) -> int:
+    """How many different first answers there are."""
+    answers = (next(message for message in sample.message_log if message.role == "assistant") for sample in samples)
+    return len({tuple(answer.token_ids) for answer in answers})
+
+
+def differences(samples: Iterable[SampleResult], reference: Reference, version: str) -> torch.Tensor:
+    """Of each generated token that names `version`: the service's log-probability less that of the reference."""
+    found = [torch.empty(0)]
+    for sample in samples:
+        ids = [token_id for message in sample.message_log for token_id in message.token_ids]
+        expected, position = reference.logprobs(ids), 0
+        for message in sample.message_log:
+            for span in message.weight_versions or ():
+                said = torch.tensor(list(message.generation_logprobs or [])[span.start : span.end])
+                if span.version == version:
+                    found.append(said - expected[position + span.start - 1 : position + span.end - 1])
+            position += len(message.token_ids)
+    return torch.cat(found)
+
+
+def figures_of(difference: torch.Tensor) -> dict[str, float]:
+    absolute = difference.abs()
+    return {
+        "tokens": absolute.numel(),
+        "mean": round(absolute.mean().item(), 5),
+        "largest": round(absolute.max().item(), 4),
+        "bias": round(difference.mean().item(), 6),
+    }

@@ -1,0 +1,159 @@
+"""A random model of the shape of Qwen2.5-0.5B behind the service, in bfloat16: log-probabilities and pushes."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.delta_push import change
+from benchmarks.gpu_check.configs import REPOSITORY, Machine
+from benchmarks.gpu_check.findings import Findings
+from benchmarks.gpu_check.random_model import (
+    SHAPE,
+    SMALL_SHAPE,
+    Reference,
+    State,
+    differences,
+    figures_of,
+    perturbed,
+    write_model,
+)
+from benchmarks.service_process import service_process
+from rollout_client import PolicyPusher, RolloutClient, Sampling
+from rollout_client.contract.policy import PauseMode
+from rollout_client.contract.rollouts import SampleResult
+
+MEAN_TOLERANCE = 0.05
+RANK = 8
+SAMPLES = 16
+NEW_TOKENS = 96
+LONG = 1500
+
+
+def check(machine: Machine, findings: Findings, patches: bool = False) -> None:
+    """With `patches`, deltas are applied to the weights in the card's memory."""
+    folder = machine.folder / "model"
+    state = write_model(folder, SHAPE if machine.device == "gpu" else SMALL_SHAPE)
+    options: dict[str, Any] = {"max_model_len": 2048}
+    options |= {"patch_deltas": True} if patches else {"enable_lora": True, "max_lora_rank": RANK}
+    served = machine.served(machine.engine(folder, **options), policy={"checkpoint_roots": [str(machine.folder)]})
+    began = time.monotonic()
+    with service_process(served, REPOSITORY) as (url, _), RolloutClient(url, timeout_s=300) as client:
+        findings.add("the service starts", True, seconds=round(time.monotonic() - began, 1))
+        if not patches:
+            check_logprobs(machine, client, findings, folder, state)
+        check_deltas(client, findings, state)
+        if not patches:
+            check_pauses(client, findings, state)
+            with findings.attempt("an adapter"):
+                check_adapter(machine, client, findings, folder, state)
+
+
+def play(client: RolloutClient, count: int = SAMPLES, new_tokens: int = NEW_TOKENS) -> list[SampleResult]:
+    sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)
+    return client.rollout(client.example_samples("math", count, seed=5), sampling=sampling).samples
+
+
+def check_logprobs(machine: Machine, client: RolloutClient, findings: Findings, folder: Path, state: State) -> None:
+    name = "log-probabilities against transformers"
+    with findings.attempt(name):
+        played = play(client)
+        for dtype in (torch.bfloat16, torch.float32):
+            difference = differences(played, Reference(folder, machine.torch_device, dtype), "0")
+            figures = figures_of(difference)
+            findings.add(f"{name} in {dtype}", figures["mean"] <= MEAN_TOLERANCE, **figures)
+    name = "log-probabilities after a push of all weights"
+    with findings.attempt(name):
+        other = perturbed(state, 1)
+        pushed = client.push_weights(other)
+        findings.add("a push of all weights", None, push_s=round(pushed.push_s, 3), **costs(pushed))
+        version = str(client.policy().current)
+        reference = Reference(folder, machine.torch_device, torch.bfloat16)
+        played = play(client)
+        by_old = figures_of(differences(played, reference, version))
+        reference.load(other)
+        by_new = figures_of(differences(played, reference, version))
+        held = by_new["mean"] <= MEAN_TOLERANCE < by_old["mean"]
+        findings.add(name, held, **by_new, mean_by_old_weights=by_old["mean"])
+
+
+def costs(pushed: Any) -> dict[str, Any]:
+    replica = pushed.replicas[0]
+    return {
+        "status": replica.status,
+        **{name: round(getattr(replica, name), 4) for name in ("load_s", "swap_s", "pause_s", "canary_s")},
+        "sent_MB": round(pushed.sent_bytes / 1e6, 1),
+    }
+
+
+def check_deltas(client: RolloutClient, findings: Findings, state: State) -> None:
+    name = "deltas leave the weights that they make"
+    with findings.attempt(name):
+        weights = {key: tensor.clone() for key, tensor in state.items()}
+        pusher = PolicyPusher(client)
+        first = pusher.push(weights)
+        findings.add("a full push by a pusher", None, push_s=round(first.push_s, 3), **costs(first))
+        for number in range(2):
+            change(weights)
+            pushed = pusher.push(weights)
+            findings.add(f"a delta of 1% ({number})", None, push_s=round(pushed.push_s, 3), **costs(pushed))
+        by_delta = engine_checksum(client)
+        full = client.push_weights(weights)
+        findings.add("a second full push", None, push_s=round(full.push_s, 3), **costs(full))
+        by_full = engine_checksum(client)
+        findings.add(name, by_delta == by_full is not None, by_delta=by_delta, by_full=by_full)
+
+
+def engine_checksum(client: RolloutClient) -> str | None:
+    [replica] = client.policy(checksums_within_s=60).replicas
+    return replica.checksum
+
+
+def check_pauses(client: RolloutClient, findings: Findings, state: State) -> None:
+    others = [perturbed(state, seed) for seed in (2, 3)]
+    for number, mode in enumerate(get_args(PauseMode)):
+        name = f"new weights in mode {mode} while 64 rollouts generate"
+        with findings.attempt(name), ThreadPoolExecutor(1) as thread:
+            playing = thread.submit(play, client, 64, LONG)
+            time.sleep(0.7)
+            pushed = client.push_weights(others[number % 2], mode=mode)
+            spoken = [one for sample in playing.result() for one in sample.message_log if one.role == "assistant"]
+            spans = sorted({str([span.version for span in message.weight_versions or ()]) for message in spoken})
+            complete = len(spoken) == 64 and all(len(message.token_ids) == LONG for message in spoken)
+            changed = any(len(message.weight_versions or ()) > 1 for message in spoken)
+            findings.add(name, complete and changed == (mode != "wait"), spans=spans, **costs(pushed))
+
+
+def check_adapter(machine: Machine, client: RolloutClient, findings: Findings, folder: Path, state: State) -> None:
+    client.push_weights(state)
+    generator = torch.Generator().manual_seed(7)
+    matrices: State = {}
+    merged = dict(state)
+    for key, tensor in state.items():
+        if key.endswith(("q_proj.weight", "v_proj.weight", "down_proj.weight")):
+            a = (torch.randn(RANK, tensor.shape[1], generator=generator) * tensor.shape[1] ** -0.5).bfloat16()
+            b = (torch.randn(tensor.shape[0], RANK, generator=generator) * 0.3).bfloat16()
+            module = f"base_model.model.{key.removesuffix('.weight')}"
+            matrices |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+            merged[key] = (tensor.float() + b.float() @ a.float()).bfloat16()
+    adapter = machine.folder / "adapter"
+    adapter.mkdir()
+    save_file(matrices, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none"}
+    config["target_modules"] = ["q_proj", "v_proj", "down_proj"]
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    pushed = client.push_weights(adapter, kind="adapter")
+    version = str(client.policy().current)
+    played = play(client)
+    reference = Reference(folder, machine.torch_device, torch.bfloat16)
+    by_base = figures_of(differences(played, reference, version))
+    reference.load(merged)
+    by_merged = figures_of(differences(played, reference, version))
+    held = by_merged["mean"] <= MEAN_TOLERANCE < by_base["mean"]
+    findings.add(
+        "an adapter", held, **by_merged, mean_without=by_base["mean"], push_s=round(pushed.push_s, 3), **costs(pushed)
+    )
