@@ -20,7 +20,7 @@ from deployments.simulation.simulated_generator_replica import SimulatedGenerato
 from deployments.simulation.timing import SimulatedEngineSettings
 from service.access.exposure import refuse_exposed
 from service.ingress import Ingress, http_options
-from service.settings import AccessSettings, AnyEngineSettings, ServiceSettings, revision_of
+from service.settings import AccessSettings, AnyEngineSettings, ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
@@ -50,7 +50,7 @@ def build(settings: ServiceSettings) -> Application:
     is_simulated = isinstance(engine, SimulatedEngineSettings)
     max_lora_rank = None if isinstance(engine, SimulatedEngineSettings) else engine.highest_rank
     policy_store = deployment(PolicyStore, "Policy", options).bind(
-        settings.policy, engine.model, revision_of(engine), max_lora_rank=max_lora_rank
+        settings.policy, engine.model, engine.hub.revision, max_lora_rank=max_lora_rank
     )
     replica = SimulatedGeneratorReplica if is_simulated else GeneratorReplica
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)

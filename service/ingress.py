@@ -73,9 +73,9 @@ async def load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenize
     engine, responses = settings.engine, settings.responses
     name = engine.tokenizer or engine.model
     skip, split = responses.skip_special_tokens, engine.split_special_tokens
-    tokenizer = TransformersChatTokenizer.load(name, engine.model, skip, split)
+    tokenizer = TransformersChatTokenizer.load(name, engine.model, skip, split, engine.hub)
     tokenizer.prepare_info()
-    return tokenizer, await ProcessResponseParser.start(responses, name, tokenizer.ends_of_turn)
+    return tokenizer, await ProcessResponseParser.start(responses, name, tokenizer.ends_of_turn, engine.hub)
 
 
 @serve.ingress()

@@ -68,11 +68,6 @@ AnyEngineSettings = Annotated[
 """An engine or, with the key `simulated`, a simulated engine."""
 
 
-def revision_of(engine: AnyEngineSettings) -> str | None:
-    """Revision of a model of the hub, in vLLM's form."""
-    return (engine.model_extra or {}).get("revision")
-
-
 class EnvironmentSettings(StrictSettings):
     """One task."""
 

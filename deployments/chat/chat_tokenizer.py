@@ -31,8 +31,10 @@ from deployments.chat.tokenizer_loading import (
 )
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import (
+    FROM_MAIN,
     ChatOptions,
     ChatTokenizer,
+    FromHub,
     SplitSpecialTokens,
     TokenizedObservation,
     UnsupportedTokenizer,
@@ -106,18 +108,20 @@ class TransformersChatTokenizer(ChatTokenizer):
         model: str | None = None,
         skip_special_tokens: bool = True,
         split_special_tokens: SplitSpecialTokens = "observations",
+        hub: FromHub = FROM_MAIN,
     ) -> "TransformersChatTokenizer":
         """Loads the tokenizer, and checks that plain text comes back from its ids.
 
         Args:
             model: has further end tokens in its generation config, if it has one; by default `name_or_path`.
+            hub: how both are loaded from the Hub.
 
         Raises:
             UnsupportedTokenizer: see `load_tokenizer`, `refuse_lossy` and the constructor.
         """
-        tokenizer = load_tokenizer(name_or_path)
+        tokenizer = load_tokenizer(name_or_path, hub)
         refuse_lossy(tokenizer)
-        ends = end_tokens_of(resolved(model or name_or_path))
+        ends = end_tokens_of(resolved(model or name_or_path), hub.revision)
         return cls(tokenizer, skip_special_tokens, ends, split_special_tokens)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from deployments.protocols.chat import UnsupportedTokenizer
+from deployments.protocols.chat import FROM_MAIN, FromHub, UnsupportedTokenizer
 
 TOKENIZER_FILE, TEKKEN_FILE = "tokenizer.json", "tekken.json"
 PLAIN_TEXTS = (
@@ -35,7 +35,7 @@ PLAIN_TEXTS = (
 """In composed characters, which no tokenizer's normalizer changes; each must come back from its ids."""
 
 
-def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerFast:
+def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder or of a model of the Hub, whose ids are those of its `tokenizer.json`.
 
     Raises:
@@ -47,15 +47,17 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerFast:
 
     name = resolved(name_or_path)
     try:
-        file = file_of(name, TOKENIZER_FILE)
-        if file is None and (tekken := file_of(name, TEKKEN_FILE)) is not None:
+        file = file_of(name, TOKENIZER_FILE, hub.for_tokenizer)
+        if file is None and (tekken := file_of(name, TEKKEN_FILE, hub.for_tokenizer)) is not None:
             raise UnsupportedTokenizer(
                 f"{name} has {TEKKEN_FILE} but no {TOKENIZER_FILE}. Make one with "
                 f"`transformers.integrations.mistral.convert_tekken_tokenizer({tekken!r}).save_pretrained(FOLDER)` and "
                 "name FOLDER in engine.tokenizer."
             )
         # Without the argument, a tekken.json beside tokenizer.json is read by mistral-common, which has no offsets.
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, mistral_format=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            name, mistral_format=False, revision=hub.for_tokenizer, trust_remote_code=hub.trust_remote_code
+        )
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedTokenizer(f"The tokenizer of {name} cannot be loaded: {error}") from error
     refuse_slow(tokenizer)
@@ -115,13 +117,14 @@ def resolved(name_or_path: str) -> str:
     return str(local.resolve()) if local.is_dir() else name_or_path
 
 
-def file_of(name: str, filename: str) -> str | None:
+def file_of(name: str, filename: str, revision: str | None) -> str | None:
     """The local path of a file of the folder or of the model of the Hub, which is downloaded; None if it has none."""
     from transformers.utils.hub import cached_file
 
     found: str | None = cached_file(
         name,
         filename,
+        revision=revision,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
@@ -129,12 +132,12 @@ def file_of(name: str, filename: str) -> str | None:
     return found
 
 
-def end_tokens_of(model: str) -> list[int]:
+def end_tokens_of(model: str, revision: str | None) -> list[int]:
     """The tokens that end a generation by the model's generation config; none if it has no such file."""
     from transformers import GenerationConfig
 
     try:
-        ends = GenerationConfig.from_pretrained(model).eos_token_id
+        ends = GenerationConfig.from_pretrained(model, revision=revision or "main").eos_token_id
     except OSError:
         return []
     return ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from deployments.protocols.chat import ParsedResponse, ResponseToParse
+from deployments.protocols.chat import FROM_MAIN, FromHub, ParsedResponse, ResponseToParse
 
 HARMONY = {"openai", "openai_gptoss"}
 """The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
@@ -40,6 +40,7 @@ class ParserChoice:
     reasoning_parser: str | None
     ends_of_turn: frozenset[int] = frozenset()
     """Tokens that end a response and are no part of its text."""
+    hub: FromHub = FROM_MAIN
 
     @property
     def is_harmony(self) -> bool:
@@ -66,7 +67,12 @@ class VLLMResponseParser:
         from vllm.tokenizers import get_tokenizer
 
         try:
-            self._tokenizer: Any = get_tokenizer(choice.tokenizer, tokenizer_mode="hf")
+            self._tokenizer: Any = get_tokenizer(
+                choice.tokenizer,
+                tokenizer_mode="hf",
+                revision=choice.hub.for_tokenizer,
+                trust_remote_code=choice.hub.trust_remote_code,
+            )
             parser_class = ParserManager.get_parser(
                 choice.tool_call_parser,
                 choice.reasoning_parser,

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.protocols.chat import SplitSpecialTokens
+from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
 
 
@@ -63,6 +63,13 @@ class EngineSettings(BaseModel):
     """A local path or a Hugging Face repository."""
     tokenizer: str | None = None
     """A local path or a Hugging Face repository; by default that of `model`."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the Hub: of its weights, its configuration and, without `tokenizer_revision`,
+    its tokenizer."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of the tokenizer."""
+    trust_remote_code: bool = False
+    """Run code that the model's repository brings, in the engine and for the tokenizer. Name a `revision` with it."""
     split_special_tokens: SplitSpecialTokens = "observations"
     """Whose texts are data, in which control tokens such as `<|im_end|>` are tokenized as ordinary text:
     `observations` are those of environments, tools' results, and in sessions all that follows an answer; `all` are
@@ -109,6 +116,10 @@ class EngineSettings(BaseModel):
         if self.patch_deltas and self.device == "cpu":
             raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
         return self
+
+    @property
+    def hub(self) -> FromHub:
+        return FromHub(self.revision, self.tokenizer_revision, self.trust_remote_code)
 
     @property
     def process_variables(self) -> dict[str, str]:

@@ -77,7 +77,7 @@ class PolicyStore(CommandSource):
         folder = Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
         version_store = VersionStore(folder)
         run = RunIdentity(settings.run, model, revision).claim(version_store)
-        self._initial = InitialVersion(model, version_store.weights(0), max_lora_rank)
+        self._initial = InitialVersion(model, version_store.weights(0), max_lora_rank, revision)
         self._tasks = BackgroundTasks()
         housekeeping = Housekeeping(version_store.trash)
         self.policies = PolicyRegistry(folder, settings, run, self._initial, self._tasks, housekeeping)

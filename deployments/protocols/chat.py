@@ -15,6 +15,25 @@ from rollout_env import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)
+class FromHub:
+    """How a model of the Hub and its tokenizer are loaded, by vLLM and by the service alike."""
+
+    revision: str | None = None
+    """Branch, tag or commit of the model; `None` for the newest of its main branch."""
+    tokenizer_revision: str | None = None
+    """Of the tokenizer; `None` for `revision`."""
+    trust_remote_code: bool = False
+    """Whether code in the repository is run."""
+
+    @property
+    def for_tokenizer(self) -> str | None:
+        return self.tokenizer_revision or self.revision
+
+
+FROM_MAIN = FromHub()
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseToParse:
     """A whole response, and what its parsers want to know of its sample."""
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from deployments.protocols.chat import SplitSpecialTokens
+from deployments.protocols.chat import FROM_MAIN, FromHub, SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
 
 ROUNDING = 1e-6
@@ -153,6 +153,10 @@ class SimulatedEngineSettings(StrictSettings):
                 f"{name} has no meaning beside simulated, which takes the place of an engine: leave it out"
             )
         return settings
+
+    @property
+    def hub(self) -> FromHub:
+        return FROM_MAIN
 
     def ray_actor_options(self) -> dict[str, float]:
         """The cores that Ray reserves for one replica."""

@@ -12,7 +12,7 @@ from functools import partial
 from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
 from deployments.generation.settings import ResponseSettings
-from deployments.protocols.chat import ParsedResponse, ResponseParser, ResponseToParse
+from deployments.protocols.chat import FROM_MAIN, FromHub, ParsedResponse, ResponseParser, ResponseToParse
 from deployments.rpc.batching import CallBatcher, at_once
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
@@ -51,7 +51,7 @@ class ProcessResponseParser(ResponseParser):
 
     @classmethod
     async def start(
-        cls, settings: ResponseSettings, tokenizer: str, ends_of_turn: frozenset[int]
+        cls, settings: ResponseSettings, tokenizer: str, ends_of_turn: frozenset[int], hub: FromHub = FROM_MAIN
     ) -> "ProcessResponseParser | None":
         """Starts the worker processes and waits until they have the parsers; `None` if the settings name no parser.
 
@@ -61,7 +61,7 @@ class ProcessResponseParser(ResponseParser):
         """
         if not settings.has_parsers:
             return None
-        choice = ParserChoice(tokenizer, settings.tool_call_parser, settings.reasoning_parser, ends_of_turn)
+        choice = ParserChoice(tokenizer, settings.tool_call_parser, settings.reasoning_parser, ends_of_turn, hub)
         pool = await WorkerPool.start(
             settings.parser_processes,
             partial(prepare, choice),

@@ -25,7 +25,7 @@ from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.settings import AnyEngineSettings, ServiceSettings, revision_of
+from service.settings import AnyEngineSettings, ServiceSettings
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.resources import Demand, demand_of, missing_resources
@@ -164,7 +164,7 @@ def policy_problems(settings: ServiceSettings) -> Iterator[str]:
     """Problems that the policy store would find in its folder, if the folder is on this machine."""
     model = settings.engine.model
     path = REPOSITORY / model
-    identity = RunIdentity(settings.policy.run, str(path) if path.is_dir() else model, revision_of(settings.engine))
+    identity = RunIdentity(settings.policy.run, str(path) if path.is_dir() else model, settings.engine.hub.revision)
     folder = settings.policy.folder
     if folder is not None and (problem := identity.problem_of(Path(folder).expanduser())):
         yield f"args.policy.folder: {folder} {problem}"

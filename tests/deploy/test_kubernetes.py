@@ -100,6 +100,7 @@ def test_the_config_is_that_of_the_repository_with_the_paths_and_the_redis_of_th
     ServiceSettings.model_validate(SERVED["applications"][0]["args"])
     expected = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     redis = {"redis_url": "redis://rollout-redis:6379/0", "redis_password_file": "/etc/rollout/redis/password"}
+    expected["http_options"]["host"] = "0.0.0.0"
     args = expected["applications"][0]["args"]
     args |= {"access": {"keys_file": "/etc/rollout/keys/keys.yaml"}, "jobs": redis, "sessions": redis}
     args["policy"]["folder"] = "/var/lib/rollout/weights"

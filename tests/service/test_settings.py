@@ -118,6 +118,7 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 1,
         "gpu_memory_utilization": 0.5,
+        "trust_remote_code": False,
         "enable_lora": False,
         "max_lora_rank": 16,
         "scheduling_policy": "priority",

@@ -38,7 +38,7 @@ from deployments.generation.serving.session_calls_in_flight import SessionCallsI
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.generation.settings import ResponseSettings
-from deployments.protocols.chat import SplitSpecialTokens
+from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest, public_model_name
 from deployments.upstream.vllm.plugin import install_in_servers
 
@@ -124,7 +124,10 @@ class ServingLayers:
             config = engine.llm.model_config
             # One of its own: vLLM's threads use theirs meanwhile.
             tokenizer = TransformersChatTokenizer.load(
-                config.tokenizer, config.model, split_special_tokens=split_special_tokens
+                config.tokenizer,
+                config.model,
+                split_special_tokens=split_special_tokens,
+                hub=FromHub(config.revision, config.tokenizer_revision, config.trust_remote_code),
             )
             renderer = TemplateRenderer(tokenizer, config.max_model_len)
             self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt)

@@ -33,10 +33,12 @@ class InitialVersion:
         model: folder or hub name of the checkpoint.
         file: where its weights are to lie as one file; it is made when it is first needed.
         max_lora_rank: as in `PolicyLayout`.
+        revision: of a model of the Hub.
     """
 
-    def __init__(self, model: str, file: Path, max_lora_rank: int | None = None) -> None:
+    def __init__(self, model: str, file: Path, max_lora_rank: int | None = None, revision: str | None = None) -> None:
         self._model = model
+        self._revision = revision
         self._file = file
         self._max_lora_rank = max_lora_rank
         self._making = Lock()
@@ -52,7 +54,9 @@ class InitialVersion:
     @cached_property
     def layout_on_disk(self) -> PolicyLayout:
         """As `layout`, for callers in a thread."""
-        return layout_of(model_folder(self._model)).model_copy(update={"max_lora_rank": self._max_lora_rank})
+        return layout_of(model_folder(self._model, self._revision)).model_copy(
+            update={"max_lora_rank": self._max_lora_rank}
+        )
 
     @cached_property
     def checksum(self) -> str:
@@ -69,14 +73,16 @@ class InitialVersion:
             if not self._file.exists():
                 make_folder_durably(self._file.parent)
                 beside = self._file.with_suffix(".new")
-                write_checkpoint(model_folder(self._model), beside)
+                write_checkpoint(model_folder(self._model, self._revision), beside)
                 beside.rename(self._file)
         return self._file
 
 
-def model_folder(model: str) -> Path:
+def model_folder(model: str, revision: str | None) -> Path:
     """A checkpoint of the hub is downloaded, as the engines do."""
-    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=["*.safetensors*"]))
+    if Path(model).is_dir():
+        return Path(model)
+    return Path(snapshot_download(model, revision=revision, allow_patterns=["*.safetensors*"]))
 
 
 class DeltaChains:

@@ -14,10 +14,14 @@ from benchmarks.gpu_check.report import markdown, write_report
 def test_what_is_raised_in_an_attempt_is_a_finding_and_the_part_goes_on(tmp_path: Path) -> None:
     findings = Findings("engine", tmp_path / "engine.jsonl")
     with findings.attempt("seeds"):
-        raise ValueError("no card")
+        int("no card")
     findings.add("scores", True, largest=0.0)
     first, second = read_findings(tmp_path / "engine.jsonl")
-    assert (first.subject, first.held, first.figures["error"]) == ("seeds", False, "ValueError: no card")
+    assert (first.subject, first.held, first.figures["error"]) == (
+        "seeds",
+        False,
+        "ValueError: invalid literal for int() with base 10: 'no card'",
+    )
     assert (second.subject, second.held, second.figures["largest"]) == ("scores", True, 0.0)
 
 

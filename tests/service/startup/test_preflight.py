@@ -83,10 +83,10 @@ def test_sessions_beside_a_model_whose_calls_they_cannot_record_are_refused(tmp_
 
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
-        "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, split_special_tokens, "
-        "tensor_parallel_size, pipeline_parallel_size, max_model_len, seed, enable_lora, max_lora_rank, num_cpus, "
-        "patch_deltas, hang_timeout_s, grammar_time_limit_s, environment_variables and the fields of vLLM's "
-        "AsyncEngineArgs, such as max_num_seqs."
+        "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, revision, tokenizer_revision, "
+        "trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, max_model_len, seed, "
+        "enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, grammar_time_limit_s, "
+        "environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 
 
