@@ -193,7 +193,8 @@ class GeneratorReplicaBase(ABC):
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Counts generations that wait in the ingress for this replica too: they are what further replicas are for."""
-        return stats_of(self._engine.load().ongoing_generations + sum(self._waiting.values()))
+        in_progress = self._engine.load().ongoing_generations + sum(self._waiting.values())
+        return stats_of(in_progress, self._engine.describe().max_num_seqs)
 
     def load(self) -> ReplicaLoad:
         return replace(

@@ -33,6 +33,8 @@ class ResponseSettings(StrictSettings):
 RESERVED_ENGINE_ARGS = {
     "reasoning_parser": "set responses.reasoning_parser, which the engine gets too",
     "logprobs_mode": "log-probabilities are always those of the sampled distribution",
+    "data_parallel_size": "a replica is one engine, and more of them are replicas: set num_replicas of the deployment "
+    "Generator",
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
 }
 
@@ -117,6 +119,17 @@ class EngineSettings(BaseModel):
             raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
         return self
 
+    @model_validator(mode="after")
+    def refuse_engines_of_several_nodes(self) -> Self:
+        given = self.model_extra or {}
+        if given.get("distributed_executor_backend") == "ray" or given.get("nnodes", 1) != 1:
+            raise ValueError(
+                "an engine lies on one node: vLLM would wait for GPUs that its replica has reserved. Leave out "
+                "distributed_executor_backend and nnodes, and use more GPUs of a node (tensor_parallel_size), nodes "
+                "with more memory, or quantized weights"
+            )
+        return self
+
     @property
     def hub(self) -> FromHub:
         return FromHub(self.revision, self.tokenizer_revision, self.trust_remote_code)
@@ -132,8 +145,9 @@ class EngineSettings(BaseModel):
 
     @property
     def workers(self) -> int:
-        """Worker processes of one replica; each holds a part of the model."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Worker processes of one replica, each on a GPU of its own."""
+        parts = self.tensor_parallel_size * self.pipeline_parallel_size
+        return parts * int((self.model_extra or {}).get("prefill_context_parallel_size", 1))
 
     @property
     def highest_rank(self) -> int:

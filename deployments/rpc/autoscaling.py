@@ -7,12 +7,31 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-IN_PROGRESS = "in_progress"
+IN_PROGRESS, AT_ONCE = "in_progress", "at_once"
+FULL_SHARE = 0.75
+"""Of what a replica's engine runs at once: above it another replica is started, which takes minutes."""
 
 
-def stats_of(in_progress: int) -> dict[str, float]:
-    """The result of a replica's `record_autoscaling_stats`."""
-    return {IN_PROGRESS: float(in_progress)}
+def stats_of(in_progress: int, at_once: int | None = None) -> dict[str, float]:
+    """The result of a replica's `record_autoscaling_stats`.
+
+    Args:
+        at_once: how many it works on at once; `None` if it has no such number.
+    """
+    return {IN_PROGRESS: float(in_progress)} | ({} if at_once is None else {AT_ONCE: float(at_once)})
+
+
+def by_engine_size(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """The number of replicas whose engines are three quarters full; the `policy_function` of generators.
+
+    What an engine runs at once is its own `max_num_seqs`, so that no number of the config has to follow the card. For
+    replicas that report none it is `by_requests_in_progress`.
+    """
+    metrics = context.aggregated_metrics or {}
+    in_progress, at_once = metrics.get(IN_PROGRESS), metrics.get(AT_ONCE)
+    if not in_progress or not at_once:
+        return by_requests_in_progress(context)
+    return sum(in_progress.values()) / (FULL_SHARE * min(at_once.values())), {}
 
 
 def by_requests_in_progress(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

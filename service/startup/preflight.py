@@ -77,6 +77,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is not a deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
+    yield from filter(None, [shared_card_problem(application, settings.engine)])
     yield from parser_problems(settings.responses)
     if settings.sessions is not None:
         try:
@@ -196,6 +197,22 @@ def folder_problem(name: str) -> str | None:
     if parent != REPOSITORY and parent.is_dir():
         there = sorted(path.parent.name for path in parent.glob("*/config.json"))
         return f"there is no {name}; {parent} holds {', '.join(there)}."
+    return None
+
+
+def shared_card_problem(application: ServeApplicationSchema, engine: AnyEngineSettings) -> str | None:
+    """The problem with several replicas on one GPU, whose engines start at once."""
+    if not isinstance(engine, EngineSettings) or (engine.model_extra or {}).get("kv_cache_memory_bytes"):
+        return None
+    for entry in application.deployments:
+        options = entry.model_dump(exclude_unset=True).get("ray_actor_options") or {}
+        share = options.get("num_gpus") or 0
+        if entry.name == "Generator" and 0 < share < 1:
+            return (
+                f"deployments.Generator.ray_actor_options.num_gpus: {share:g} puts several engines on one GPU, and "
+                "each would count what the others take as its own while it starts. Set "
+                "args.engine.kv_cache_memory_bytes, the size of the cache of one replica."
+            )
     return None
 
 

@@ -111,6 +111,31 @@ def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:
     assert on_processors.ray_actor_options() == {"num_cpus": 1, "num_gpus": 0}
 
 
+def test_prefill_context_parallel_size_multiplies_the_gpus_of_a_replica() -> None:
+    engine = EngineSettings.model_validate(
+        {"model": "m", "tensor_parallel_size": 2, "prefill_context_parallel_size": 2}
+    )
+    assert (engine.workers, engine.ray_actor_options()["num_gpus"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"data_parallel_size": 2}, "a replica is one engine, and more of them are replicas: set num_replicas"),
+        ({"distributed_executor_backend": "ray"}, "an engine lies on one node"),
+        ({"nnodes": 2}, "an engine lies on one node"),
+    ],
+)
+def test_an_engine_of_several_nodes_or_of_several_copies_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        EngineSettings.model_validate({"model": "m", **fields})
+
+
+def test_an_engine_of_one_node_may_name_its_executor() -> None:
+    fields = {"model": "m", "distributed_executor_backend": "mp", "nnodes": 1}
+    assert EngineSettings.model_validate(fields).engine_args()["distributed_executor_backend"] == "mp"
+
+
 def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
     settings = EngineSettings(model="m", tensor_parallel_size=2, gpu_memory_utilization=0.5)  # type: ignore[call-arg]
     assert settings.engine_args() == {

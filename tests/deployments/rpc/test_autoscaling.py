@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.rpc.autoscaling import by_requests_in_progress, stats_of
+from deployments.rpc.autoscaling import by_engine_size, by_requests_in_progress, stats_of
 
 REPLICAS_NOW = 3
 
@@ -41,3 +41,18 @@ def test_the_number_stays_without_an_autoscaling_config() -> None:
     unconfigured = context({"a": 192})
     unconfigured.config = None
     assert by_requests_in_progress(unconfigured) == (REPLICAS_NOW, {})
+
+
+def test_generators_are_added_when_their_engines_are_three_quarters_full() -> None:
+    reported = context({"a": 768, "b": 768})
+    reported.aggregated_metrics["at_once"] = {"a": 1024.0, "b": 1024.0}
+    assert by_engine_size(reported) == (2.0, {})
+
+
+def test_replicas_that_do_not_say_how_much_they_run_at_once_are_scaled_by_the_config() -> None:
+    assert by_engine_size(context({"a": 384})) == (2.0, {})
+
+
+def test_a_replica_reports_what_it_runs_at_once_where_it_knows() -> None:
+    assert stats_of(3) == {"in_progress": 3.0}
+    assert stats_of(3, 1024) == {"in_progress": 3.0, "at_once": 1024.0}

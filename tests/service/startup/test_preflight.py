@@ -322,3 +322,13 @@ def test_a_certificate_that_haproxy_would_not_use_is_refused(
         "http_options.ssl_certfile: /etc/tls.crt is not used with RAY_SERVE_ENABLE_HA_PROXY=1, because HAProxy serves "
         "without TLS. Unset one of them, and with HAProxy end TLS at a gateway in front."
     ]
+
+
+def test_replicas_that_share_a_card_need_the_size_of_their_caches() -> None:
+    engine = {"device": "gpu", "model": "models/tiny", "num_cpus": 0.5}
+    halves = [{"name": "Generator", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1, "num_gpus": 0.5}}]
+    [problem] = refusal(config(halves, engine=engine))
+    assert problem.startswith("deployments.Generator.ray_actor_options.num_gpus: 0.5 puts several engines on one GPU")
+    assert problem.endswith("Set args.engine.kv_cache_memory_bytes, the size of the cache of one replica.")
+    [missing, *_] = refusal(config(halves, engine=engine | {"kv_cache_memory_bytes": 2**30}))
+    assert missing == "The deployments ask for more than this machine has: 1 GPU of 0."
