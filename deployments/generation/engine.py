@@ -98,10 +98,12 @@ class VLLMEngine(Engine):
 
         Raises:
             Exception: what vLLM raises for arguments that it refuses.
-            ValueError: vLLM has no weight transfer backend of the given name.
+            ValueError: vLLM has no weight transfer backend of the given name, or `patches_deltas` goes with experts.
         """
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
+        if patches_deltas:
+            refuse_experts(args)
         steps = StepCounter()
         llm = AsyncLLM.from_engine_args(
             args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[lambda *_: steps, *stat_loggers]
@@ -276,6 +278,16 @@ class VLLMEngine(Engine):
         self._running.close()
         self._health.close()
         self._llm.shutdown()
+
+
+def refuse_experts(args: AsyncEngineArgs) -> None:
+    """Raises `ValueError` for a mixture of experts, whose kernels may keep the weights in an order of their own."""
+    experts = args.create_model_config().get_num_experts()
+    if experts:
+        raise ValueError(
+            f"patch_deltas: {args.model} has {experts} experts, whose weights lie as their kernel wants them, so that "
+            "patches would change wrong places. Leave patch_deltas out: an engine then loads what a delta makes."
+        )
 
 
 def interrupted(failure: RolloutFailure | None) -> Generation:

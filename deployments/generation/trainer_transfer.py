@@ -9,7 +9,8 @@ does (minutes) or when the trainer's process ends, and holds up the next one unt
 
 `TransferFile` writes the tensors to a safetensors file while the engine loads them, so that others can have them.
 Guarantees: a transfer never fails because of it, `state` tells what goes wrong; the file holds what the engine has
-loaded, in the dtypes of the checkpoint; memory holds at most `MOST_WAITING` tensors beside the engine's.
+loaded, in the dtypes of the checkpoint. What arrives waits in the host's memory, in at most `WAITING_SHARE` of what is
+free when the transfer begins: the trainer, and generations with it, wait for the disk only where that is too little.
 """
 
 import logging
@@ -25,6 +26,7 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import psutil
 import torch
 
 from rollout_client.weights.checksum import Checksum
@@ -193,7 +195,7 @@ class TrainerWatch:
                 return
 
 
-MOST_WAITING = 4
+WAITING_SHARE = 0.5
 Layout = Mapping[str, tuple[str, Sequence[int]]]
 """Layout of the checkpoint: dtype and shape of each tensor by its name."""
 Written = tuple[str, int]
@@ -210,15 +212,18 @@ class TransferFile:
     Args:
         path: of the file; one that is there is replaced.
         engine_dtype: in which the engine computes.
+        room_bytes: how much may wait in memory; by default `WAITING_SHARE` of what is free. One tensor always may.
     """
 
-    def __init__(self, path: Path, layout: Layout, engine_dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, layout: Layout, engine_dtype: torch.dtype, room_bytes: int | None = None) -> None:
+        self._room_bytes = int(WAITING_SHARE * psutil.virtual_memory().available) if room_bytes is None else room_bytes
         self._path = path
         self._engine_dtype = engine_dtype
         self._checksum = Checksum()
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(1)
-        self._writing: deque[Future[None]] = deque()
+        self._writing: deque[tuple[Future[None], int]] = deque()
+        """What waits or is being written, with its size in bytes."""
         self._written: Future[Written] | None = None
         self._descriptor = -1
         try:
@@ -238,11 +243,18 @@ class TransferFile:
             return
         try:
             entry = self._entry_of(name, tensor)
-            self._writing.append(self._thread.submit(self._write, entry, data_of(self._cast(entry, tensor))))
-            while len(self._writing) > MOST_WAITING:
-                self._writing.popleft().result()
+            self._await_room(entry.size_bytes)
+            data = data_of(self._cast(entry, tensor))
+            self._writing.append((self._thread.submit(self._write, entry, data), entry.size_bytes))
         except Exception as failure:  # noqa: BLE001 - told by `state`
             self._failure = failure
+
+    def _await_room(self, size: int) -> None:
+        """Forgets what has been written, and waits until all that waits has room beside `size` bytes."""
+        while self._writing and (
+            self._writing[0][0].done() or size + sum(each for _, each in self._writing) > self._room_bytes
+        ):
+            self._writing.popleft()[0].result()
 
     def end(self) -> None:
         """No further tensor comes. May be called more than once."""
@@ -291,7 +303,7 @@ class TransferFile:
             os.close(self._descriptor)
         if self._failure is not None:
             raise self._failure
-        for writing in self._writing:
+        for writing, _ in self._writing:
             writing.result()
         if self._missing:
             message = f"{len(self._missing)} of {len(self._entries)} tensors were not sent, as {min(self._missing)}"

@@ -24,8 +24,8 @@ INITIAL_VERSION = 0
 STAGING_POLL_S = 0.005
 RENDEZVOUS_POLL_S = 0.05
 NOT_ASKED = "the transfer was begun without a file"
-CHECKSUM_STEP_S = 0.02
-CHECKSUM_PAUSE_S = 0.1
+CHECKSUM_STEP_S = 0.004
+CHECKSUM_PAUSE_S = 0.02
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
 
 

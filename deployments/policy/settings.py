@@ -18,7 +18,8 @@ class TransferSettings(StrictSettings):
     save_weights: bool = True
     """Whether one replica writes what arrives to a file as well, from which the policy store gets it afterwards. Then a
     replica that starts later loads it, and a transfer that breaks off later costs no replica. Lengthens the pause by
-    the time to copy the weights to the memory of the host; a transfer that follows at once waits for the file."""
+    the time to copy the weights to the memory of the host, and by hashing and writing what half of its free memory
+    does not hold; a transfer that follows at once waits for the file."""
 
     @field_validator("trainers")
     @classmethod

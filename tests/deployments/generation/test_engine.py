@@ -1,17 +1,27 @@
 """What the engine's outputs become. Generating itself needs an engine: `tests/live/test_engine.py`."""
 
+import asyncio
 import math
+from pathlib import Path
 
 import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
+from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_requests import generation_of
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from tests.model_families import random_model, save_with_tokenizer
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
+
+
+def test_patches_of_experts_are_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    folder = save_with_tokenizer(random_model("qwen3-moe", 0), tmp_path)
+    with pytest.raises(ValueError, match=r"^patch_deltas: .* has 4 experts, .* Leave patch_deltas out"):
+        asyncio.run(VLLMEngine.start({"model": str(folder), "dtype": "float32"}, patches_deltas=True))
 
 
 def completion(*logprobs: float, tokens: int | None = None) -> CompletionOutput:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -160,6 +160,31 @@ def test_all_tensors_make_a_file_in_any_order(tmp_path: Path) -> None:
     assert list(file) == ["a.weight", "b.bias"]
     assert torch.equal(file["a.weight"], A)
     assert torch.equal(file["b.bias"], B)
+
+
+def test_the_trainer_does_not_wait_for_the_disk_while_there_is_room_in_memory(tmp_path: Path) -> None:
+    weights, may_write = arriving(tmp_path / "file"), Event()
+    weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
+    for _ in range(100):
+        weights.add("a.weight", A)
+    weights.add("b.bias", B)
+    assert A.view(torch.uint8).numpy().tobytes() not in (tmp_path / "file").read_bytes()
+    may_write.set()
+    assert ended(weights) == ((file_checksum(tmp_path / "file"), (tmp_path / "file").stat().st_size), None)
+
+
+def test_without_room_a_tensor_waits_until_the_one_before_is_written(tmp_path: Path) -> None:
+    weights, may_write = TransferFile(tmp_path / "file", LAYOUT, torch.bfloat16, room_bytes=0), Event()
+    weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
+    weights.add("a.weight", A)
+    second = Thread(target=weights.add, args=("b.bias", B))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    may_write.set()
+    second.join(LONG_ENOUGH_S)
+    assert not second.is_alive()
+    assert ended(weights)[1] is None
 
 
 def test_what_changes_after_it_has_arrived_is_in_the_file_as_it_arrived(tmp_path: Path) -> None:
