@@ -205,7 +205,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             EnvironmentRejected: the template refuses a message's role, or drops what the message says.
         """
         control_tokens = self._encoder.control_tokens
-        hidden: Any = control_tokens.hidden_in_observation(messages, self._split)
+        hidden: Any = control_tokens.hidden_in_observation(messages, self._split, options.echoes_answers)
         answered = Calls(control_tokens.hidden_in_observation(calls, self._split), calls_before)
         try:
             bridge = self._framed(hidden, answered, options)
@@ -287,7 +287,7 @@ class TransformersChatTokenizer(ChatTokenizer):
 
         def content_end(length: int) -> int:
             last: Any = {**hidden[-1], "content": content[:length]}
-            beginning = self._encoder.control_tokens.hidden_in_observation([last], self._split)
+            beginning = self._encoder.control_tokens.hidden_in_observation([last], self._split, options.echoes_answers)
             return text.index(self._bridges.content_end([*hidden[:-1], *beginning], calls, options))
 
         start = content_end(0)

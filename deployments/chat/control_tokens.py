@@ -96,9 +96,18 @@ class ControlTokens:
     def splitting_tokenizer(self, backend: Tokenizer) -> "SplittingTokenizer":
         return SplittingTokenizer(backend, self._secret)
 
-    def hidden_in_observation(self, messages: Chat, split: SplitSpecialTokens) -> Chat:
-        """The messages with placeholders for all control tokens that they spell."""
-        return messages if split == "none" else [self._without(message, self._any) for message in messages]
+    def hidden_in_observation(self, messages: Chat, split: SplitSpecialTokens, echoes_answers: bool = False) -> Chat:
+        """The messages with placeholders for all control tokens that they spell.
+
+        Of answers that are echoes of the model's own the special ones alone, as in a prompt: a caller that leaves out
+        messages has the model's answers behind another one of its own.
+        """
+        if split == "none":
+            return messages
+        of_answers = self._special if echoes_answers else self._any
+        return [
+            self._without(message, of_answers if message.get("role") in ANSWERS else self._any) for message in messages
+        ]
 
     def hidden_in_prompt(self, chat: Chat, split: SplitSpecialTokens, echoes_answers: bool) -> Chat:
         """The messages with placeholders for control tokens in texts that are data.

@@ -41,6 +41,11 @@ class ReloadableCluster(Protocol):
     def kill(self, actor_name: str) -> None: ...
 
 
+def url_of(http_options: Mapping[str, Any]) -> str:
+    scheme = "https" if http_options.get("ssl_certfile") else "http"
+    return f"{scheme}://{http_options['host']}:{http_options['port']}"
+
+
 class ServeCluster(ReloadableCluster):
     """The Serve of the Ray cluster that this process is connected to."""
 
@@ -52,8 +57,7 @@ class ServeCluster(ReloadableCluster):
             raise ServiceNotStarted(NO_SERVICE) from error
 
     def url(self) -> str:
-        options = self._client.get_serve_details()["http_options"]
-        return f"http://{options['host']}:{options['port']}"
+        return url_of(self._client.get_serve_details()["http_options"])
 
     def applications(self) -> Mapping[str, Any]:
         applications: Mapping[str, Any] = self._client.get_serve_details()["applications"]

@@ -141,6 +141,15 @@ def test_of_an_answer_the_markers_stay_by_which_a_template_tells_its_parts() -> 
     assert (tokens[0], "<|im_end|>" in tokens, "".join(tokens)) == ("</think>", False, "</think><|im_end|>")
 
 
+@pytest.mark.parametrize(("echoes", "is_kept"), [(True, True), (False, False)])
+def test_an_echoed_answer_behind_a_generated_one_keeps_its_markers_as_in_a_prompt(echoes: bool, is_kept: bool) -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    messages = [{"role": role, "content": "</think><|im_end|>"} for role in ("assistant", "user")]
+    answer, question = control.hidden_in_observation(messages, "observations", echoes)
+    assert (answer["content"].startswith("</think>"), "<|im_end|>" in answer["content"]) == (is_kept, False)
+    assert "</think>" not in question["content"]
+
+
 def test_texts_in_calls_tools_and_parts_are_data_and_roles_are_not() -> None:
     control = ENCODERS["byte-level"].control_tokens
     call = {"type": "function", "function": {"name": "<s>", "arguments": {"<s>": ["<s>", 1, None, True]}}}

@@ -68,8 +68,10 @@ def tiny() -> TokenizerRenderer:
 
 
 def options_of(context: ChatContext) -> ChatOptions:
+    """As those of a session's calls."""
     tools, kwargs = context.tools, context.chat_template_kwargs
-    return ChatOptions("chat", [dict(tool) for tool in tools] if tools else None, dict(kwargs) if kwargs else None)
+    given = [dict(tool) for tool in tools] if tools else None
+    return ChatOptions("chat", given, dict(kwargs) if kwargs else None, echoes_answers=True)
 
 
 def plain(message: ChatMessage) -> dict[str, Any]:
