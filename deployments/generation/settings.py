@@ -1,6 +1,6 @@
 """The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -51,6 +51,8 @@ NOT_FOR_VLLM = {
 COMPILED_AT_FIRST_USE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
 """Kernels that vLLM would compile with nvcc in the middle of a generation: the image has no nvcc, and with one it takes
 minutes, in which the engine seems to hang."""
+FITS_MEMORY = -1
+"""vLLM's own number for it."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
@@ -81,8 +83,9 @@ class EngineSettings(BaseModel):
     """GPUs of one node that hold one replica's model together."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
     """Stages into which one replica's layers are split."""
-    max_model_len: int | None = Field(default=None, ge=1)
-    """Tokens of prompt and generation; by default the model's own limit."""
+    max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    """Tokens of prompt and generation; by default the model's own limit, and with `auto` as much of it as the memory
+    holds."""
     seed: int | None = Field(default=None, ge=0)
     """Mixed with the id of each replica into the seed of its engine. Replicas never share a random stream, and a
     replica that restarts begins a new one: to repeat a run, set the seed in its requests (`sampling.seed`)."""
@@ -169,4 +172,5 @@ class EngineSettings(BaseModel):
             "tokenizer_mode": "hf",
             "generation_config": "vllm",
         }
-        return defaults | self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)
+        given = self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)
+        return defaults | given | ({"max_model_len": FITS_MEMORY} if self.max_model_len == "auto" else {})

@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import yaml
 
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, LOOPBACK, REPOSITORY
@@ -58,8 +60,10 @@ class ServedModel:
     """GPUs of this machine that the engines use; 0 runs one engine on the processors."""
     tensor_parallel_size: int = 1
     """GPUs that hold one replica's model together."""
-    max_model_len: int | None = None
+    max_model_len: int | Literal["auto"] | None = None
     """Tokens of prompt and generation; by default the model's own limit, on processors at most that of the config."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the config's `engine`, which take precedence."""
 
 
 def generated_config(
@@ -76,7 +80,7 @@ def generated_config(
         ServiceNotStarted: the GPUs are not a multiple of `tensor_parallel_size`, or a task is not understood.
     """
     environments = environments_of(tasks)
-    engine = gpu_engine(served) if served.gpus else cpu_engine(served)
+    engine = {**(gpu_engine(served) if served.gpus else cpu_engine(served)), **served.engine}
     replicas = served.gpus // served.tensor_parallel_size if served.gpus else 1
     few_cores = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
     application = {
@@ -110,9 +114,43 @@ def gpu_engine(served: ServedModel) -> dict[str, Any]:
 def cpu_engine(served: ServedModel) -> dict[str, Any]:
     if served.tensor_parallel_size > 1:
         raise ServiceNotStarted("--tensor-parallel-size: there are no GPUs to divide the model between; leave it out.")
+    if served.max_model_len == "auto":
+        raise ServiceNotStarted("--max-model-len: auto fits the memory of a GPU, and there is none; give a number.")
     length = served.max_model_len or min(longest_context(served.model), LONGEST_ON_CPU)
     # Without chunked prefill a batch must have room for the longest prompt.
     return {**CPU_ENGINE, "model": served.model, "max_model_len": length, "max_num_batched_tokens": length}
+
+
+def context_length(given: str | None) -> int | Literal["auto"] | None:
+    """Raises `ServiceNotStarted` unless it is `auto` or a number above 0."""
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise ServiceNotStarted(f"--max-model-len: {given!r} is neither auto nor a number above 0.")
+    return int(given)
+
+
+def engine_fields(given: Sequence[str]) -> dict[str, Any]:
+    """Fields of the config's `engine` from `KEY=VALUE`, whose values are YAML.
+
+    Raises:
+        ServiceNotStarted: one has no name, is not YAML, or is there twice.
+    """
+    fields: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name.isidentifier() or not equals:
+            raise ServiceNotStarted(f"--engine: {text!r} is not KEY=VALUE, such as max_num_seqs=512.")
+        if name in fields:
+            raise ServiceNotStarted(f"--engine: {name} is there twice.")
+        try:
+            fields[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ServiceNotStarted(f"--engine: the value of {name} is not YAML: {error}") from error
+    return fields
 
 
 def longest_context(model: str) -> int:

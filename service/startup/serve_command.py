@@ -27,7 +27,16 @@ def serve(
     tensor_parallel_size: Annotated[
         int, typer.Option("--tensor-parallel-size", "--tensor-parallel", min=1, help="GPUs of one replica.")
     ] = 1,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and generation.")] = None,
+    max_model_len: Annotated[
+        str | None, typer.Option(help="Tokens of prompt and generation; auto: as many as the memory holds.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Generations that an engine runs at once.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="A field of `engine` in the config: the service's or vLLM's. Repeatable."
+        ),
+    ] = None,
     host: Host = None,
     port: Port = None,
     keys_file: KeysFile = None,
@@ -44,7 +53,14 @@ def serve(
     from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
     from service.startup.commands import ServiceNotStarted
     from service.startup.config import REPOSITORY, config_of
-    from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
+    from service.startup.generated_config import (
+        DEFAULT_TASKS,
+        EMBEDDED_MODEL,
+        ServedModel,
+        context_length,
+        engine_fields,
+        generated_config,
+    )
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
     console = Console(stderr=True)
@@ -58,7 +74,14 @@ def serve(
             raise ServiceNotStarted(
                 "MODEL: the embedded model is in a checkout of the repository alone; name another one."
             )
-        served = ServedModel(model_named(model or str(EMBEDDED_MODEL)), gpus, tensor_parallel_size, max_model_len)
+        given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
+        served = ServedModel(
+            model_named(model or str(EMBEDDED_MODEL)),
+            gpus,
+            tensor_parallel_size,
+            context_length(max_model_len),
+            given | engine_fields(engine or ()),
+        )
         config = generated_config(served, env or DEFAULT_TASKS, http_options, access)
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)

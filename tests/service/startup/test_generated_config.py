@@ -8,6 +8,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.generation.settings import EngineSettings
 from examples.task_configs import known_tasks
 from rollout_env.loading import load_environment_class
 from service.settings import ServiceSettings
@@ -17,6 +18,8 @@ from service.startup.generated_config import (
     BUILT_IN,
     EMBEDDED_MODEL,
     ServedModel,
+    context_length,
+    engine_fields,
     generated_config,
     task_name_of,
 )
@@ -73,6 +76,45 @@ def test_on_processors_a_batch_has_room_for_the_longest_prompt(tmp_path: Path) -
     assert [given[name] for name in lengths] == [512, 512]
     hub = application(ServedModel("Qwen/Qwen3-0.6B", gpus=0))["args"]["engine"]
     assert [hub[name] for name in lengths] == [4096, 4096]
+
+
+def test_any_field_of_the_engine_can_be_given_and_takes_precedence() -> None:
+    fields = engine_fields(
+        ["max_num_seqs=512", "gpu-memory-utilization=0.5", "weight_transfer_config={backend: nccl}", "quantization=fp8"]
+    )
+    assert fields == {
+        "max_num_seqs": 512,
+        "gpu_memory_utilization": 0.5,
+        "weight_transfer_config": {"backend": "nccl"},
+        "quantization": "fp8",
+    }
+    made = application(ServedModel("Qwen/Qwen3-8B", gpus=1, engine=fields))["args"]["engine"]
+    assert made.items() >= fields.items()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["max_num_seqs"], "--engine: 'max_num_seqs' is not KEY=VALUE"),
+        (["=3"], "--engine: '=3' is not KEY=VALUE"),
+        (["a=1", "a=2"], "--engine: a is there twice"),
+        (["a={"], "--engine: the value of a is not YAML"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_a_sentence(given: list[str], message: str) -> None:
+    with pytest.raises(ServiceNotStarted, match=message):
+        engine_fields(given)
+
+
+def test_the_context_is_a_number_or_as_long_as_the_memory_of_a_gpu_holds() -> None:
+    assert [context_length(each) for each in (None, "auto", "4096")] == [None, "auto", 4096]
+    made = application(ServedModel("Qwen/Qwen3-8B", gpus=1, max_model_len="auto"))["args"]["engine"]
+    assert EngineSettings.model_validate(made).engine_args()["max_model_len"] == -1
+    for wrong in ("0", "-1", "4k"):
+        with pytest.raises(ServiceNotStarted, match=f"--max-model-len: '{wrong}' is neither auto nor a number"):
+            context_length(wrong)
+    with pytest.raises(ServiceNotStarted, match="--max-model-len: auto fits the memory of a GPU"):
+        generated_config(ServedModel("m", gpus=0, max_model_len="auto"), ["math"], {}, {})
 
 
 def test_a_task_is_a_built_in_one_or_an_environment_by_its_import_path() -> None:

@@ -34,6 +34,13 @@ def test_the_config_is_printed_and_nothing_is_started() -> None:
     assert list(config["applications"][0]["args"]["environments"]) == ["math"]
 
 
+def test_fields_of_the_engine_are_options() -> None:
+    options = ("--max-num-seqs", "8", "--max-model-len", "auto", "--engine", "max_num_seqs=16", "--engine", "seed=1")
+    _, printed, _ = invoke("org/model", "--gpus", "1", *options, "--print-config")
+    engine = yaml.safe_load(printed)["applications"][0]["args"]["engine"]
+    assert (engine["max_num_seqs"], engine["max_model_len"], engine["seed"]) == (16, "auto", 1)
+
+
 def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
