@@ -223,7 +223,7 @@ class TransferFile:
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(1)
         self._writing: deque[tuple[Future[None], int]] = deque()
-        """What waits or is being written, with its size in bytes."""
+        """Writes that wait or run, each with its size in bytes."""
         self._written: Future[Written] | None = None
         self._descriptor = -1
         try:

@@ -21,7 +21,7 @@ class FromHub:
     revision: str | None = None
     """Branch, tag or commit of the model; `None` for the newest of its main branch."""
     tokenizer_revision: str | None = None
-    """Of the tokenizer; `None` for `revision`."""
+    """Branch, tag or commit of the tokenizer; `None` for `revision`."""
     trust_remote_code: bool = False
     """Whether code in the repository is run."""
 

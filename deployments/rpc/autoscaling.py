@@ -9,7 +9,7 @@ from ray.serve.config import AutoscalingContext
 
 IN_PROGRESS, AT_ONCE = "in_progress", "at_once"
 FULL_SHARE = 0.75
-"""Of what a replica's engine runs at once: above it another replica is started, which takes minutes."""
+"""Share of what an engine runs at once, above which another replica is started: that takes minutes."""
 
 
 def stats_of(in_progress: int, at_once: int | None = None) -> dict[str, float]:
