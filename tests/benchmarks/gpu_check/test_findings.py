@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.gpu_check.__main__ import app
+from benchmarks.gpu_check.__main__ import app, run_batch
 from benchmarks.gpu_check.findings import Findings, GpuFinding, read_findings
 from benchmarks.gpu_check.report import markdown, write_report
 
@@ -65,6 +66,30 @@ def test_the_part_machine_runs_in_a_process_of_its_own_and_is_reported(tmp_path:
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["parts"] == {"machine": "complete"}
     assert "versions" in {finding["subject"] for finding in report["findings"]}
+
+
+@pytest.mark.slow
+def test_a_part_beyond_its_limit_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:
+    assert run_batch(["service"], "cpu", tmp_path, limit_s=12) == {"service": "was stopped after 12 s"}
+    left = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
+    assert left == []
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_engine_does_all_of_its_part_on_vllms_gpu_runner(tmp_path: Path) -> None:
+    """Under Triton's interpreter: seeds, streams, scores, swaps in each mode, adapters, samplers, interruptions."""
+    assert run_batch(["engine"], "rig", tmp_path, limit_s=550) == {"engine": "complete"}
+    found = {finding.subject: finding for finding in read_findings(tmp_path / "engine.jsonl")}
+    runner = found["runner and settings"].figures
+    assert (runner["runner"], runner["async_scheduling"], runner["executor"]) == (
+        "vllm.v1.worker.gpu.model_runner",
+        True,
+        "uni",
+    )
+    assert [subject for subject, finding in found.items() if finding.held is False] == []
+    assert len(found) == 10
 
 
 def test_an_unknown_part_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
