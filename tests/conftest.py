@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from tests.service_scheduling import ServiceScheduling
 # Before torch is imported, here and in the processes that tests start. The threads of an operation spin while they wait
 # for each other: on a busy machine, two of them took twenty times the processor time of one for a forward pass.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_TIMEOUT_S = 400
 """A slow test starts processes that import vLLM or torch, which on a busy machine takes minutes."""
