@@ -17,10 +17,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.gpu_check.configs import REPOSITORY, Machine
+from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings, GpuFinding, console, read_findings
 from benchmarks.gpu_check.report import write_report
 from benchmarks.process_group import no_process_left
+from service.startup.config import REPOSITORY
 
 TOGETHER = ("machine", "engine", "service", "weights", "patches", "fp8", "replicas")
 ALONE = ("throughput",)

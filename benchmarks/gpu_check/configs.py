@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import yaml
 
+from service.startup.config import REPOSITORY
 from service.startup.ports import free_port
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GIB = 2**30
 GPU_ENGINE: dict[str, Any] = {
     "device": "gpu",

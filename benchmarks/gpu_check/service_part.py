@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.gpu_check.configs import REPOSITORY, Machine
+from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import distinct
 from benchmarks.service_process import service_process
 from rollout_client import RolloutClient, Sampling
+from service.startup.config import REPOSITORY
 
 MODEL = REPOSITORY / "models" / "tiny"
 QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]

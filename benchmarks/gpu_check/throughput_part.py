@@ -19,13 +19,14 @@ from benchmarks.engine_comparison import (
     rollout_service,
     service_play,
 )
-from benchmarks.gpu_check.configs import GIB, REPOSITORY, Machine
+from benchmarks.gpu_check.configs import GIB, Machine
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import SHAPE, SMALL_SHAPE, write_model
 from benchmarks.openai_loop import OpenAILoop, openai_server
 from benchmarks.workload import Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient
+from service.startup.config import REPOSITORY
 
 WORKLOADS = (
     Workload(256, 8, 32),

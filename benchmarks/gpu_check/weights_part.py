@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.delta_push import change
-from benchmarks.gpu_check.configs import REPOSITORY, Machine
+from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import (
     SHAPE,
@@ -26,6 +26,7 @@ from benchmarks.service_process import service_process
 from rollout_client import PolicyPusher, RolloutClient, Sampling
 from rollout_client.contract.policy import PauseMode
 from rollout_client.contract.rollouts import SampleResult
+from service.startup.config import REPOSITORY
 
 MEAN_TOLERANCE = 0.05
 RANK = 8

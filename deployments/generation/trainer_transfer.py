@@ -224,6 +224,7 @@ class TransferFile:
         self._thread = ThreadPoolExecutor(1)
         self._writing: deque[tuple[Future[None], int]] = deque()
         """Writes that wait or run, each with its size in bytes."""
+        self._waiting_bytes = 0
         self._written: Future[Written] | None = None
         self._descriptor = -1
         try:
@@ -246,15 +247,16 @@ class TransferFile:
             self._await_room(entry.size_bytes)
             data = data_of(self._cast(entry, tensor))
             self._writing.append((self._thread.submit(self._write, entry, data), entry.size_bytes))
+            self._waiting_bytes += entry.size_bytes
         except Exception as failure:  # noqa: BLE001 - told by `state`
             self._failure = failure
 
     def _await_room(self, size: int) -> None:
         """Forgets what has been written, and waits until all that waits has room beside `size` bytes."""
-        while self._writing and (
-            self._writing[0][0].done() or size + sum(each for _, each in self._writing) > self._room_bytes
-        ):
-            self._writing.popleft()[0].result()
+        while self._writing and (self._writing[0][0].done() or size + self._waiting_bytes > self._room_bytes):
+            writing, written_bytes = self._writing.popleft()
+            writing.result()
+            self._waiting_bytes -= written_bytes
 
     def end(self) -> None:
         """No further tensor comes. May be called more than once."""
