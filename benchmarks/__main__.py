@@ -3,14 +3,12 @@
 import sys
 
 from benchmarks.programs import Program, run_program
+from benchmarks.service_process import BEHIND_HAPROXY
 
-BEHIND_HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
-"""HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (`serve.env`)."""
 PROGRAMS = {
     "engine": Program(
         "benchmarks.engine_comparison",
         "the service against the bare engine and vLLM's server",
-        BEHIND_HAPROXY,
     ),
     "agents": Program(
         "benchmarks.agents", "calls with and without sessions against vLLM's server (15 minutes)", BEHIND_HAPROXY

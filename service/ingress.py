@@ -19,6 +19,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.rpc.store_client import job_store_client, policy_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
+from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
@@ -98,6 +99,7 @@ class Ingress:
     ) -> None:
         logs.configure()
         install()
+        listen_on_own_port()
         options = await asyncio.to_thread(http_options)
         assert options is not None
         refuse_exposed(settings.access, options)

@@ -25,9 +25,10 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.databases import cluster_folder, session_folder
+from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
 from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
-from service.access.exposure import own_address
+from service.access.exposure import HAPROXY, own_address
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 from service.startup.config import APP_BUILDER
@@ -132,7 +133,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
         to_undo.callback(stop, console)
         with stages_shown(console) as show:
             show("Starting Ray")
-            start_ray()
+            start_ray(port)
             to_undo.enter_context(orphans_reaped())
             to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
@@ -158,8 +159,16 @@ def serve_until_stopped(config: ServeDeploySchema, console: Console, room_timeou
         threading.Event().wait()
 
 
-def start_ray() -> None:
-    """Raises `ServiceNotStarted` with what Ray says."""
+def start_ray(port: int) -> None:
+    """Starts a Ray whose ingress replicas will listen on the port, unless HAProxy shall.
+
+    Raises:
+        ServiceNotStarted: with what Ray says.
+    """
+    labels = None
+    if os.environ.get(HAPROXY) != "1":
+        labels = {PORT_LABEL: str(port)}
+        os.environ.update(VARIABLES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Serve says after so many seconds what a replica that has not started waits for.
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_S", "5")
@@ -173,6 +182,7 @@ def start_ray() -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
+            labels=labels,
         )
     except Exception as error:  # Ray raises a bare one if its node is not there within 30 s.
         raise ServiceNotStarted(f"Ray did not start: {error}") from error

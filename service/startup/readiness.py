@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
-from deployments.upstream.ray_serve.serve_internals import deploy_apps
+from deployments.upstream.ray_serve.direct_ingress import own_port
+from deployments.upstream.ray_serve.serve_internals import deploy_apps, proxy_port
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
+from service.startup.ports import free_port
 
 POLL_S = 0.5
 REPLICA_FAILED = "A replica failed to start with exception."
@@ -28,7 +30,15 @@ RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re
 def deploy(config: ServeDeploySchema) -> None:
     """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    deploy_apps(config)
+    deploy_apps(behind_the_port(config))
+
+
+def behind_the_port(config: ServeDeploySchema) -> ServeDeploySchema:
+    """The config for Serve, whose own proxy listens elsewhere where the ingress replicas have the port."""
+    if own_port() is None:
+        return config
+    http_options = config.http_options.model_copy(update={"port": proxy_port() or free_port()})
+    return config.model_copy(update={"http_options": http_options})
 
 
 def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:

@@ -18,8 +18,9 @@ from ray import serve
 from rich.console import Console
 
 from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
-from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
+from deployments.upstream.ray_serve.serve_internals import forget_serve_client, running_http_options, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
+from service.access.exposure import own_address
 from service.settings import EnvironmentSettings
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ServiceNotStarted
@@ -41,11 +42,6 @@ class ReloadableCluster(Protocol):
     def kill(self, actor_name: str) -> None: ...
 
 
-def url_of(http_options: Mapping[str, Any]) -> str:
-    scheme = "https" if http_options.get("ssl_certfile") else "http"
-    return f"{scheme}://{http_options['host']}:{http_options['port']}"
-
-
 class ServeCluster(ReloadableCluster):
     """The Serve of the Ray cluster that this process is connected to."""
 
@@ -57,7 +53,9 @@ class ServeCluster(ReloadableCluster):
             raise ServiceNotStarted(NO_SERVICE) from error
 
     def url(self) -> str:
-        return url_of(self._client.get_serve_details()["http_options"])
+        options = running_http_options()
+        assert options is not None, "the constructor has found a Serve that runs"
+        return own_address(options)
 
     def applications(self) -> Mapping[str, Any]:
         applications: Mapping[str, Any] = self._client.get_serve_details()["applications"]

@@ -51,7 +51,18 @@ def test_without_a_serve_that_runs_nothing_listens(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     client = SimpleNamespace(http_config=WITH_TLS)
     monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
+    labels: dict[str, str] = {}
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: labels))
     assert http_options() is WITH_TLS
+
+
+def test_where_the_ingress_listens_itself_its_port_is_that_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    client = SimpleNamespace(http_config=WITH_TLS.model_copy(update={"port": 24817}))
+    monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
+    context = SimpleNamespace(get_node_labels=lambda: {"rollout-service-port": "8000"})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    assert http_options() == WITH_TLS.model_copy(update={"port": 8000})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.upstream.ray_serve.direct_ingress import own_port
+
 
 def cancel_call(call: Any) -> None:
     """Cancels a handle call, also one that was handed to a replica in this iteration of the event loop.
@@ -49,7 +51,20 @@ def forget_serve_client() -> None:
     serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
 
 
-def running_http_options() -> Any:
-    """The options of the Serve that runs; `None` where none does. Blocks."""
+def running_http_options() -> HTTPOptions | None:
+    """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
+    options = options_of_proxies()
+    if options is None or (port := own_port()) is None:
+        return options
+    return options.model_copy(update={"port": port})
+
+
+def proxy_port() -> int | None:
+    """The port of Serve's own proxy; `None` where no Serve runs. Blocks."""
+    options = options_of_proxies()
+    return None if options is None else options.port
+
+
+def options_of_proxies() -> HTTPOptions | None:
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return None if client is None else client.http_config

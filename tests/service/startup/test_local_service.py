@@ -69,5 +69,5 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
         patch.object(ray, "init", side_effect=error),
         pytest.raises(ServiceNotStarted) as raised,
     ):
-        local_service.start_ray()
+        local_service.start_ray(8000)
     assert str(raised.value) == f"Ray did not start: {error}"

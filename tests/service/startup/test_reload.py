@@ -6,7 +6,7 @@ import pytest
 
 from service.startup import reload
 from service.startup.commands import ServiceNotStarted
-from service.startup.reload import RunningService, only_service, reload_environment, url_of
+from service.startup.reload import RunningService, only_service, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 
@@ -130,9 +130,3 @@ def test_no_service_and_none_that_plays_the_task_are_said() -> None:
         only_service("game", [])
     with pytest.raises(ServiceNotStarted, match=r"^No running service plays 'chess'; there is game, math, game\.$"):
         only_service("chess", [HERE, THERE])
-
-
-def test_the_service_is_reached_by_tls_where_it_has_a_certificate() -> None:
-    listening = {"host": "127.0.0.1", "port": 8000}
-    assert url_of(listening | {"ssl_certfile": None}) == "http://127.0.0.1:8000"
-    assert url_of(listening | {"ssl_certfile": "cert.pem"}) == "https://127.0.0.1:8000"
