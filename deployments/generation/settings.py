@@ -51,6 +51,9 @@ NOT_FOR_VLLM = {
 COMPILED_AT_FIRST_USE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
 """Kernels that vLLM would compile with nvcc in the middle of a generation: the image has no nvcc, and with one it takes
 minutes, in which the engine seems to hang."""
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The worker of an engine on processors in the process of its core, as on one GPU: one process less that imports vLLM,
+and no message between the two in each step."""
 FITS_MEMORY = -1
 """vLLM's own number for it."""
 NO_DOMAIN = "none.invalid"
@@ -123,6 +126,16 @@ class EngineSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def refuse_pickled_handles(self) -> Self:
+        transfer = (self.model_extra or {}).get("weight_transfer_config")
+        if isinstance(transfer, dict) and transfer.get("backend") == "ipc":
+            raise ValueError(
+                "weight_transfer_config: the backend ipc is refused, because vLLM unpickles what a request brings for "
+                "it. A trainer on the engine's own cards pushes a checkpoint by its path, or a delta"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_engines_of_several_nodes(self) -> Self:
         given = self.model_extra or {}
         if given.get("distributed_executor_backend") == "ray" or given.get("nnodes", 1) != 1:
@@ -140,7 +153,8 @@ class EngineSettings(BaseModel):
     @property
     def process_variables(self) -> dict[str, str]:
         """The environment variables of the engine's process."""
-        return COMPILED_AT_FIRST_USE | self.environment_variables
+        joined = ONE_PROCESS if self.device == "cpu" and self.workers == 1 else {}
+        return COMPILED_AT_FIRST_USE | joined | self.environment_variables
 
     def ray_actor_options(self) -> dict[str, float]:
         """The cores and GPUs that Ray reserves for one replica."""

@@ -14,7 +14,6 @@ from rollout_client import RolloutClient
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port
-from tests.live.running_service import ONE_PROCESS_ENGINE
 from tests.paths import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -90,7 +89,6 @@ def service_config(checkpoint_root: Path, data_file: Path) -> ServeDeploySchema:
     }
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
-    application.args["engine"]["environment_variables"] |= ONE_PROCESS_ENGINE
     [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
     # A replica that is shut down hands its generations over after half of this time, which it is told only once.
     generator.graceful_shutdown_timeout_s = 4

@@ -12,8 +12,6 @@ READY_WITHIN_S = 240.0
 """An engine that takes the place of a killed one, also on a machine that is three times slower than usual."""
 IDLE_WITHIN_S = 40.0
 """Far more than it takes, and less than what tests ask for and leave would take."""
-ONE_PROCESS_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""The variables of an engine whose worker runs in the process of its core: one process less that imports vLLM."""
 
 
 def replicas(deployment: str) -> list[psutil.Process]:

@@ -29,7 +29,6 @@ from tests.endurance.session_laws.random_agent import CALCULATOR
 from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
 from tests.live.running_service import (
-    ONE_PROCESS_ENGINE,
     READY_WITHIN_S,
     ongoing_generations,
     replicas,
@@ -66,7 +65,6 @@ def url() -> Iterator[str]:
             },
         },
     }
-    config.applications[0].args["engine"]["environment_variables"] |= ONE_PROCESS_ENGINE
     with local_service(config, Console(stderr=True)) as service_url:
         yield service_url
 

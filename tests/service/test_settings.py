@@ -131,6 +131,11 @@ def test_an_engine_of_several_nodes_or_of_several_copies_is_refused(fields: dict
         EngineSettings.model_validate({"model": "m", **fields})
 
 
+def test_transfers_whose_handles_are_pickled_in_requests_are_refused() -> None:
+    with pytest.raises(ValidationError, match="the backend ipc is refused"):
+        EngineSettings.model_validate({"model": "m", "weight_transfer_config": {"backend": "ipc"}})
+
+
 def test_an_engine_of_one_node_may_name_its_executor() -> None:
     fields = {"model": "m", "distributed_executor_backend": "mp", "nnodes": 1}
     assert EngineSettings.model_validate(fields).engine_args()["distributed_executor_backend"] == "mp"
@@ -151,6 +156,15 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "tokenizer_mode": "hf",
         "generation_config": "vllm",
     }
+
+
+def test_an_engine_on_processors_has_one_process_unless_it_is_divided() -> None:
+    variable = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    alone = EngineSettings(model="m", device="cpu")
+    assert alone.process_variables[variable] == "0"
+    assert variable not in alone.model_copy(update={"tensor_parallel_size": 2}).process_variables
+    asked = EngineSettings(model="m", device="cpu", environment_variables={variable: "1"})
+    assert asked.process_variables[variable] == "1"
 
 
 def test_kernels_that_are_compiled_at_first_use_are_off_unless_they_are_turned_on() -> None:
