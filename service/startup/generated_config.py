@@ -11,10 +11,9 @@ from typing import Any, Literal
 import yaml
 
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import APP_BUILDER, LOOPBACK, REPOSITORY
+from service.startup.config import APP_BUILDER, BUNDLED, LOOPBACK
 
-EMBEDDED_MODEL = REPOSITORY / "models" / "tiny"
-"""There in a checkout of the repository."""
+EMBEDDED_MODEL = BUNDLED / "tiny"
 GPU_ENGINE: Mapping[str, Any] = {
     "device": "gpu",
     "num_cpus": 2,

@@ -5,12 +5,16 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.startup.commands import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
+
+if TYPE_CHECKING:
+    from service.startup.generated_config import ServedModel
 
 
 def serve(
@@ -50,17 +54,8 @@ def serve(
     import yaml
     from rich.console import Console
 
-    from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
-    from service.startup.commands import ServiceNotStarted
-    from service.startup.config import REPOSITORY, config_of
-    from service.startup.generated_config import (
-        DEFAULT_TASKS,
-        EMBEDDED_MODEL,
-        ServedModel,
-        context_length,
-        engine_fields,
-        generated_config,
-    )
+    from service.startup.config import BUNDLED, config_of
+    from service.startup.generated_config import DEFAULT_TASKS, engine_fields, generated_config
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
     console = Console(stderr=True)
@@ -68,26 +63,36 @@ def serve(
     keys = None if keys_file is None else str(keys_file.expanduser().absolute())
     access = {name: value for name, value in (("keys_file", keys), ("guarded_by", guarded_by)) if value is not None}
     with sentences_for_the_user(console):
-        if gpus is None:
-            gpus = int(resources_of_this_machine().get("GPU", 0))
-        if model is None and not EMBEDDED_MODEL.is_dir():
-            raise ServiceNotStarted(
-                "MODEL: the embedded model is in a checkout of the repository alone; name another one."
-            )
         given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
-        served = ServedModel(
-            model_named(model or str(EMBEDDED_MODEL)),
-            gpus,
-            tensor_parallel_size,
-            context_length(max_model_len),
-            given | engine_fields(engine or ()),
-        )
+        fields = given | engine_fields(engine or ())
+        served = served_model(model, gpus, tensor_parallel_size, max_model_len, fields)
         config = generated_config(served, env or DEFAULT_TASKS, http_options, access)
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
         make_importable(Path.cwd())
-        serve_until_stopped(config_of(config, REPOSITORY / "serve_config.yaml"), console, room_timeout_s)
+        serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console, room_timeout_s)
+
+
+def served_model(
+    model: str | None,
+    gpus: int | None,
+    tensor_parallel_size: int = 1,
+    max_model_len: str | None = None,
+    engine: Mapping[str, Any] | None = None,
+) -> "ServedModel":
+    """The model that is asked for: by default the embedded one, on all GPUs of this machine.
+
+    Raises:
+        ServiceNotStarted: `max_model_len` is neither `auto` nor a number.
+    """
+    from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
+    from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, context_length
+
+    if gpus is None:
+        gpus = int(resources_of_this_machine().get("GPU", 0))
+    named = model_named(model or str(EMBEDDED_MODEL))
+    return ServedModel(named, gpus, tensor_parallel_size, context_length(max_model_len), engine or {})
 
 
 def model_named(model: str) -> str:

@@ -59,18 +59,23 @@ def test_what_the_service_and_its_tests_need_is_locked_in_a_version_that_they_ta
     assert [str(each) for each, version in versions.items() if not each.specifier.contains(version)] == []
 
 
-def test_the_environment_of_the_lock_serves_each_release_of_the_python_that_the_readme_asks_for() -> None:
-    assert "Python 3.11 (as `python3`)" in (REPOSITORY / "README.md").read_text()
-    installed = {canonicalize_name(each.name): each.metadata["Requires-Python"] for each in distributions()}
-    assert {name: takes for name, takes in installed.items() if takes and PYTHON not in SpecifierSet(takes)} == {}
-    needed_by_oldest = {
-        canonicalize_name(need.name)
-        for each in distributions()
-        for need in map(Requirement, each.requires or [])
-        if need.marker and not need.marker.evaluate({"extra": "", "python_full_version": "3.11.14"})
-        if need.marker.evaluate({"extra": "", "python_full_version": PYTHON})
-    }
-    assert needed_by_oldest - installed.keys() == set()
+@pytest.mark.parametrize("python", [PYTHON, "3.12.0", "3.13.0", "3.14.0"])
+def test_the_lock_serves_each_python_that_the_readme_asks_for(python: str) -> None:
+    assert "Python 3.11 to 3.14" in (REPOSITORY / "README.md").read_text()
+    locked = entries((REPOSITORY / "requirements" / "cpu.lock").read_text())
+    everywhere = [name for name, entry in locked.items() if ";" not in entry.splitlines()[0]]
+    of_lock = [each for each in distributions() if canonicalize_name(each.name) in everywhere]
+    takes = {each.name: each.metadata["Requires-Python"] for each in of_lock if "Requires-Python" in each.metadata}
+    assert {name: takes for name, takes in takes.items() if python not in SpecifierSet(takes)} == {}
+    needs = [need for each in of_lock for need in map(Requirement, each.requires or [])]
+    needed_there = {canonicalize_name(need.name) for need in needs if is_needed(need, python)}
+    needed_here = {canonicalize_name(need.name) for need in needs if is_needed(need, "3.11.14")}
+    assert needed_there - needed_here - locked.keys() == set()
+
+
+def is_needed(need: Requirement, python: str) -> bool:
+    environment = {"extra": "", "python_full_version": python, "python_version": python.rpartition(".")[0]}
+    return need.marker is None or need.marker.evaluate(environment)
 
 
 def test_ci_runs_the_command_of_the_readme_and_prepares_nothing_for_it() -> None:

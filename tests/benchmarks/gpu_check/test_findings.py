@@ -79,6 +79,7 @@ def test_a_part_beyond_its_limit_is_stopped_with_all_that_it_has_started(tmp_pat
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_engine_does_all_of_its_part_on_vllms_gpu_runner(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The commands that look: `eval`, `bench`, `view`, `status`, `doctor`, and `--json`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,49 @@ def test_doctor_says_which_packages_break_the_engine(monkeypatch: pytest.MonkeyP
     ]
 
 
+CARD = "NVIDIA H100 80GB HBM3, 81559, 580.159.04"
+SMALL_CARD = "NVIDIA L4, 23034, 580.159.04"
+
+
+def found_with(cards: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
+    """The messages about GPUs, on a machine that has these cards and programs."""
+    for name, script in {"nvidia-smi": f"printf '{NEWLINE.join(cards)}'", **dict.fromkeys(programs, "")}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
+    return [f"{finding.level}: {finding.message}" for finding in doctor.cards()]
+
+
+NEWLINE = "\\n"
+
+
+def test_doctor_says_what_of_the_check_of_a_gpu_cannot_work_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found_with([CARD, CARD], tmp_path, monkeypatch, "nvcc", "gcc") == [
+        "ok: NVIDIA H100 80GB HBM3 (80 GiB, driver 580.159.04), NVIDIA H100 80GB HBM3 (80 GiB, driver 580.159.04)"
+    ]
+    (tmp_path / "nvcc").unlink()
+    (tmp_path / "gcc").unlink()
+    assert found_with([SMALL_CARD], tmp_path, monkeypatch) == [
+        "ok: NVIDIA L4 (22 GiB, driver 580.159.04)",
+        "note: make gpu-check takes 60 GiB of a card; with less, its parts one by one: make gpu-check PARTS=engine, "
+        "then service, weights ...",
+        "note: one card: tensor parallelism and transfers by NCCL cannot be checked",
+        "note: no nvcc: kernels compiled at first use stay off, as they are by default",
+        "problem: Triton needs a C compiler and there is none: apt install gcc",
+    ]
+
+
+@pytest.mark.parametrize("cards", [[], ["NVIDIA-SMI has failed"]])
+def test_doctor_takes_a_machine_without_a_driver_for_one_without_a_card(
+    cards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [message] = found_with(cards, tmp_path, monkeypatch)
+    assert message.startswith("note: no NVIDIA card: of make gpu-check, DEVICE=cpu plays all parts")
+
+
 def test_doctor_is_exit_code_1_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "rollout_client.cli.commands.doctor.findings", lambda _client: [DoctorFinding("disk", "problem", "It is full.")]
@@ -185,14 +228,14 @@ def commands_of(group: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from commands_of(command, part)
 
 
-def test_every_command_has_json_but_that_which_runs_the_service() -> None:
+def test_every_command_has_json_but_those_that_run_the_service() -> None:
     commands = dict(commands_of(typer.main.get_command(app), ""))
     assert {"run", "eval", "policy", "policy drop", "top", "env"} < set(commands)
     without = {
         name for name, command in commands.items() if not any("--json" in option.opts for option in command.params)
     }
     # The options of `env` are those of rollout-env, which has --json too.
-    assert without == {"env", "serve"}
+    assert without == {"demo", "env", "serve"}
 
 
 def test_the_server_adds_serve_to_the_command_line_by_its_entry_point() -> None:

@@ -1,12 +1,10 @@
 """What a Serve config may say, and where the environment variables for Ray come from."""
 
-import logging
 import os
 from pathlib import Path
 
 import pytest
 
-from service.startup import config as config_module
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config, set_access, set_environment
 from tests.paths import REPOSITORY
@@ -80,25 +78,12 @@ def test_the_environment_file_beside_the_config_is_read(tmp_path: Path, monkeypa
     assert os.environ.pop("TEST_NOT_SET") == "file"
 
 
-def test_a_config_elsewhere_gets_the_environment_file_of_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_config_elsewhere_gets_the_environment_file_that_the_package_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", raising=False)
     set_environment(tmp_path / "config.yaml")
     assert os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
-    assert caplog.messages == []
-
-
-def test_a_missing_environment_file_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(config_module, "REPOSITORY", tmp_path / "installed")
-    with caplog.at_level(logging.WARNING):
-        set_environment(tmp_path / "config.yaml")
-    assert caplog.messages == [
-        f"There is no serve.env in {tmp_path} nor in {tmp_path / 'installed'}: "
-        "Ray runs with its defaults, which are slower."
-    ]
 
 
 def test_the_files_of_data_are_relative_to_the_config(tmp_path: Path) -> None:

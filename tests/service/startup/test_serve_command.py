@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
 from rollout_client.cli import app as command_line
-from service.startup import generated_config, local_service
+from service.startup import local_service
 from service.startup.generated_config import EMBEDDED_MODEL
 from service.startup.serve_command import make_importable, serve
 from tests.paths import REPOSITORY
@@ -48,12 +48,6 @@ def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypat
     assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == str(tmp_path / "mine")
     _, printed, _ = invoke("org/model", "--gpus", "1", "--print-config")
     assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == "org/model"
-
-
-def test_without_a_checkout_a_model_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated_config, "EMBEDDED_MODEL", tmp_path / "none")
-    code, _, told = invoke("--gpus", "0", "--print-config")
-    assert (code, told.split(":")[0]) == (1, "MODEL")
 
 
 def test_what_cannot_work_is_one_sentence() -> None:

@@ -2,8 +2,10 @@
 
 import importlib.metadata as metadata
 import os
+import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +35,11 @@ CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 LEAST_SHARED_MEMORY_BYTES = 2**30
 LEAST_DISK_BYTES = 2 * 2**30
 LEAST_FILES = 4096
+GPU_CHECK_GIB = 60
+C_COMPILERS = ("cc", "gcc", "clang")
+NVIDIA_SMI_S = 20
+CARD = re.compile(r"(.+), (\d+), (\S+)")
+"""A line of nvidia-smi: name, MiB of memory, driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,15 @@ class DoctorFinding:
     """The finding, and for a problem what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU as nvidia-smi lists it."""
+
+    name: str
+    memory_gib: float
+    driver: str
+
+
 def findings(client: RolloutClient | None) -> Iterator[DoctorFinding]:
     """With a client, also how its service is. Raises nothing: what cannot be looked at is a finding."""
     yield DoctorFinding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
@@ -50,6 +66,7 @@ def findings(client: RolloutClient | None) -> Iterator[DoctorFinding]:
     if version_of(SERVER) is not None:
         yield from engine_packages()
         yield from machine()
+        yield from cards()
     if client is not None:
         yield from service(client)
 
@@ -106,9 +123,7 @@ def unmet(subject: str, requirements: list[Requirement]) -> Iterator[DoctorFindi
 def engine_packages() -> Iterator[DoctorFinding]:
     engines = {name: version for name in ENGINES if (version := version_of(name)) is not None}
     if not engines:
-        yield DoctorFinding(
-            "engine", "problem", "no vLLM is installed: `make setup`, or on a GPU pip install rollout-service[gpu]"
-        )
+        yield DoctorFinding("engine", "problem", "no vLLM is installed: `make setup`, or `make setup-gpu` on a GPU")
     elif len(engines) > 1:
         yield DoctorFinding(
             "engine", "problem", f"{' and '.join(engines)} share one import name: uninstall the one that does not fit"
@@ -141,6 +156,48 @@ def machine() -> Iterator[DoctorFinding]:
         )
     else:
         yield DoctorFinding("open files", "ok", f"{files} may be open at once")
+
+
+def cards() -> Iterator[DoctorFinding]:
+    """The GPUs, and what of `make gpu-check` cannot work here."""
+    found = listed_cards()
+    if not found:
+        without = (
+            "no NVIDIA card: of make gpu-check, DEVICE=cpu plays all parts on small models and DEVICE=rig the engine"
+        )
+        yield DoctorFinding("GPUs", "note", f"{without}; speed, FP8 and CUDA graphs cannot be checked")
+        return
+    memory_gib = min(card.memory_gib for card in found)
+    names = ", ".join(f"{card.name} ({card.memory_gib:.0f} GiB, driver {card.driver})" for card in found)
+    yield DoctorFinding("GPUs", "ok", names)
+    if version_of("vllm") is None:
+        yield DoctorFinding("GPUs", "problem", "vLLM's build for GPUs is not installed: make setup-gpu")
+    if memory_gib < GPU_CHECK_GIB:
+        parts = "its parts one by one: make gpu-check PARTS=engine, then service, weights ..."
+        yield DoctorFinding("GPUs", "note", f"make gpu-check takes {GPU_CHECK_GIB} GiB of a card; with less, {parts}")
+    if len(found) == 1:
+        yield DoctorFinding("GPUs", "note", "one card: tensor parallelism and transfers by NCCL cannot be checked")
+    if shutil.which("nvcc") is None:
+        yield DoctorFinding("GPUs", "note", "no nvcc: kernels compiled at first use stay off, as they are by default")
+    if not any(map(shutil.which, C_COMPILERS)):
+        yield DoctorFinding("GPUs", "problem", "Triton needs a C compiler and there is none: apt install gcc")
+
+
+def listed_cards() -> list["Card"]:
+    """The cards by nvidia-smi; none where that is missing or fails."""
+    query = "--query-gpu=name,memory.total,driver_version"
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = (CARD.fullmatch(line) for line in asked.stdout.splitlines())
+    return [Card(row[1], float(row[2]) / 1024, row[3]) for row in rows if row is not None]
 
 
 def at_least(subject: str, free: int, least: int, advice: str) -> DoctorFinding:
