@@ -6,8 +6,6 @@ trainers, and a checksum is computed in steps.
 
 import hashlib
 import json
-import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,6 @@ from deployments.generation.weight_deltas import apply_patches, read_patches
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
-logger = logging.getLogger("rollout_service.generation")
 NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
 Tensors = dict[str, torch.Tensor]
 Patches = list[CheckpointWeightPatch]
@@ -74,7 +71,7 @@ class WeightsWorkerExtension:
     def swap_staged(self) -> tuple[float, str | None]:
         """Replaces the model's weights by the staged ones; returns the seconds that this took, and the error, if any.
 
-        After an error the worker exits at the next step of the engine: its weights are a mixture of two versions.
+        After an error the engine fails at its next step: its weights are a mixture of two versions.
         """
         began = time.perf_counter()
         try:
@@ -82,7 +79,7 @@ class WeightsWorkerExtension:
         except Exception as failure:  # noqa: BLE001 - returned to the engine
             error = describe_error(failure)
             for generates in (self, self.model_runner):
-                generates.execute_model = partial(exit_instead_of_generating, error)
+                generates.execute_model = partial(fail_instead_of_generating, error)
             return 0.0, error
         return time.perf_counter() - began, None
 
@@ -214,10 +211,12 @@ class WeightsWorkerExtension:
         self._checksum = None
 
 
-def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
-    """The engine dies with this worker, and Serve replaces the replica."""
-    logger.error("The swap of the weights failed halfway (%s): this worker exits.", error)
-    os._exit(1)
+def fail_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
+    """The engine dies of it, and Serve replaces the replica.
+
+    An exit would lose the answer about the swap where the worker shares its process with the engine's core.
+    """
+    raise RuntimeError(f"The swap of the weights failed halfway ({error}): this engine generates no more.")
 
 
 def describe_error(failure: BaseException) -> str:

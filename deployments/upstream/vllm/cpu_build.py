@@ -1,5 +1,7 @@
 """Faults of vLLM's build for processors: AMX, adapters, packed weights, and a path with a space in LD_PRELOAD.
 
+Model runners: V1, and V2 where it is made to run on processors (`benchmarks/gpu_check/rig`).
+
 Needed with vLLM 0.32. Known upstream: tokens without an adapter (vllm-project/vllm#48421); no issue is known for the
 others. vLLM's build for GPUs has none of them.
 """

@@ -3,6 +3,8 @@
 vLLM knows which adapter belongs to each token to be generated, and takes the rows of a prompt for such: it adds the
 adapters of other rollouts' output layers to them, or dies of the different number of rows.
 
+Model runners: V1 and V2, which compute the logits of prompts in different places.
+
 Needed with vLLM 0.32; no upstream issue is known. The test of the adapters of the output layer fails when vLLM leaves
 them out by itself.
 """

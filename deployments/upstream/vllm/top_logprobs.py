@@ -3,6 +3,8 @@
 Where one request of a step names the tokens whose log-probabilities it wants, as such a score does for the last token,
 vLLM computes those alone: all others get the token 0 in place of the most probable ones.
 
+Model runners: V1, that of processors. V2, that of GPUs, keeps the tokens of each request apart by itself.
+
 Needed with vLLM 0.32; no upstream issue is known.
 """
 

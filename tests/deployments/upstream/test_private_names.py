@@ -164,3 +164,18 @@ def installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+def test_each_patch_of_an_engine_says_on_which_model_runner_it_applies() -> None:
+    folder = UPSTREAM / "vllm"
+    imports = [node for node in ast.parse((folder / "plugin.py").read_text()).body if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").startswith("deployments.upstream.vllm")]
+    last_parts = {
+        part for node in ours for part in (str(node.module).rpartition(".")[2], *(a.name for a in node.names))
+    }
+    said = {}
+    for path in sorted(folder.glob("*.py")):
+        if path.stem in last_parts:
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            said[path.stem] = re.findall(r"^Model runners: (V1(?: and V2)?)\b", docstring, flags=re.MULTILINE)
+    assert said == {"cpu_build": ["V1"], "prompt_logprobs_with_lora": ["V1 and V2"], "top_logprobs": ["V1"]}

@@ -1,17 +1,23 @@
 """What is found to be wrong with a config before anything is started."""
 
+import subprocess
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.policy.settings import PolicySettings
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from service.app import build
+from service.settings import ServiceSettings
 from service.startup import preflight
 from service.startup.commands import ServiceNotStarted
+from service.startup.config import APP_BUILDER, config_of
 from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
@@ -332,3 +338,38 @@ def test_replicas_that_share_a_card_need_the_size_of_their_caches() -> None:
     assert problem.endswith("Set args.engine.kv_cache_memory_bytes, the size of the cache of one replica.")
     [missing, *_] = refusal(config(halves, engine=engine | {"kv_cache_memory_bytes": 2**30}))
     assert missing == "The deployments ask for more than this machine has: 1 GPU of 0."
+
+
+def configs_of_the_repository() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every tracked file that is a Serve config of the service, or holds one for Kubernetes."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.yaml"], cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True
+    )
+    for name in listed.stdout.split():
+        text = (REPOSITORY / name).read_text()
+        if name.startswith("deploy/") and "serveConfigV2" in text:
+            documents = filter(None, yaml.safe_load_all(text))
+            [text] = [each["spec"]["serveConfigV2"] for each in documents if each.get("kind") == "RayService"]
+        if APP_BUILDER in text:
+            yield name, yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(("name", "content"), [pytest.param(*each, id=each[0]) for each in configs_of_the_repository()])
+def test_each_config_of_the_repository_starts_on_a_machine_of_its_size(
+    name: str, content: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "resources_of_this_machine", lambda: {"CPU": 256.0, "GPU": 16.0, "memory": 2e12})
+    monkeypatch.setattr(preflight, "engine_problems", lambda _engine: ())
+    config = config_of(content, REPOSITORY / name)
+    [application] = config.applications
+    if "keys_file" in application.args.get("access", {}):
+        # A secret of the cluster.
+        application.args["access"] = {"guarded_by": "the keys that are not here"}
+    check_config(config)
+    built = build(ServiceSettings.model_validate(application.args))
+    assert built._bound_deployment.name == "Ingress"
+
+
+def test_the_configs_of_the_repository_are_found() -> None:
+    found = {name for name, _ in configs_of_the_repository()}
+    assert found >= {"serve_config.yaml", "serve_config.cpu.yaml", "deploy/kubernetes/rayservice.yaml"}
