@@ -40,7 +40,7 @@ pip's does not."""
 
 
 def main(uv: str) -> None:
-    write(HERE / "tools.lock", TOOLS, uv)
+    write(HERE / "tools.lock", TOOLS, uv, "--upgrade")
     write(HERE / "gpu.lock", gpu_requirements(), uv, f"--python-platform={GPU_PLATFORM}")
     write(HERE / "cpu.lock", [*held_here(), *ELSEWHERE], uv, "--no-deps", "--universal")
     add_hashes(HERE / "cpu.lock", "torch", TORCH_CPU)

@@ -16,8 +16,7 @@ from benchmarks.engine_comparison import (
     bare_play,
     openai_play,
     play_rounds,
-    rollout_service,
-    service_play,
+    service_contender,
 )
 from benchmarks.gpu_check.configs import GIB, Machine
 from benchmarks.gpu_check.findings import Findings
@@ -25,7 +24,6 @@ from benchmarks.gpu_check.random_model import SHAPE, SMALL_SHAPE, write_model
 from benchmarks.openai_loop import OpenAILoop, openai_server
 from benchmarks.workload import Workload, reply_ids
 from deployments.generation.settings import EngineSettings
-from rollout_client import RolloutClient
 from service.startup.config import REPOSITORY
 
 WORKLOADS = (
@@ -78,16 +76,15 @@ def check(machine: Machine, findings: Findings) -> None:
 @contextmanager
 def all_started(engine: EngineSettings, served: dict[str, Any]) -> Iterator[dict[str, Contender]]:
     """The three ways, whose engines start at once."""
-    server, service = openai_server(engine), rollout_service(served, REPOSITORY)
     with ThreadPoolExecutor(2) as threads, ExitStack() as ends:
-        starting = [threads.submit(ends.enter_context, each) for each in (server, service)]
+        server = threads.submit(ends.enter_context, openai_server(engine))
+        service = threads.submit(ends.enter_context, service_contender(served, REPOSITORY))
         bare = ends.enter_context(BareEngine.started(engine))
-        (server_url, server_processes), (service_url, service_processes) = (each.result() for each in starting)
+        server_url, server_processes = server.result()
         loop = ends.enter_context(closing(OpenAILoop(server_url, engine.model)))
-        client = ends.enter_context(RolloutClient(service_url))
         reply = reply_ids(AutoTokenizer.from_pretrained(engine.tokenizer or engine.model))
         yield {
             "A": Contender(bare_play(bare, reply), None),
             "B": Contender(openai_play(loop, reply), server_processes),
-            "C": Contender(service_play(client), service_processes),
+            "C": service.result(),
         }

@@ -38,27 +38,28 @@ def demo(
 
     console = Console()
     with sentences_for_the_user(console):
-        tasks = env or DEFAULT_TASKS
-        config = generated_config(served_model(model, gpus), tasks, {"port": free_port()}, {})
+        asked = env or DEFAULT_TASKS
+        config = generated_config(served_model(model, gpus), asked, {"port": free_port()}, {})
+        tasks = [*environments_of(asked)]
         make_importable(Path.cwd())
         with local_service(config_of(config, BUNDLED / "serve_config.yaml"), console) as url:
-            play(url, [*environments_of(tasks)], console)
+            response = play(url, tasks, console)
+        show(response, tasks, console)
 
 
-def play(url: str, tasks: Sequence[str], console: Console) -> None:
-    """Plays samples of all tasks in one request, and prints what came of it."""
+def play(url: str, tasks: Sequence[str], console: Console) -> RolloutResponse:
+    """Plays samples of all tasks in one request."""
     with RolloutClient(url) as client:
         samples = [sample for task in tasks for sample in client.example_samples(task, SAMPLES_PER_TASK)]
         console.print(f"Playing {len(samples)} samples of {' and '.join(tasks)}, {NUM_GENERATIONS} rollouts each")
         sampling = Sampling(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, seed=0)
-        response = client.rollout(
+        return client.rollout(
             samples,
             num_generations=NUM_GENERATIONS,
             sampling=sampling,
             max_rollout_turns=MAX_ROLLOUT_TURNS,
             progress=True,
         )
-    show(response, tasks, console)
 
 
 def show(response: RolloutResponse, tasks: Sequence[str], console: Console) -> None:
