@@ -33,10 +33,10 @@ def install() -> None:
 
 
 def without_start(extract: Extract) -> Extract:
-    """Leaves the token that begins a thought out of streamed reasoning, also beside further tokens.
+    """Leaves the token that begins a thought out of streamed reasoning, also beside further tokens; once a thought.
 
-    vLLM's parsers drop that token where an event has nothing else. A busy server joins the tokens of several steps in
-    one event, and its text then went into the reasoning, `<think>` included.
+    vLLM's parsers drop that token where an event has nothing else, also where a thought spells it. A busy server joins
+    the tokens of several steps in one event, and its text then went into the reasoning, `<think>` included.
     """
 
     @wraps(extract)
@@ -50,8 +50,11 @@ def without_start(extract: Extract) -> Extract:
         delta_token_ids: Sequence[int],
     ) -> Any:
         given = previous_text, current_text, delta_text, previous_token_ids, current_token_ids, delta_token_ids
+        if self.start_token_id in previous_token_ids and list(delta_token_ids) == [self.start_token_id]:
+            return DeltaMessage(reasoning=delta_text)
         message = extract(self, *given)
-        if message is not None and message.reasoning and self.start_token_id in delta_token_ids:
+        begins = self.start_token_id in delta_token_ids and self.start_token_id not in previous_token_ids
+        if message is not None and message.reasoning and begins and self.end_token_id not in delta_token_ids:
             before, start, after = message.reasoning.partition(self.start_token)
             message.reasoning = after if start else before
         return message

@@ -88,7 +88,9 @@ def thinking() -> Served:
     return Served(reasoning_parser="deepseek_r1")
 
 
-pieces = st.sampled_from(["<", "/think", "think>", "</th", "5", " is", "é", "🙂", "</answer>", "nk"])
+pieces = st.sampled_from(
+    ["<", "<think>", "</think>", "/think", "think>", "</th", "5", " is", "é", "🙂", "</answer>", "nk"]
+)
 texts = st.lists(pieces, max_size=6).map("".join)
 
 
