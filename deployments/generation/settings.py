@@ -56,6 +56,9 @@ ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 and no message between the two in each step."""
 FITS_MEMORY = -1
 """vLLM's own number for it."""
+HIGHEST_MEMORY_UTILIZATION = 0.95
+"""New weights are loaded beside the old ones, one layer at a time: a card of 80 GB keeps 4 GB for it, more than the
+embedding of 152,000 tokens and 8,192 values takes (2.5 GB)."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
@@ -123,6 +126,16 @@ class EngineSettings(BaseModel):
     def refuse_patches_of_packed_weights(self) -> Self:
         if self.patch_deltas and self.device == "cpu":
             raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
+        return self
+
+    @model_validator(mode="after")
+    def keep_memory_for_new_weights(self) -> Self:
+        given = (self.model_extra or {}).get("gpu_memory_utilization", 0)
+        if self.device == "gpu" and isinstance(given, int | float) and given > HIGHEST_MEMORY_UTILIZATION:
+            raise ValueError(
+                f"gpu_memory_utilization: {given} leaves no memory for the layers of new weights, which are loaded "
+                f"beside the old ones: give at most {HIGHEST_MEMORY_UTILIZATION}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -136,6 +136,14 @@ def test_transfers_whose_handles_are_pickled_in_requests_are_refused() -> None:
         EngineSettings.model_validate({"model": "m", "weight_transfer_config": {"backend": "ipc"}})
 
 
+def test_memory_for_the_layers_of_new_weights_is_kept_on_a_card() -> None:
+    fields = {"model": "m", "gpu_memory_utilization": 0.96}
+    with pytest.raises(ValidationError, match=r"0\.96 leaves no memory for the layers of new weights"):
+        EngineSettings.model_validate(fields)
+    assert EngineSettings.model_validate({**fields, "gpu_memory_utilization": 0.95})
+    assert EngineSettings.model_validate({**fields, "device": "cpu"})
+
+
 def test_an_engine_of_one_node_may_name_its_executor() -> None:
     fields = {"model": "m", "distributed_executor_backend": "mp", "nnodes": 1}
     assert EngineSettings.model_validate(fields).engine_args()["distributed_executor_backend"] == "mp"
