@@ -336,7 +336,7 @@ def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: 
     ],
     ids=["endless", "large_number", "slow", "long"],
 )
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_schema_that_no_text_fits_or_no_engine_takes_is_refused(
     direct: openai.OpenAI, schema: dict[str, Any], reason: str, streams: bool
 ) -> None:
@@ -507,7 +507,7 @@ def test_commands_are_judged_by_the_environment_and_fail_beside_each_other(clien
 
 
 def test_a_command_ends_with_the_deadline_of_its_request(client: RolloutClient, tmp_path: Path) -> None:
-    [waits] = commanded(client, f"wait {tmp_path / 'pid'}", deadline_s=20)
+    [waits] = commanded(client, f"wait {tmp_path / 'pid'}", deadline_s=10)
     assert (waits.status, waits.total_reward) == ("deadline", 0)
     assert_ended(int((tmp_path / "pid").read_text()))
 

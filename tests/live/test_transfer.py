@@ -150,7 +150,7 @@ def test_a_trainer_at_an_address_that_is_not_listed_is_refused(client: RolloutCl
     assert client.policy() == before
 
 
-@pytest.mark.parametrize("sent", [0, 7])
+@pytest.mark.parametrize("sent", [7, pytest.param(0, marks=pytest.mark.long)])
 def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: RolloutClient, sent: int) -> None:
     """Before the first tensor, or in the middle of a layer."""
     state = perturbed(40)

@@ -75,7 +75,7 @@ def test_the_part_machine_runs_in_a_process_of_its_own_and_is_reported(tmp_path:
 @pytest.mark.slow
 def test_a_part_beyond_its_limit_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
-    assert run_batch(["service"], "cpu", tmp_path, limit_s=12) == {"service": "was stopped after 12 s"}
+    assert run_batch(["service"], "cpu", tmp_path, limit_s=6) == {"service": "was stopped after 6 s"}
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

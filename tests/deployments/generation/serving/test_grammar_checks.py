@@ -124,6 +124,7 @@ def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_takes_too_much_memory_is_refused(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
     # Room for the threads of the compilers.

@@ -66,6 +66,7 @@ def test_the_events_of_hundreds_of_calls_take_few_iterations(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_wakeups_must_still_be_read_together(port: int) -> None:
     """In a process of its own: the loops of one share the wake-ups, and any other of this one may be patched."""
     program = (
