@@ -91,7 +91,7 @@ reload: $(READY)
 	@$(PYTHON) -m service.startup.reload $(TASK)
 
 train: $(READY)
-	@$(PYTHON) -m examples.train_grpo $(CONFIG)
+	@$(PYTHON) -m examples.train_grpo $(MODEL)
 
 train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 
@@ -15,6 +16,8 @@ from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config
 from service.startup.ports import free_port
 
+CONFIG = Path("serve_config.cpu.yaml")
+ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]
 CORES_OF_A_TASK = 0.01
 """A reservation, so that all tasks fit on two cores; a replica may use more."""
 TASKS_FILE = Path(__file__).parent / "tasks.yaml"

@@ -23,11 +23,18 @@ from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from examples import tool_agent
-from examples.additions import CONFIG, ConfigArgument, Curve, SeedOption, UrlOption, progress_bar, service_or_url
 from examples.stand_ins import wait_until_it_answers
-from examples.task_configs import BRIDGED, config_for, python_of
-from examples.train_grpo import improve, model_to_train
-from models.small.recipe.chat_format import PAD
+from examples.task_configs import BRIDGED, CONFIG, ConfigArgument, config_for, python_of
+from examples.train_grpo import (
+    EMBEDDED,
+    Curve,
+    SeedOption,
+    UrlOption,
+    improve,
+    model_to_train,
+    progress_bar,
+    service_or_url,
+)
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient, SampleInput, Sampling, play_agent
 from rollout_client.agent_runner import Agent, AgentReward, AgentRollout
 from rollout_client.tensors import to_tensors
@@ -141,7 +148,9 @@ def tool_part(seed: int) -> Part:
 
 async def train(client: AsyncRolloutClient, part: Part, steps: int, seed: int, console: Console) -> Curve:
     """The loop of `train_grpo.py`, whose rollouts are runs of the part's agent."""
-    model, optimizer, schedule = model_to_train(steps, seed, MODEL, LEARNING_RATE)
+    model, optimizer, schedule = model_to_train(
+        str(MODEL), EMBEDDED._replace(steps=steps, learning_rate=LEARNING_RATE), seed
+    )
     pusher = AsyncPolicyPusher(client)
     version = (await pusher.push(model)).version
     draw = random.Random(seed)
@@ -156,7 +165,7 @@ async def train(client: AsyncRolloutClient, part: Part, steps: int, seed: int, c
             curve.reward[step] = mean_reward(rollouts)
             # The last branch is the conversation that was rewarded. One before it is a call that was made again.
             samples = [rollout.samples[-1] for rollout in rollouts if rollout.error is None]
-            improve(model, optimizer, to_tensors(samples, pad_token_id=PAD), MINIBATCHES)
+            curve.difference[step] = improve(model, optimizer, to_tensors(samples, pad_token_id=0), MINIBATCHES)
             schedule.step()
             version = (await pusher.push(model)).version
             progress.update(task, advance=1, latest=curve.latest)

@@ -1,6 +1,7 @@
-"""Trains the embedded model with GRPO: rollouts from the service, gradients here, new weights back after each step.
+"""Trains a causal model with GRPO: rollouts from the service, gradients here, new weights back after each step.
 
-Learn from it a whole training loop that needs only the client; with another task and another model it stays the same.
+Learn from it a whole training loop, and copy it: it needs none of this repository's other files. Without `--url` it
+serves the model itself; `--questions` trains on a task of your own.
 
 The algorithm: advantages within the group of one prompt's rollouts, PPO's clipped objective against the
 log-probabilities of the service, the mean over generated tokens, no reference model. The trainer's weights are float32,
@@ -9,149 +10,376 @@ so that updates too small for bfloat16 add up; the service gets them rounded.
 
 # mypy: disable-error-code="no-untyped-call"
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import torch
 import typer
+from peft import LoraConfig, PeftModel, get_peft_model
+from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from examples.additions import (
-    CONFIG,
-    MODEL,
-    SAMPLING,
-    ConfigArgument,
-    Curve,
-    CurveOption,
-    SeedOption,
-    UrlOption,
-    held_out_accuracy,
-    mean_reward,
-    progress_bar,
-    running_service,
-    training_sums,
-)
-from models.tiny.train import PAD
-from rollout_client import PolicyPusher, RolloutClient, SampleInput
+from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput, Sampling
+from rollout_client.results import final_reward
 from rollout_client.tensors import RolloutTensors, to_tensors
+from service.startup.config import BUNDLED, config_of
+from service.startup.generated_config import EMBEDDED_MODEL, generated_config
+from service.startup.local_service import local_service, sentences_for_the_user
+from service.startup.ports import free_port
+from service.startup.serve_command import served_model
 
-STEPS = 60
-PROMPTS_PER_STEP = 256
-NUM_GENERATIONS = 4
-MINIBATCHES = 4
 EPOCHS = 2
-LEARNING_RATE = 1.5e-4
 WARMUP_STEPS = 5
 CLIP = 0.2
 GRADIENT_NORM = 0.5
-STEPS_BETWEEN_MEASUREMENTS = 15
-CausalModel = LlamaForCausalLM | Qwen3ForCausalLM
-"""One of the embedded models."""
+ROLLOUTS_PER_HELD_OUT = 2
+LOGITS_BYTES = 2**26
+"""Of one forward pass. With a large vocabulary the logits of a whole batch would take gigabytes, and with a large model
+the activations, which grow with them."""
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=24)
+"""In training and in measurements."""
+UrlOption = Annotated[str | None, typer.Option(help="URL of a running service; without it one is started.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the order of the prompts; sampling is not seeded.")]
+CurveOption = Annotated[Path, typer.Option(help="File for the learning curve, a PNG.")]
+Policy = PreTrainedModel | PeftModel
+"""The model, or what PEFT has made of it."""
+
+
+class Recipe(NamedTuple):
+    """What fits a model: a run is a matter of minutes on two cores."""
+
+    questions: str
+    steps: int
+    prompts_per_step: int
+    num_generations: int
+    minibatches: int
+    learning_rate: float
+    lora_rank: int
+    steps_between_measurements: int
+
+
+EMBEDDED = Recipe("additions", 60, 256, 4, 4, 1.5e-4, 0, 15)
+"""Two million parameters at most."""
+SMALL = Recipe("larger", 12, 16, 8, 2, 5e-4, 8, 4)
+"""A hundred million parameters."""
 
 
 def main(
-    config: ConfigArgument = CONFIG,
+    model: Annotated[str | None, typer.Argument(help="As of rollout serve; by default the embedded model.")] = None,
     url: UrlOption = None,
-    steps: Annotated[int, typer.Option(min=1)] = STEPS,
+    questions: Annotated[
+        str | None, typer.Option(help="additions, larger, or a JSONL file of samples: task_name, messages, ...")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=0, help="0 trains all weights.")] = None,
+    adapters: Annotated[bool, typer.Option(help="Push the adapter alone, in place of the merged weights.")] = False,
+    learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train.png"),
 ) -> None:
-    """Trains the embedded model on additions and measures it on sums that it never sees."""
+    """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
+    with sentences_for_the_user(console):
+        served = served_model(model or str(EMBEDDED_MODEL), gpus=0)
+    recipe = EMBEDDED if served.model == str(EMBEDDED_MODEL) else SMALL
+    asked: dict[str, Any] = {
+        "questions": questions,
+        "steps": steps,
+        "lora_rank": lora_rank,
+        "learning_rate": learning_rate,
+    }
+    recipe = recipe._replace(**{name: value for name, value in asked.items() if value is not None})
+    if adapters and not recipe.lora_rank:
+        raise typer.BadParameter("--adapters needs a --lora-rank above 0.")
+    engine = {"enable_lora": True, "max_lora_rank": recipe.lora_rank} if adapters else {}
+
+    def config() -> ServeDeploySchema:
+        raw = generated_config(replace(served, engine=engine), ["math"], {"port": free_port()}, {})
+        return config_of(raw, BUNDLED / "serve_config.yaml")
+
     with running_service(config, url, console) as client:
-        trained = train(client, steps, seed, console)
+        trained = train(client, served.model, recipe, adapters, seed, console)
     trained.report(curve, console)
 
 
-def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
-    model, optimizer, schedule = model_to_train(steps, seed)
-    prompts = prompt_batches(training_sums(client, seed), seed)
-    # A service that was running already may have the weights of an earlier training.
-    pusher = PolicyPusher(client)
-    version = pusher.push(model).version
-    curve = Curve("GRPO on additions", held_out={0: held_out_accuracy(client, version)})
+def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, seed: int, console: Console) -> "Curve":
+    questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
+    model, optimizer, schedule = model_to_train(folder, recipe, seed)
+    prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step, seed)
+    push = pusher(client, model, adapters)
+    version = push()
+    curve = Curve(f"GRPO: {Path(folder).name}, {recipe.questions}")
+    console.print(f"Measuring on {len(questions.held_out)} questions held out, then {recipe.steps} steps")
+    curve.held_out[0] = held_out_accuracy(client, questions, version)
     with progress_bar(console) as progress:
-        task = progress.add_task("", total=steps, latest=curve.latest)
-        for step in range(1, steps + 1):
+        task = progress.add_task("", total=recipe.steps, latest=curve.latest)
+        for step in range(1, recipe.steps + 1):
             response = client.rollout(
-                next(prompts), num_generations=NUM_GENERATIONS, sampling=SAMPLING, policy={"min_version": version}
+                next(prompts),
+                num_generations=recipe.num_generations,
+                sampling=SAMPLING,
+                policy={"min_version": version},
             )
             curve.reward[step] = mean_reward(response)
-            improve(model, optimizer, to_tensors(response, pad_token_id=PAD))
+            # Padding is in no loss, and causal attention does not see it: any token will do.
+            batch = to_tensors(response, pad_token_id=0)
+            curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches)
             schedule.step()
-            # What changed, where that is smaller than all weights.
-            version = pusher.push(model).version
-            if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
-                curve.held_out[step] = held_out_accuracy(client, version)
+            version = push()
+            if step % recipe.steps_between_measurements == 0 or step == recipe.steps:
+                curve.held_out[step] = held_out_accuracy(client, questions, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, latest=curve.latest)
     return curve
 
 
+class Questions(NamedTuple):
+    """Samples of one kind."""
+
+    trained_on: list[SampleInput]
+    held_out: list[SampleInput]
+
+
+def additions() -> Questions:
+    """Sums of two numbers below 100. The embedded model was trained on none of those held out."""
+    pairs = [(left, right) for left in range(100) for right in range(100)]
+    random.Random(0).shuffle(pairs)
+    held_out = pairs[:1000]
+    # Neither order of two numbers that are held out is trained on.
+    known = {*held_out, *(pair[::-1] for pair in held_out)}
+    return Questions([sum_of(*pair) for pair in pairs if pair not in known], [sum_of(*pair) for pair in held_out])
+
+
+def sum_of(left: int, right: int) -> SampleInput:
+    return asked(f"What is {left} + {right}?", left + right)
+
+
+def larger_numbers() -> Questions:
+    """Which of two numbers of up to three digits is larger. Pairs whose sum ends with 7 are held out."""
+    draw = random.Random(0)
+    pairs = [tuple(draw.sample(range(1000), 2)) for _ in range(2000)]
+    held_out = [pair for pair in pairs if sum(pair) % 10 == 7][:100]
+    return Questions(
+        [larger_of(*pair) for pair in pairs if sum(pair) % 10 != 7], [larger_of(*pair) for pair in held_out]
+    )
+
+
+def larger_of(left: int, right: int) -> SampleInput:
+    question = f"Which number is larger: {left} or {right}? Answer with the number alone."
+    return asked(question, max(left, right))
+
+
+def asked(question: str, answer: int) -> SampleInput:
+    messages = [{"role": "user", "content": question}]
+    return SampleInput.model_validate(
+        {"task_name": "math", "messages": messages, "extra_env_info": {"ground_truth": str(answer)}}
+    )
+
+
+def from_file(path: str) -> Callable[[], Questions]:
+    """The samples of a file of JSON lines; each tenth is held out."""
+
+    def read() -> Questions:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        samples = [SampleInput.model_validate_json(line) for line in lines if line.strip()]
+        return Questions([sample for place, sample in enumerate(samples) if place % 10], samples[::10])
+
+    return read
+
+
+QUESTIONS: dict[str, Callable[[], Questions]] = {"additions": additions, "larger": larger_numbers}
+
+
+def prompt_batches(samples: list[SampleInput], prompts_per_step: int, seed: int) -> Iterator[list[SampleInput]]:
+    """Yields the prompts of one step after another without end; those of a step are all different."""
+    draw = random.Random(seed)
+    while True:
+        yield draw.sample(samples, min(prompts_per_step, len(samples)))
+
+
 def model_to_train(
-    steps: int, seed: int, folder: Path = MODEL, learning_rate: float = LEARNING_RATE
-) -> tuple[CausalModel, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """An embedded model in float32, its optimizer, and the learning rates of `steps` steps."""
+    folder: str, recipe: Recipe, seed: int
+) -> tuple[Policy, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """The model in float32, its optimizer, and the learning rates of all steps."""
     torch.manual_seed(seed)
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
     untyped: Any = AutoModelForCausalLM
-    model: CausalModel = untyped.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
-    return model, optimizer, schedule
-
-
-def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleInput]]:
-    """Yields the prompts of one step after another without end; those of a step are all different."""
-    draw = random.Random(seed)
-    while True:
-        yield draw.sample(sums, PROMPTS_PER_STEP)
-
-
-def improve(
-    model: CausalModel, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int = MINIBATCHES
-) -> None:
-    """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
-
-    Where all groups agree, which happens near the end of a training, nothing is left, and the model stays as it is.
-    """
-    with_gradient = batch.advantages.nonzero()[:, 0]
-    if not len(with_gradient):
-        return
-    # Nothing after the last generated token is in the loss.
-    length = int(batch.loss_mask.any(0).nonzero().max()) + 1
-    tokens = batch.loss_mask.sum() / minibatches
-    shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
-    for rows in chain.from_iterable(shuffled):
-        loss = policy_loss(model, batch, rows, length) / tokens
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
-        optimizer.step()
-
-
-def policy_loss(model: CausalModel, batch: RolloutTensors, rows: torch.Tensor, length: int) -> torch.Tensor:
-    """PPO's clipped objective, negated and summed over the generated tokens of `rows`."""
-    input_ids = batch.input_ids[rows, :length]
-    # Padding is on the right, which causal attention does not see: no attention mask is needed.
-    hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
-    # Logits are computed for generated tokens only.
-    generated = batch.loss_mask[rows, 1:length].bool()
-    logprobs = model.lm_head(hidden[generated]).log_softmax(-1)
-    logprobs = logprobs.gather(1, input_ids[:, 1:][generated, None])[:, 0]
-    ratio = (logprobs - batch.generation_logprobs[rows, 1:length][generated]).exp()
-    advantages = batch.advantages[rows, None].expand_as(generated)[generated]
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+    model: Policy = untyped.from_pretrained(folder, dtype=torch.float32)
+    if recipe.lora_rank:
+        lora = LoraConfig(r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules="all-linear")
+        model = get_peft_model(model, lora)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, recipe.learning_rate, weight_decay=0.0)
+    factor = partial(learning_rate_factor, steps=recipe.steps)
+    return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Rises over `WARMUP_STEPS` and falls linearly to a tenth, so that the last steps add little noise."""
-    return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
+    """Rises over at most `WARMUP_STEPS` and falls linearly to a tenth, so that the last steps add little noise."""
+    return min(1.0, (step + 1) / min(WARMUP_STEPS, 1 + steps // 6)) * (1 - 0.9 * step / steps)
+
+
+def pusher(client: RolloutClient, model: Policy, adapters: bool) -> Callable[[], int]:
+    """Returns a function that pushes the model as it is then, and returns the version that it has become."""
+    # Sends what has changed, where that is smaller than all weights.
+    changes = PolicyPusher(client)
+
+    def push_weights() -> int:
+        if not isinstance(model, PeftModel):
+            return changes.push(model).version
+        model.merge_adapter()
+        version = changes.push(model).version
+        model.unmerge_adapter()
+        return version
+
+    # A service that was running already may have the weights of an earlier training.
+    base = push_weights()
+    return (lambda: client.push_weights(model, kind="adapter", base=base).version) if adapters else push_weights
+
+
+def improve(model: Policy, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int) -> float:
+    """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
+
+    Where all groups agree, which happens near the end of a training, nothing is left, and the model stays as it is.
+
+    Returns:
+        The mean distance of the log-probabilities from those of the service, on the first minibatch: the weights are
+        the same there, and the rest is the rounding of bfloat16.
+    """
+    with_gradient = batch.advantages.nonzero()[:, 0]
+    differences = []
+    tokens = batch.loss_mask.sum() / minibatches
+    shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
+    for rows in chain.from_iterable(shuffled):
+        optimizer.zero_grad()
+        differences.append(add_gradients(model, batch, rows, tokens))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
+        optimizer.step()
+    return differences[0] if differences else 0.0
+
+
+def add_gradients(model: Policy, batch: RolloutTensors, rows: torch.Tensor, tokens: torch.Tensor) -> float:
+    """Adds the gradients of PPO's clipped objective, negated, summed over the generated tokens of `rows` and divided.
+
+    Returns:
+        The mean distance of the log-probabilities from those that the rollouts were sampled with.
+    """
+    difference = 0.0
+    generated = int(batch.loss_mask[rows].sum())
+    # Nothing before the first generated token or after the last one is in the loss.
+    first = int(batch.prompt_lengths[rows].min())
+    last = int(batch.loss_mask[rows].any(0).nonzero().max()) + 1
+    bytes_of_a_row = (last - first) * model.config.get_text_config().vocab_size * 4
+    for some in rows.split(max(1, LOGITS_BYTES // bytes_of_a_row)):
+        mask = batch.loss_mask[some, first:last].bool()
+        input_ids = batch.input_ids[some, :last]
+        # Padding is on the right, which causal attention does not see: no attention mask is needed.
+        logits = model(input_ids=input_ids, logits_to_keep=last - first + 1).logits[:, :-1][mask]
+        logprobs = logits.gather(1, input_ids[:, first:][mask][:, None])[:, 0] - logits.logsumexp(-1)
+        sampled_with = batch.generation_logprobs[some, first:last][mask]
+        ratio = (logprobs - sampled_with).exp()
+        advantages = batch.advantages[some, None].expand_as(mask)[mask]
+        loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+        (loss / tokens).backward()
+        difference += float((logprobs.detach() - sampled_with).abs().sum())
+    return difference / generated
+
+
+def held_out_accuracy(client: RolloutClient, questions: Questions, version: int) -> float:
+    """The share of the questions held out that the weights of `version` get right, from 0 to 1."""
+    return mean_reward(
+        client.rollout(
+            questions.held_out,
+            num_generations=ROLLOUTS_PER_HELD_OUT,
+            sampling=SAMPLING,
+            policy={"version": version},
+        )
+    )
+
+
+def mean_reward(response: RolloutResponse) -> float:
+    """The mean total reward of the rollouts whose reward is final. Of a failed or stale one it is unknown, not zero."""
+    rewards = [reward for reward in map(final_reward, response.samples) if reward is not None]
+    return sum(rewards) / len(rewards)
+
+
+@contextmanager
+def running_service(
+    config: Callable[[], ServeDeploySchema], url: str | None, console: Console
+) -> Iterator[RolloutClient]:
+    """A client of the service at `url`; without a URL, a service runs for the length of the block."""
+    with service_or_url(config, url, console) as address, RolloutClient(address) as client:
+        client.wait_until_ready()
+        yield client
+
+
+@contextmanager
+def service_or_url(config: Callable[[], ServeDeploySchema], url: str | None, console: Console) -> Iterator[str]:
+    """The URL; without one, that of a service with the config, which runs for the length of the block."""
+    with sentences_for_the_user(console):
+        service = local_service(config(), console) if url is None else nullcontext(url)
+        with service as address:
+            yield address
+
+
+@dataclass
+class Curve:
+    """The learning curve of one training run: shares from 0 to 1, by the number of batches trained on."""
+
+    title: str
+    held_out: dict[int, float] = field(default_factory=dict)
+    """Accuracy on the questions held out, after this many batches."""
+    reward: dict[int, float] = field(default_factory=dict)
+    """Mean reward of each batch; the first is number 1."""
+    difference: dict[int, float] = field(default_factory=dict)
+    """Mean distance of the log-probabilities of trainer and service on each batch."""
+
+    @property
+    def latest(self) -> str:
+        """The latest figures as text."""
+        latest = {"held-out": self.held_out, "reward": self.reward}
+        return ", ".join(f"{name} {[*shares.values()][-1]:.1%}" for name, shares in latest.items() if shares)
+
+    def report(self, path: Path, console: Console) -> None:
+        """Draws the curve, and prints first and last held-out accuracy to stdout as one line of JSON."""
+        self.draw(path)
+        console.print(f"The curve is in {path}.")
+        before, *_, after = self.held_out.values()
+        figures = {"held_out_before": round(before, 4), "held_out_after": round(after, 4)}
+        if self.difference:
+            figures["largest_mean_logprob_difference"] = round(max(self.difference.values()), 4)
+        typer.echo(json.dumps(figures))
+
+    def draw(self, path: Path) -> None:
+        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+        axes.plot([*self.reward], [*self.reward.values()], ".", label="mean reward", color="tab:gray", alpha=0.6)
+        axes.plot([*self.held_out], [*self.held_out.values()], "o-", label="accuracy held out", color="tab:blue")
+        axes.set(xlabel="batches of rollouts", ylabel="share right, at temperature 1", ylim=(0, 1), title=self.title)
+        axes.grid(alpha=0.3)
+        if self.difference:
+            other = axes.twinx()
+            other.plot([*self.difference], [*self.difference.values()], "x", color="tab:red", alpha=0.6)
+            other.set(ylabel="mean distance of log-probabilities (x)", ylim=(0, None))
+        axes.legend(loc="lower right")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that counts batches of rollouts. The field `latest` of its task is shown at the end of the line."""
+    bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*bar, TextColumn("{task.fields[latest]}"), console=console)
 
 
 if __name__ == "__main__":

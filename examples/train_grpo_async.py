@@ -16,31 +16,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from examples.additions import (
-    CONFIG,
+from examples.task_configs import CONFIG, ConfigArgument
+from examples.train_grpo import (
+    EMBEDDED,
     SAMPLING,
-    ConfigArgument,
     Curve,
     CurveOption,
     SeedOption,
     UrlOption,
+    additions,
     held_out_accuracy,
-    mean_reward,
-    progress_bar,
-    running_service,
-    training_sums,
-)
-from examples.train_grpo import (
-    NUM_GENERATIONS,
-    STEPS,
-    STEPS_BETWEEN_MEASUREMENTS,
     improve,
+    mean_reward,
     model_to_train,
+    progress_bar,
     prompt_batches,
+    running_service,
 )
-from models.tiny.train import PAD
-from rollout_client import PolicyPusher, RolloutClient, RolloutResponse
+from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput
 from rollout_client.tensors import to_tensors
+from service.startup.config import read_config
+from service.startup.generated_config import EMBEDDED_MODEL
+from service.startup.ports import free_port
 
 MAX_STALENESS = 1
 
@@ -48,53 +45,56 @@ MAX_STALENESS = 1
 def main(
     config: ConfigArgument = CONFIG,
     url: UrlOption = None,
-    steps: Annotated[int, typer.Option(min=1)] = STEPS,
+    steps: Annotated[int, typer.Option(min=1)] = EMBEDDED.steps,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_async.png"),
 ) -> None:
     """Trains the embedded model on additions, one step off-policy, and measures it on sums that it never sees."""
     console = Console(stderr=True)
-    with running_service(config, url, console) as client:
+    with running_service(lambda: read_config(config, port=free_port()), url, console) as client:
         trained = train(client, steps, seed, console)
     trained.report(curve, console)
 
 
 def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
-    model, optimizer, schedule = model_to_train(steps, seed)
+    model, optimizer, schedule = model_to_train(str(EMBEDDED_MODEL), EMBEDDED._replace(steps=steps), seed)
+    questions = additions()
     # A service that was running already may have the weights of an earlier training.
     pusher = PolicyPusher(client)
     version = pusher.push(model).version
-    curve = Curve("GRPO on additions, one step off-policy", held_out={0: held_out_accuracy(client, version)})
+    curve = Curve("GRPO on additions, one step off-policy", held_out={0: held_out_accuracy(client, questions, version)})
     with progress_bar(console) as progress, ThreadPoolExecutor(1) as thread:
         task = progress.add_task("", total=steps, latest=curve.latest)
-        begin = rollouts_of_next_step(client, thread, seed)
+        begin = rollouts_of_next_step(client, thread, questions.trained_on, seed)
         ahead = begin(version)
         for step in range(1, steps + 1):
             response = ahead.result()
             if step < steps:
                 ahead = begin(version)
             curve.reward[step] = mean_reward(response)
-            improve(model, optimizer, to_tensors(response, pad_token_id=PAD))
+            curve.difference[step] = improve(
+                model, optimizer, to_tensors(response, pad_token_id=0), EMBEDDED.minibatches
+            )
             schedule.step()
             version = pusher.push(model).version
-            if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
-                curve.held_out[step] = held_out_accuracy(client, version)
+            if step % EMBEDDED.steps_between_measurements == 0 or step == steps:
+                curve.held_out[step] = held_out_accuracy(client, questions, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, latest=curve.latest)
     return curve
 
 
 def rollouts_of_next_step(
-    client: RolloutClient, thread: ThreadPoolExecutor, seed: int
+    client: RolloutClient, thread: ThreadPoolExecutor, sums: list[SampleInput], seed: int
 ) -> Callable[[int], "Future[RolloutResponse]"]:
     """Starts the rollouts of one step after another; each call takes the newest version of the weights."""
-    prompts = prompt_batches(training_sums(client, seed), seed)
+    prompts = prompt_batches(sums, EMBEDDED.prompts_per_step, seed)
 
     def begin(version: int) -> "Future[RolloutResponse]":
         return thread.submit(
             client.rollout,
             next(prompts),
-            num_generations=NUM_GENERATIONS,
+            num_generations=EMBEDDED.num_generations,
             sampling=SAMPLING,
             policy={"min_version": version, "max_staleness": MAX_STALENESS},
         )

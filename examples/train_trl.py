@@ -16,22 +16,24 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PrinterCallback, Train
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from examples.additions import (
-    CONFIG,
-    MODEL,
+from examples.task_configs import CONFIG, ConfigArgument
+from examples.train_grpo import (
     SAMPLING,
-    ConfigArgument,
     Curve,
     CurveOption,
+    Questions,
     SeedOption,
     UrlOption,
+    additions,
     held_out_accuracy,
     progress_bar,
     running_service,
-    training_sums,
 )
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
+from service.startup.config import read_config
+from service.startup.generated_config import EMBEDDED_MODEL
+from service.startup.ports import free_port
 
 BATCHES_OF_ROLLOUTS = 45
 PROMPTS_PER_BATCH = 256
@@ -51,7 +53,7 @@ def main(
 ) -> None:
     """Trains the embedded model on additions with TRL and measures it on sums that it never sees."""
     console = Console(stderr=True)
-    with running_service(config, url, console) as client:
+    with running_service(lambda: read_config(config, port=free_port()), url, console) as client:
         trained = train(client, batches, seed, console)
     trained.report(curve, console)
 
@@ -60,18 +62,19 @@ def train(client: RolloutClient, batches: int, seed: int, console: Console) -> C
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
     curve = Curve("TRL's GRPOTrainer on additions")
-    sums = [sample.model_dump(exclude_unset=True) for sample in training_sums(client, seed)]
+    questions = additions()
+    sums = [sample.model_dump(exclude_unset=True) for sample in questions.trained_on]
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in sums]
     rollout_func = ServiceRolloutFunc(client, task_name="math")
     with progress_bar(console) as progress:
         trainer = GRPOTrainer(
-            LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+            LlamaForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32),
             args=trainer_arguments(batches, seed),
             train_dataset=Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(MODEL),
+            processing_class=AutoTokenizer.from_pretrained(EMBEDDED_MODEL),
             reward_funcs=service_reward,
             rollout_func=rollout_func,
-            callbacks=[Measurement(client, rollout_func.pusher, curve, progress, batches)],
+            callbacks=[Measurement(client, questions, rollout_func.pusher, curve, progress, batches)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -105,9 +108,16 @@ class Measurement(TrainerCallback):
     """Records the learning curve and shows it, by batches of rollouts."""
 
     def __init__(
-        self, client: RolloutClient, pusher: PolicyPusher, curve: Curve, progress: Progress, batches: int
+        self,
+        client: RolloutClient,
+        questions: Questions,
+        pusher: PolicyPusher,
+        curve: Curve,
+        progress: Progress,
+        batches: int,
     ) -> None:
         self.client = client
+        self.questions = questions
         self.pusher = pusher
         self.curve = curve
         self.progress = progress
@@ -131,7 +141,7 @@ class Measurement(TrainerCallback):
 
     def measure(self, batches: int, model: Any) -> None:
         version = self.pusher.push(model).version
-        self.curve.held_out[batches] = held_out_accuracy(self.client, version)
+        self.curve.held_out[batches] = held_out_accuracy(self.client, self.questions, version)
         self.progress.update(self.bar, latest=self.curve.latest)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from examples.additions import Curve
 from examples.train_agent import gain, mean_reward, summary
+from examples.train_grpo import Curve
 from rollout_client.agent_runner import AgentRollout
 
 

@@ -1,0 +1,88 @@
+"""The training of `make train`: what it trains on and measures with, and its gradients."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from examples import train_grpo
+from examples.train_grpo import CLIP, EMBEDDED, QUESTIONS, add_gradients, additions, from_file, model_to_train, sum_of
+from models.tiny.train import addition_pairs
+from tests.paths import TINY_MODEL
+
+# Importing what trains takes seconds.
+pytestmark = pytest.mark.slow
+ROWS, LENGTH, PROMPT = 5, 9, 4
+
+
+def question_of(sample: Any) -> str:
+    return str(sample.messages[0].content)
+
+
+def test_the_sums_held_out_are_those_that_the_embedded_model_has_not_seen() -> None:
+    _, unseen = addition_pairs(0)
+    assert additions().held_out == [sum_of(*pair) for pair in unseen]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_question_held_out_is_trained_on(name: str) -> None:
+    questions = QUESTIONS[name]()
+    assert not {*map(question_of, questions.trained_on)} & {*map(question_of, questions.held_out)}
+    assert len(questions.trained_on) > 5 * len(questions.held_out) > 400
+
+
+def test_each_tenth_sample_of_a_file_is_held_out(tmp_path: Path) -> None:
+    samples = [{"task_name": "t", "messages": [{"role": "user", "content": str(number)}]} for number in range(21)]
+    (tmp_path / "samples.jsonl").write_text("\n\n".join(map(json.dumps, samples)))
+    read = from_file(str(tmp_path / "samples.jsonl"))()
+    assert [question_of(sample) for sample in read.held_out] == ["0", "10", "20"]
+    assert [question_of(sample) for sample in read.trained_on] == [str(n) for n in range(21) if n % 10]
+
+
+def made_batch() -> SimpleNamespace:
+    """Rollouts whose prompts and responses differ in length."""
+    made = torch.Generator().manual_seed(0)
+    loss_mask = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+    prompt_lengths = torch.tensor([PROMPT, PROMPT + 1, PROMPT, PROMPT + 2, PROMPT])
+    for row, first in enumerate(prompt_lengths.tolist()):
+        loss_mask[row, first : LENGTH - row] = 1
+    return SimpleNamespace(
+        input_ids=torch.randint(0, 200, (ROWS, LENGTH), generator=made),
+        loss_mask=loss_mask,
+        prompt_lengths=prompt_lengths,
+        generation_logprobs=-5 - torch.rand(ROWS, LENGTH, generator=made),
+        advantages=torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0]),
+    )
+
+
+@pytest.mark.parametrize("logits_bytes", [1, 2**26])
+def test_the_gradients_are_those_of_the_clipped_objective_over_the_whole_batch(
+    logits_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_grpo, "LOGITS_BYTES", logits_bytes)
+    untyped: Any = AutoModelForCausalLM
+    model, batch = untyped.from_pretrained(TINY_MODEL, dtype=torch.float32), made_batch()
+    mask = batch.loss_mask[:, 1:].bool()
+    logprobs = model(batch.input_ids).logits[:, :-1].log_softmax(-1).gather(2, batch.input_ids[:, 1:, None])[..., 0]
+    ratio = (logprobs - batch.generation_logprobs[:, 1:]).exp()
+    advantages = batch.advantages[:, None]
+    gains = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    (-gains[mask].sum() / mask.sum()).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    difference = add_gradients(model, batch, torch.arange(ROWS), mask.sum())  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+    distances = (logprobs - batch.generation_logprobs[:, 1:])[mask].abs()
+    assert difference == pytest.approx(float(distances.mean()))
+
+
+def test_an_adapter_is_all_that_is_trained_where_its_rank_is_given() -> None:
+    model, *_ = model_to_train(str(TINY_MODEL), EMBEDDED._replace(lora_rank=4), seed=0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
