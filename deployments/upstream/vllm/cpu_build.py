@@ -1,23 +1,19 @@
-"""Faults of vLLM's build for processors: AMX, adapters, packed weights, and a path with a space in LD_PRELOAD.
+"""Faults of vLLM's build for processors: AMX, packed weights, and a path with a space in LD_PRELOAD.
 
 Model runners: V1, and V2 where it is made to run on processors (`benchmarks/gpu_check/rig`).
 
-Needed with vLLM 0.32. Known upstream: tokens without an adapter (vllm-project/vllm#48421); no issue is known for the
-others. vLLM's build for GPUs has none of them.
+Needed with vLLM 0.32; no upstream issue is known. vLLM's build for GPUs has none of them.
 """
 
 import functools
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
-ADAPTER_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
-"""All others of vLLM's build for processors call these."""
 PROBE_ROWS = 128
 
 
@@ -26,12 +22,8 @@ def install() -> None:
     allow_amx_tiles()
     for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
         preload_by_name(library, os.environ)
-    from vllm.lora.ops.torch_ops import lora_ops
-    from vllm.lora.punica_wrapper import punica_cpu
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-    for module in (lora_ops, punica_cpu):
-        keep_adapters_from_tokens_without(module)
     pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
@@ -58,35 +50,6 @@ def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> Non
     environment["LD_PRELOAD"] = ":".join(filter(None, (preloaded, library.name)))
     searched = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.parent), searched)))
-
-
-def keep_adapters_from_tokens_without(module: ModuleType) -> None:
-    """Lets tokens of the plain weights stay as they are in a batch beside tokens of adapters.
-
-    vLLM marks a token without an adapter by the index -1, and takes this index for the last adapter.
-    """
-    for name in ADAPTER_OPERATIONS:
-        setattr(module, name, for_tokens_with_an_adapter(getattr(module, name)))
-
-
-def for_tokens_with_an_adapter(operation: Callable[..., None]) -> Callable[..., None]:
-    """`operation`, with zeros as the inputs of tokens whose index is -1: an adapter adds nothing to those."""
-    if getattr(operation, "leaves_out_other_tokens", False):
-        return operation
-
-    @functools.wraps(operation)
-    def on_tokens_with_an_adapter(
-        inputs: torch.Tensor,
-        weights: torch.Tensor,
-        output: torch.Tensor,
-        indices: torch.Tensor,
-        *sizes: Any,
-        **options: Any,
-    ) -> None:
-        operation(inputs.masked_fill(indices.unsqueeze(1) < 0, 0), weights, output, indices, *sizes, **options)
-
-    on_tokens_with_an_adapter.leaves_out_other_tokens = True  # type: ignore[attr-defined]
-    return on_tokens_with_an_adapter
 
 
 def pack_experts_at_each_load(experts_method: type[Any]) -> None:

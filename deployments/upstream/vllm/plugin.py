@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from deployments.upstream.vllm import cpu_build
+from deployments.upstream.vllm import cpu_adapters, cpu_build
 from deployments.upstream.vllm.prompt_logprobs_with_lora import leave_out_head_adapters_of_prompts
 from deployments.upstream.vllm.top_logprobs import keep_top_logprobs_beside_scores
 from deployments.workers.cleanup import die_with_parent, name_by_owner
@@ -29,6 +29,7 @@ def install() -> None:
     leave_out_head_adapters_of_prompts(LoRAModelRunnerMixin, LogitsProcessorWithLoRA)
     if current_platform.is_cpu():
         cpu_build.install()
+        cpu_adapters.install()
 
 
 def install_in_servers(requests: "Sequence[type[BaseModel]]", with_messages: "Sequence[type[BaseModel]]") -> None:

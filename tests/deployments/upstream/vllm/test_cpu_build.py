@@ -1,23 +1,20 @@
 """Patches of vLLM's build for processors, with and without them."""
 
-import importlib
 import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.lora.ops.torch_ops import lora_ops
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import cpu_attn
 
 from deployments.upstream.vllm.cpu_build import (
-    keep_adapters_from_tokens_without,
     pack_experts_at_each_load,
     pack_shared_weights_again,
     preload_by_name,
@@ -60,23 +57,6 @@ def test_an_openmp_library_that_the_user_preloads_is_kept() -> None:
     assert environment == {"LD_PRELOAD": "/opt/libiomp5.so"}
 
 
-def test_an_adapter_is_added_to_its_own_tokens_only() -> None:
-    operations = ModuleType("operations", "vLLM's, as they come")
-    vars(operations).update(vars(importlib.reload(lora_ops)))
-    keep_adapters_from_tokens_without(operations)
-    keep_adapters_from_tokens_without(operations)
-    adapters = torch.tensor([[[[1.0, 2.0]]], [[[30.0, 40.0]]]])
-    hidden, shrunk = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), torch.zeros(3, 1)
-    indices = torch.tensor([0, -1, 1])
-    operations.bgmv_shrink(hidden, adapters, shrunk, indices, 2.0)
-    assert shrunk.tolist() == [[6.0], [0.0], [140.0]]
-    outputs = torch.full((3, 2), 5.0)
-    operations.bgmv_expand(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, add_inputs=True)
-    assert outputs.tolist() == [[6.0, 7.0], [5.0, 5.0], [35.0, 45.0]]
-    operations.bgmv_expand_slice(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, 0, 2, add_inputs=True)
-    assert outputs.tolist() == [[7.0, 9.0], [5.0, 5.0], [65.0, 85.0]]
-
-
 class ScriptedExperts:
     """Packs as vLLM's method for experts does: at the first load only."""
 
@@ -100,13 +80,6 @@ def test_experts_are_packed_once_at_each_load() -> None:
     for weights in (["w13", "w2"], ["new w13", "new w2"]):
         experts._setup_kernel(layer, *weights)
         assert layer.weights == [f"packed {weight}" for weight in weights]
-
-
-def test_tokens_without_an_adapter_must_still_be_kept_from_adapters() -> None:
-    operations = importlib.reload(lora_ops)
-    shrunk = torch.zeros(1, 1)
-    operations.bgmv_shrink(torch.ones(1, 2), torch.tensor([[[[30.0, 40.0]]]]), shrunk, torch.tensor([-1]), 2.0)
-    assert shrunk.tolist() == [[140.0]], CAN_GO
 
 
 def test_experts_must_still_be_packed_and_the_path_of_openmp_still_be_shortened() -> None:
