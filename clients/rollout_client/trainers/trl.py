@@ -243,8 +243,22 @@ class ServiceRolloutFunc:
             ) from None
 
 
-def service_reward(*, total_reward: list[float | None], **_columns: Any) -> list[float | None]:
-    """A reward function of the trainer: the environments' rewards, None for a rollout without a final reward."""
+def service_reward(
+    *,
+    total_reward: list[float | None],
+    rewards: Sequence[Mapping[str, float]] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **_columns: Any,
+) -> list[float | None]:
+    """A reward function of the trainer: the environments' rewards, None for a rollout without a final reward.
+
+    Into the trainer's log goes the mean of each named reward, as `rewards/NAME/mean`.
+    """
+    if log_metric is not None and rewards is not None:
+        finals = [named for named, total in zip(rewards, total_reward, strict=True) if total is not None]
+        for name in sorted({name for named in finals for name in named}):
+            of_name = [named[name] for named in finals if name in named]
+            log_metric(f"rewards/{name}/mean", sum(of_name) / len(of_name))
     return total_reward
 
 

@@ -156,7 +156,8 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
         "answer": ["0", "1"],
         "finish_reason": ["stop", "stop"],
     }
-    assert service_reward(prompts=PROMPTS, **columns) == [0, 1]
+    everything: dict[str, Any] = {"prompts": PROMPTS, **columns}
+    assert service_reward(**everything) == [0, 1]
 
 
 def test_a_completion_that_its_length_has_cut_says_so(service: ScriptedService, client: PushingClient) -> None:
@@ -284,7 +285,8 @@ def test_grpo_trains_on_what_the_service_played(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    service.rollouts.extend([answering(), answering({}, LOST)])
+    style, both = {"rewards": {"style": 0.5}}, {"rewards": {"correctness": 1.0, "style": 0.25}}
+    service.rollouts.extend([answering(style, both), answering(style, LOST | both)])
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
     grpo = grpo_trainer(tmp_path, ServiceRolloutFunc(client, task_name="math"))
     grpo.train()
@@ -295,6 +297,8 @@ def test_grpo_trains_on_what_the_service_played(
     assert first["completions/mean_length"] == 4
     assert first["completions/clipped_ratio"] == 0
     assert second["rewards/service_reward/mean"] == 1
+    assert (first["rewards/correctness/mean"], first["rewards/style/mean"]) == (1, 0.375)
+    assert ("rewards/correctness/mean" in second, second["rewards/style/mean"]) == (False, 0.5)
     assert first["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(client.pushed[0][name], client.pushed[1][name])
