@@ -32,6 +32,8 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
 DOCUMENTED_URL = "http://127.0.0.1:8000"
+DOCUMENTED_MODEL, SERVED_MODEL = "models/smollm2", "models/tiny"
+"""A page may be about a model that is fetched first."""
 BLOCK = re.compile(r"^(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S)
 TESTED_LANGUAGES = {"python", "bash", "yaml", "json"}
 SETTINGS: dict[str, Any] = {
@@ -74,7 +76,7 @@ def test_the_python_of_a_page_runs(page: Path, service_url: str, monkeypatch: py
     for block in blocks_of(page):
         if block.language != "python":
             continue
-        source = block.code.replace(DOCUMENTED_URL, service_url)
+        source = block.code.replace(DOCUMENTED_URL, service_url).replace(DOCUMENTED_MODEL, SERVED_MODEL)
         tree = ast.parse(source, block.place)
         if block.mark == "imports":
             tree = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
