@@ -97,7 +97,7 @@ train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)
 
 train-trl: $(READY)
-	@$(PYTHON) -m examples.train_trl $(CONFIG)
+	@$(PYTHON) -m examples.train_trl $(MODEL)
 
 train-agent: $(READY) $(BRIDGES)/verifiers/.ready
 	@$(PYTHON) -m examples.train_agent $(CONFIG)

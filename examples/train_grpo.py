@@ -14,7 +14,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,13 +33,12 @@ from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleI
 from rollout_client.results import final_reward
 from rollout_client.tensors import RolloutTensors, to_tensors
 from service.startup.config import BUNDLED, config_of
-from service.startup.generated_config import EMBEDDED_MODEL, generated_config
+from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, generated_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
-from service.startup.serve_command import served_model
+from service.startup.serve_command import model_named
 
 EPOCHS = 2
-WARMUP_STEPS = 5
 CLIP = 0.2
 GRADIENT_NORM = 0.5
 ROLLOUTS_PER_HELD_OUT = 2
@@ -89,9 +88,7 @@ def main(
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
-    with sentences_for_the_user(console):
-        served = served_model(model or str(EMBEDDED_MODEL), gpus=0)
-    recipe = EMBEDDED if served.model == str(EMBEDDED_MODEL) else SMALL
+    folder, recipe = model_and_recipe(model)
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
@@ -101,15 +98,23 @@ def main(
     recipe = recipe._replace(**{name: value for name, value in asked.items() if value is not None})
     if adapters and not recipe.lora_rank:
         raise typer.BadParameter("--adapters needs a --lora-rank above 0.")
-    engine = {"enable_lora": True, "max_lora_rank": recipe.lora_rank} if adapters else {}
-
-    def config() -> ServeDeploySchema:
-        raw = generated_config(replace(served, engine=engine), ["math"], {"port": free_port()}, {})
-        return config_of(raw, BUNDLED / "serve_config.yaml")
-
+    config = partial(config_of_model, folder, recipe.lora_rank if adapters else 0)
     with running_service(config, url, console) as client:
-        trained = train(client, served.model, recipe, adapters, seed, console)
+        trained = train(client, folder, recipe, adapters, seed, console)
     trained.report(curve, console)
+
+
+def model_and_recipe(model: str | None) -> tuple[str, Recipe]:
+    """The model's folder or its name on the Hub, as the service and transformers take it, and what fits it."""
+    named = model_named(model or str(EMBEDDED_MODEL))
+    return named, EMBEDDED if named == str(EMBEDDED_MODEL) else SMALL
+
+
+def config_of_model(model: str, adapter_rank: int) -> ServeDeploySchema:
+    """A service of the model with the task `math`, which takes adapters of this rank; with 0 none."""
+    engine = {"enable_lora": True, "max_lora_rank": adapter_rank} if adapter_rank else {}
+    raw = generated_config(ServedModel(model, gpus=0, engine=engine), ["math"], {"port": free_port()}, {})
+    return config_of(raw, BUNDLED / "serve_config.yaml")
 
 
 def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, seed: int, console: Console) -> "Curve":
@@ -217,17 +222,24 @@ def model_to_train(
     untyped: Any = AutoModelForCausalLM
     model: Policy = untyped.from_pretrained(folder, dtype=torch.float32)
     if recipe.lora_rank:
-        lora = LoraConfig(r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules="all-linear")
-        model = get_peft_model(model, lora)
+        model = get_peft_model(model, lora_of(recipe.lora_rank))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, recipe.learning_rate, weight_decay=0.0)
     factor = partial(learning_rate_factor, steps=recipe.steps)
     return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def lora_of(rank: int) -> LoraConfig:
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+
+
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Rises over at most `WARMUP_STEPS` and falls linearly to a tenth, so that the last steps add little noise."""
-    return min(1.0, (step + 1) / min(WARMUP_STEPS, 1 + steps // 6)) * (1 - 0.9 * step / steps)
+    """Rises over `warmup_steps` and falls linearly to a tenth, so that the last steps add little noise."""
+    return min(1.0, (step + 1) / warmup_steps(steps)) * (1 - 0.9 * step / steps)
+
+
+def warmup_steps(steps: int) -> int:
+    return min(5, 1 + steps // 6)
 
 
 def pusher(client: RolloutClient, model: Policy, adapters: bool) -> Callable[[], int]:

@@ -1,98 +1,104 @@
 """The training of `train_grpo.py` with TRL: its `GRPOTrainer` takes rollouts from the service and pushes weights to it.
 
 Learn from it how TRL uses the service. The adapter pushes the weights before the trainer's next rollouts. A step of TRL
-is one gradient step; a batch of rollouts lasts for `MINIBATCHES * ITERATIONS` steps.
+is one gradient step; a batch of rollouts lasts for `minibatches * EPOCHS` steps.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from datasets import Dataset
+from peft import PeftModel
 from rich.console import Console
 from rich.progress import Progress
-from transformers import AutoTokenizer, LlamaForCausalLM, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from examples.task_configs import CONFIG, ConfigArgument
 from examples.train_grpo import (
+    EMBEDDED,
+    EPOCHS,
+    GRADIENT_NORM,
+    QUESTIONS,
     SAMPLING,
     Curve,
     CurveOption,
     Questions,
+    Recipe,
     SeedOption,
     UrlOption,
-    additions,
+    config_of_model,
     held_out_accuracy,
+    lora_of,
+    model_and_recipe,
     progress_bar,
     running_service,
+    warmup_steps,
 )
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
-from service.startup.config import read_config
-from service.startup.generated_config import EMBEDDED_MODEL
-from service.startup.ports import free_port
 
 BATCHES_OF_ROLLOUTS = 45
-PROMPTS_PER_BATCH = 256
-NUM_GENERATIONS = 4
-MINIBATCHES = 4
-ITERATIONS = 2
-STEPS_PER_BATCH = MINIBATCHES * ITERATIONS
-MEASURE_EVERY_BATCHES = 15
+"""Of the embedded model."""
 
 
 def main(
-    config: ConfigArgument = CONFIG,
+    model: Annotated[str | None, typer.Argument(help="As of rollout serve; by default the embedded model.")] = None,
     url: UrlOption = None,
-    batches: Annotated[int, typer.Option(min=1, help="Batches of rollouts.")] = BATCHES_OF_ROLLOUTS,
+    batches: Annotated[int | None, typer.Option(min=1, help="Batches of rollouts.")] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_trl.png"),
 ) -> None:
-    """Trains the embedded model on additions with TRL and measures it on sums that it never sees."""
+    """Trains a model with TRL, any but the embedded one with LoRA, and measures it on questions held out."""
     console = Console(stderr=True)
-    with running_service(lambda: read_config(config, port=free_port()), url, console) as client:
-        trained = train(client, batches, seed, console)
+    folder, recipe = model_and_recipe(model)
+    recipe = recipe._replace(steps=batches or (BATCHES_OF_ROLLOUTS if recipe is EMBEDDED else recipe.steps))
+    with running_service(partial(config_of_model, folder, recipe.lora_rank), url, console) as client:
+        trained = train(client, folder, recipe, seed, console)
     trained.report(curve, console)
 
 
-def train(client: RolloutClient, batches: int, seed: int, console: Console) -> Curve:
+def train(client: RolloutClient, folder: str, recipe: Recipe, seed: int, console: Console) -> Curve:
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
-    curve = Curve("TRL's GRPOTrainer on additions")
-    questions = additions()
-    sums = [sample.model_dump(exclude_unset=True) for sample in questions.trained_on]
-    rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in sums]
+    curve = Curve(f"TRL's GRPOTrainer: {Path(folder).name}, {recipe.questions}")
+    questions = QUESTIONS[recipe.questions]()
+    samples = [sample.model_dump(exclude_unset=True) for sample in questions.trained_on]
+    rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in samples]
     rollout_func = ServiceRolloutFunc(client, task_name="math")
+    untyped: Any = AutoModelForCausalLM
     with progress_bar(console) as progress:
         trainer = GRPOTrainer(
-            LlamaForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32),
-            args=trainer_arguments(batches, seed),
+            untyped.from_pretrained(folder, dtype=torch.float32),
+            args=trainer_arguments(recipe, seed),
             train_dataset=Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(EMBEDDED_MODEL),
+            processing_class=AutoTokenizer.from_pretrained(folder),
             reward_funcs=service_reward,
             rollout_func=rollout_func,
-            callbacks=[Measurement(client, questions, rollout_func.pusher, curve, progress, batches)],
+            peft_config=lora_of(recipe.lora_rank) if recipe.lora_rank else None,
+            callbacks=[Measurement(client, questions, rollout_func.pusher, curve, progress, recipe)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return curve
 
 
-def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
+def trainer_arguments(recipe: Recipe, seed: int) -> GRPOConfig:
+    steps_per_batch = recipe.minibatches * EPOCHS
     return GRPOConfig(
-        max_steps=batches * STEPS_PER_BATCH,
-        per_device_train_batch_size=PROMPTS_PER_BATCH * NUM_GENERATIONS // MINIBATCHES,
-        steps_per_generation=MINIBATCHES,
-        num_iterations=ITERATIONS,
-        num_generations=NUM_GENERATIONS,
+        max_steps=recipe.steps * steps_per_batch,
+        per_device_train_batch_size=recipe.prompts_per_step * recipe.num_generations // recipe.minibatches,
+        steps_per_generation=recipe.minibatches,
+        num_iterations=EPOCHS,
+        num_generations=recipe.num_generations,
         temperature=SAMPLING.temperature,
         max_completion_length=SAMPLING.max_new_tokens,
-        learning_rate=1.5e-4,
-        warmup_steps=5 * STEPS_PER_BATCH,
-        max_grad_norm=0.5,
+        learning_rate=recipe.learning_rate,
+        warmup_steps=warmup_steps(recipe.steps) * steps_per_batch,
+        max_grad_norm=GRADIENT_NORM,
         seed=seed,
         use_cpu=True,
         bf16=False,
@@ -114,34 +120,38 @@ class Measurement(TrainerCallback):
         pusher: PolicyPusher,
         curve: Curve,
         progress: Progress,
-        batches: int,
+        recipe: Recipe,
     ) -> None:
         self.client = client
         self.questions = questions
         self.pusher = pusher
         self.curve = curve
         self.progress = progress
-        self.bar = progress.add_task("", total=batches, latest="")
+        self.recipe = recipe
+        self.steps_per_batch = recipe.minibatches * EPOCHS
+        self.bar = progress.add_task("", total=recipe.steps, latest="")
 
     def on_train_begin(self, *_event: Any, **about: Any) -> None:
         self.measure(0, about["model"])
 
     def on_step_end(self, args: Any, state: Any, *_event: Any, **about: Any) -> None:
-        batches, rest = divmod(state.global_step, STEPS_PER_BATCH)
+        batches, rest = divmod(state.global_step, self.steps_per_batch)
         self.progress.update(self.bar, completed=batches)
-        if rest == 0 and (batches % MEASURE_EVERY_BATCHES == 0 or state.global_step == args.max_steps):
+        is_due = batches % self.recipe.steps_between_measurements == 0 or state.global_step == args.max_steps
+        if rest == 0 and is_due:
             self.measure(batches, about["model"])
             self.progress.console.print(f"After {batches} batches of rollouts: {self.curve.latest}")
 
     def on_log(self, *event: Any, **about: Any) -> None:
         _, state, _ = event
         if about["logs"].get("reward") is not None:
-            self.curve.reward[-(-state.global_step // STEPS_PER_BATCH)] = about["logs"]["reward"]
+            self.curve.reward[-(-state.global_step // self.steps_per_batch)] = about["logs"]["reward"]
             self.progress.update(self.bar, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:
-        version = self.pusher.push(model).version
-        self.curve.held_out[batches] = held_out_accuracy(self.client, self.questions, version)
+        is_adapter = isinstance(model, PeftModel)
+        update = self.client.push_weights(model, kind="adapter") if is_adapter else self.pusher.push(model)
+        self.curve.held_out[batches] = held_out_accuracy(self.client, self.questions, update.version)
         self.progress.update(self.bar, latest=self.curve.latest)
 
 
