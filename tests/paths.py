@@ -5,6 +5,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 TINY_MODEL = REPOSITORY / "models" / "tiny"
 SMALL_MODEL = REPOSITORY / "models" / "small"
+SMOLLM2 = REPOSITORY / "models" / "smollm2"
 
 BRIDGED = REPOSITORY / "examples" / "bridged"
 """Servers and tasksets of other collections."""

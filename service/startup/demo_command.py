@@ -13,6 +13,7 @@ from rich.console import Console
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from service.startup.commands import MODEL_HELP
 
 SAMPLES_PER_TASK = 16
 NUM_GENERATIONS = 4
@@ -21,9 +22,7 @@ MAX_NEW_TOKENS = 128
 
 
 def demo(
-    model: Annotated[
-        str | None, typer.Argument(help="A local path or a Hugging Face repository; by default the embedded model.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
     env: Annotated[list[str] | None, typer.Option(help="A task, as of rollout serve. Can be repeated.")] = None,
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")
@@ -31,16 +30,17 @@ def demo(
 ) -> None:
     """Play some rollouts with a service of this machine that starts for them and stops after them."""
     from service.startup.config import BUNDLED, config_of
-    from service.startup.generated_config import DEFAULT_TASKS, environments_of, generated_config
+    from service.startup.generated_config import environments_of, generated_config
     from service.startup.local_service import local_service, sentences_for_the_user
     from service.startup.ports import free_port
-    from service.startup.serve_command import make_importable, served_model
+    from service.startup.serve_command import make_if_needed, make_importable, served_model, tasks_for
 
     console = Console()
     with sentences_for_the_user(console):
-        asked = env or DEFAULT_TASKS
+        asked = env or tasks_for(model)
         config = generated_config(served_model(model, gpus), asked, {"port": free_port()}, {})
         tasks = [*environments_of(asked)]
+        make_if_needed(model, console)
         make_importable(Path.cwd())
         with local_service(config_of(config, BUNDLED / "serve_config.yaml"), console) as url:
             response = play(url, tasks, console)

@@ -26,6 +26,7 @@ from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
 from service.settings import AnyEngineSettings, ServiceSettings
+from service.startup import smollm2
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.resources import Demand, demand_of, missing_resources
@@ -189,11 +190,14 @@ def local_model_type(model: str) -> str | None:
 
 def folder_problem(name: str) -> str | None:
     """The problem with the local path of a model; `None` if it exists, or if the name is that of a remote model."""
-    if (REPOSITORY / name).exists():
+    path = REPOSITORY / name
+    if path == smollm2.folder() and not smollm2.is_made():
+        return f"{name} has no weights yet: make them with python -m models.smollm2."
+    if path.exists():
         return None
     if name.startswith(("/", ".", "~")):
         return f"there is no {name} on this machine."
-    parent = (REPOSITORY / name).parent
+    parent = path.parent
     if parent != REPOSITORY and parent.is_dir():
         there = sorted(path.parent.name for path in parent.glob("*/config.json"))
         return f"there is no {name}; {parent} holds {', '.join(there)}."

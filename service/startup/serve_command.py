@@ -5,22 +5,22 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.startup.commands import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
+from service.startup.commands import MODEL_HELP, ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from service.startup.generated_config import ServedModel
 
 
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="A local path or a Hugging Face repository; by default the embedded model.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(help="A task: NAME of a built-in one, MODULE:CLASS, or NAME=MODULE:CLASS. Can be repeated."),
@@ -55,7 +55,7 @@ def serve(
     from rich.console import Console
 
     from service.startup.config import BUNDLED, config_of
-    from service.startup.generated_config import DEFAULT_TASKS, engine_fields, generated_config
+    from service.startup.generated_config import engine_fields, generated_config
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
     console = Console(stderr=True)
@@ -66,10 +66,11 @@ def serve(
         given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
         fields = given | engine_fields(engine or ())
         served = served_model(model, gpus, tensor_parallel_size, max_model_len, fields)
-        config = generated_config(served, env or DEFAULT_TASKS, http_options, access)
+        config = generated_config(served, env or tasks_for(model), http_options, access)
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
+        make_if_needed(model, console)
         make_importable(Path.cwd())
         serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console, room_timeout_s)
 
@@ -97,7 +98,27 @@ def served_model(
 
 def model_named(model: str) -> str:
     """A folder's absolute path, since replicas run elsewhere; any other name as it is."""
+    from service.startup import smollm2
+
+    if smollm2.is_smollm2(model):
+        return str(smollm2.folder())
     return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def tasks_for(model: str | None) -> Sequence[str]:
+    """The tasks of a service that is asked for none: those that the model can play."""
+    from service.startup import smollm2
+    from service.startup.generated_config import DEFAULT_TASKS
+
+    return smollm2.TASKS if model is not None and smollm2.is_smollm2(model) else DEFAULT_TASKS
+
+
+def make_if_needed(model: str | None, console: "Console") -> None:
+    """Raises `ServiceNotStarted` if the model is one that is made on this machine, and cannot be."""
+    from service.startup import smollm2
+
+    if model is not None and smollm2.is_smollm2(model):
+        smollm2.made(console)
 
 
 def make_importable(folder: Path) -> None:

@@ -1,0 +1,41 @@
+"""The tasks for a small language model."""
+
+import pytest
+
+from examples.easy_questions import LargerNumberEnvironment, LetterCountEnvironment
+from examples.task_configs import config_for, tasks_of
+from rollout_env import play
+from service.startup.smollm2 import NAME
+from tests.paths import REPOSITORY, SMOLLM2
+
+
+def test_the_larger_number_of_two_is_right() -> None:
+    environment = LargerNumberEnvironment(workers=1)
+    played = play(environment, ["The larger one is 98."], sample=0)
+    assert played.message_log[0]["content"] == "Which number is larger, 50 or 98? Reply with the number alone."
+    assert played.total_reward == 1.0
+    assert play(environment, ["50"], sample=0).total_reward == 0.0
+    environment.close()
+
+
+def test_how_often_a_letter_is_in_a_word_is_right() -> None:
+    for sample in LetterCountEnvironment(workers=1).example_samples(50, seed=0):
+        _, letter, _, word, _ = sample["messages"][0]["content"].split('"')
+        assert sample["extra_env_info"]["ground_truth"] == word.count(letter) > 0
+
+
+@pytest.mark.parametrize("environment", [LargerNumberEnvironment, LetterCountEnvironment])
+def test_questions_stay_the_same_when_more_are_asked_for(
+    environment: type[LargerNumberEnvironment | LetterCountEnvironment],
+) -> None:
+    asked = environment(workers=1)
+    assert asked.example_samples(20, seed=3)[:5] == asked.example_samples(5, seed=3) != asked.example_samples(5, seed=4)
+
+
+def test_the_tasks_of_smollm2_are_served_on_the_port_that_is_named() -> None:
+    tasks = tasks_of(SMOLLM2)
+    config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMOLLM2, tasks, port=8765)
+    assert config.http_options.port == 8765
+    assert list(config.applications[0].args["environments"]) == [*tasks]
+    assert config.applications[0].args["engine"]["model"] == str(SMOLLM2)
+    assert SMOLLM2.name == NAME
