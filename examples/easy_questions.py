@@ -4,6 +4,7 @@ Learn from it how a task of your own takes the judgement of a built-in one, and 
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from deployments.environments.math import MathEnvironment
@@ -22,33 +23,42 @@ WORDS = [
     "strawberry",
     "window",
 ]
-INSTRUCTION = "Reply with the number alone."
+EXAMPLES = [
+    {"role": "user", "content": 'How many times is the letter "o" in "moon"?'},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": 'How many times is the letter "c" in "cat"?'},
+    {"role": "assistant", "content": "1"},
+]
+"""Without them the model writes sentences, which are hardly ever right."""
 
 
 class LargerNumberEnvironment(MathEnvironment):
-    """One turn, judged like `math`."""
+    """One turn, judged like `math`: the last number of a reply counts."""
 
     description = "Two numbers from 1 to 99; reward 1 for the larger one."
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         draw = random.Random(seed)
         pairs = [draw.sample(range(1, LARGEST + 1), k=2) for _ in range(count)]
-        return [sample(f"Which number is larger, {one} or {other}?", max(one, other)) for one, other in pairs]
+        question = "Which number is larger, {} or {}? Reply with the number alone."
+        return [sample(question.format(*pair), max(pair)) for pair in pairs]
 
 
 class LetterCountEnvironment(MathEnvironment):
-    """One turn, judged like `math`."""
+    """One turn, judged like `math`, after two questions that have been answered."""
 
     description = "A word and one of its letters; reward 1 for how often the letter is in the word."
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         draw = random.Random(seed)
         asked = [(word := draw.choice(WORDS), draw.choice(word)) for _ in range(count)]
-        return [sample(f'How many times is the letter "{x}" in the word "{word}"?', word.count(x)) for word, x in asked]
+        question = 'How many times is the letter "{}" in "{}"?'
+        return [sample(question.format(letter, word), word.count(letter), EXAMPLES) for word, letter in asked]
 
 
-def sample(question: str, answer: int) -> dict[str, Any]:
+def sample(question: str, answer: int, before: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
+    """A prompt of the messages `before` and the question."""
     return {
-        "messages": [{"role": "user", "content": f"{question} {INSTRUCTION}"}],
+        "messages": [*before, {"role": "user", "content": question}],
         "extra_env_info": {"ground_truth": answer},
     }

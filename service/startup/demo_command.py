@@ -43,16 +43,22 @@ def demo(
         make_if_needed(model, console)
         make_importable(Path.cwd())
         with local_service(config_of(config, BUNDLED / "serve_config.yaml"), console) as url:
-            response = play(url, tasks, console)
+            response = play(url, tasks, console, temperature_for(model))
         show(response, tasks, console)
 
 
-def play(url: str, tasks: Sequence[str], console: Console) -> RolloutResponse:
+def temperature_for(model: str | None) -> float:
+    from service.startup import smollm2
+
+    return smollm2.TEMPERATURE if model is not None and smollm2.is_smollm2(model) else 1.0
+
+
+def play(url: str, tasks: Sequence[str], console: Console, temperature: float) -> RolloutResponse:
     """Plays samples of all tasks in one request."""
     with RolloutClient(url) as client:
         samples = [sample for task in tasks for sample in client.example_samples(task, SAMPLES_PER_TASK)]
         console.print(f"Playing {len(samples)} samples of {' and '.join(tasks)}, {NUM_GENERATIONS} rollouts each")
-        sampling = Sampling(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, seed=0)
+        sampling = Sampling(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, seed=0)
         return client.rollout(
             samples,
             num_generations=NUM_GENERATIONS,

