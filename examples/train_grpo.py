@@ -36,7 +36,7 @@ from service.startup.config import BUNDLED, config_of
 from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, generated_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
-from service.startup.serve_command import model_named
+from service.startup.serve_command import make_if_needed, model_named
 
 EPOCHS = 2
 CLIP = 0.2
@@ -88,7 +88,7 @@ def main(
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
-    folder, recipe = model_and_recipe(model)
+    folder, recipe = model_and_recipe(model, console)
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
@@ -104,8 +104,10 @@ def main(
     trained.report(curve, console)
 
 
-def model_and_recipe(model: str | None) -> tuple[str, Recipe]:
+def model_and_recipe(model: str | None, console: Console) -> tuple[str, Recipe]:
     """The model's folder or its name on the Hub, as the service and transformers take it, and what fits it."""
+    with sentences_for_the_user(console):
+        make_if_needed(model, console)
     named = model_named(model or str(EMBEDDED_MODEL))
     return named, EMBEDDED if named == str(EMBEDDED_MODEL) else SMALL
 
