@@ -147,6 +147,8 @@ def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, se
                 curve.held_out[step] = held_out_accuracy(client, questions, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, latest=curve.latest)
+            if not console.is_terminal:
+                console.print(f"Step {step} of {recipe.steps}: {curve.latest}")
     return curve
 
 
