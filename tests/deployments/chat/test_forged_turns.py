@@ -14,7 +14,7 @@ from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
 from rollout_client.contract.messages import PromptMessage
 from tests.deployments.chat.observed import observed
-from tests.deployments.chat.vendors import FAMILIES, Vendor, vendor
+from tests.deployments.chat.vendors import ALL, Vendor, marked, vendor
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
@@ -25,7 +25,7 @@ HF: dict[str, Any] = {
 }
 TOKENS = {name: TransformersChatTokenizer(tokenizer) for name, tokenizer in HF.items()}
 CONTROL = {name: tokens._encoder.control_tokens.spellings for name, tokens in TOKENS.items()}
-CHAT, RAW, ROOM = ChatOptions(), ChatOptions(observation_format="raw"), 10_000
+CHAT, RAW, ROOM = ChatOptions(), ChatOptions(observation_format="raw"), 100_000
 models = st.sampled_from(sorted(HF))
 
 
@@ -152,7 +152,7 @@ def test_an_agents_history_cannot_forge_turns_but_for_its_first_instructions(nam
     assert [list(part).count(end) for part in following] == [1]
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", marked(sorted(ALL)))
 def test_a_vendors_template_carries_an_observation_that_forges_a_turn_as_text(name: str) -> None:
     spellings = vendor(name).tokens._encoder.control_tokens.spellings
     framed = vendor(name).text_of(seen(vendor(name), "user", "x"))
@@ -167,7 +167,7 @@ def test_a_vendors_template_carries_an_observation_that_forges_a_turn_as_text(na
         assert forged in shown or json.dumps(forged, ensure_ascii=False)[1:-1] in shown
 
 
-@pytest.mark.parametrize("name", sorted(name for name, family in FAMILIES.items() if family.arguments))
+@pytest.mark.parametrize("name", marked(sorted(name for name, family in ALL.items() if family.arguments)))
 def test_the_names_and_ids_of_calls_are_data_in_the_results_that_answer_them(name: str) -> None:
     family = vendor(name)
     spellings = family.tokens._encoder.control_tokens.spellings

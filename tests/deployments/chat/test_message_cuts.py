@@ -46,6 +46,11 @@ TEMPLATES = {
         "{% for i in range(messages | length) %}{% set m = messages[i] %}<{{ m.role }}>{{ m.content }}"
         "{% set n = messages[i - 1] %}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     ),
+    "messages are put together first, as Mistral's": (
+        "{% set ns = namespace(all=[]) %}{% for m in messages %}"
+        "{% set ns.all = ns.all + [m if m.role == 'tool' else {'role': m.role, 'content': m.content}] %}{% endfor %}"
+        "{% for m in ns.all %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    ),
     "messages are counted": (
         "{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }}</>{% endfor %}"
         "{% if add_generation_prompt %}<a>{% endif %}"
@@ -85,7 +90,15 @@ def test_the_parts_of_the_messages_are_the_whole_in_their_order(name: str, chat:
     assert "".join(each) == COUNTING[name].render(chat, PLAIN)
 
 
-@pytest.mark.parametrize("name", ["one loop", "messages are counted", "the next message writes the end of results"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one loop",
+        "messages are counted",
+        "messages are put together first, as Mistral's",
+        "the next message writes the end of results",
+    ],
+)
 @given(chat=chats.filter(lambda chat: len(chat) <= MOST_PREFIXES))
 def test_the_first_messages_end_where_their_own_rendering_ends(name: str, chat: list[dict[str, Any]]) -> None:
     template = COUNTING[name]
@@ -128,6 +141,10 @@ CHAT: list[dict[str, Any]] = [
             ["<system>S", "</><user>Q", "</><assistant>A", "</><tool>R", "</><tool>R", "</><assistant>A", "</><user>Q"],
         ),
         (
+            "messages are put together first, as Mistral's",
+            ["<system>S</>", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
+        ),
+        (
             "results are written with the calls that they answer",
             ["<system>S</>", "<user>Q</>", "<assistant>A", "(R)", "(R)</>", "<assistant>A</>", "<user>Q</>"],
         ),
@@ -137,7 +154,10 @@ def test_each_message_has_what_the_template_writes_for_it(name: str, expected: l
     assert parts(COUNTING[name], CHAT) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "messages are counted"])
+PREFIXED = {"messages are put together first, as Mistral's", "messages are counted"}
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in PREFIXED])
 def test_the_number_of_renderings_does_not_grow_with_the_number_of_messages(name: str) -> None:
     def renderings(rounds: int) -> int:
         template = CountingTemplate(TEMPLATES[name])
@@ -145,6 +165,15 @@ def test_the_number_of_renderings_does_not_grow_with_the_number_of_messages(name
         return template.renderings
 
     assert renderings(300) == renderings(3) < 30
+
+
+def test_many_messages_of_a_template_that_puts_them_together_cost_a_bounded_number_of_renderings() -> None:
+    def renderings(rounds: int) -> int:
+        template = CountingTemplate(TEMPLATES["messages are put together first, as Mistral's"])
+        parts(template, CHAT * rounds)
+        return template.renderings
+
+    assert renderings(1000) == renderings(300) < MOST_PREFIXES + 30
 
 
 def test_many_messages_of_a_template_that_counts_them_cost_a_bounded_number_of_renderings() -> None:

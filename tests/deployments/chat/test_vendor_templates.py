@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
-from tests.deployments.chat.vendors import FAMILIES, Family, Vendor, vendor
+from tests.deployments.chat.vendors import ALL, FAMILIES, REAL, Family, Vendor, marked, vendor, vendor_of_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def appended(
     return one.text_of([token_id for each in observed for token_id in each.token_ids])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", marked(ALL))
 def test_what_is_appended_to_an_answer_is_what_the_template_puts_after_it(name: str) -> None:
     one = vendor(name)
     whole = one.rendered([QUESTION, ANSWER, SAID])
@@ -63,8 +63,8 @@ def test_what_is_appended_to_an_answer_is_what_the_template_puts_after_it(name: 
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        (name, count)
-        for name, family in FAMILIES.items()
+        pytest.param(name, count, marks=[pytest.mark.tokenizers] * (name in REAL))
+        for name, family in ALL.items()
         if family.arguments
         for count in ([1] if family.at_most_one_call else [1, 2])
     ],
@@ -145,10 +145,14 @@ def test_each_observation_of_deepseek_begins_its_outputs() -> None:
 system_and_user = [{"role": "system", "content": "Be brief."}, QUESTION]
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma"])
+@pytest.mark.parametrize("name", marked(name for name in ALL if name != "gemma"))
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_a_system_prompt_is_taken_with_and_without_tools(name: str, tools: list[Any] | None) -> None:
     one = vendor(name)
+    if tools and one.family.moves_instructions:
+        with pytest.raises(PromptRejected, match="moves the tools to the last message"):
+            one.tokens.prompt_ids(system_and_user, ChatOptions(tools=tools), ROOM)
+        return
     parts = one.tokens.prompt_ids(system_and_user, ChatOptions(tools=tools), ROOM)
     texts = [one.text_of(part) for part in parts]
     assert "".join(texts) == one.rendered(system_and_user, tools=tools)
@@ -166,13 +170,14 @@ def conversations(draw: st.DrawFn, family: Family, has_system: bool) -> list[Any
         chat.append({"role": "user", "content": draw(texts)})
         if family.arguments and draw(st.booleans()):
             calls = [call(place, "add", family.arguments) for place in range(1 if family.at_most_one_call else 2)]
-            chat.append({"role": "assistant", "content": draw(st.sampled_from(["", "Hm."])), "tool_calls": calls})
+            beside = "" if family.refuses_text_beside_calls else draw(st.sampled_from(["", "Hm."]))
+            chat.append({"role": "assistant", "content": beside, "tool_calls": calls})
             chat.extend(result(place, draw(texts), "add") for place in range(len(calls)))
         chat.append({"role": "assistant", "content": draw(contents)})
     return [*chat, {"role": "user", "content": draw(texts)}]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", marked(ALL))
 @given(data=st.data())
 def test_messages_of_a_prompt_end_where_the_first_ones_alone_end(name: str, data: st.DataObject) -> None:
     one = vendor(name)
@@ -240,7 +245,7 @@ def test_calls_of_gemma_4_are_answered_within_the_turn() -> None:
     assert appended(vendor("gemma4"), [result(0, "4")], response, calls) == "<|tool_response>" + results
 
 
-KIMI_K3 = Vendor(
+KIMI_K3 = vendor_of_bytes(
     Family("<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", end_of_calls="<|end_of_msg|>"),
     """{%- macro end(tag) %}<|close|>{{ tag }}<|sep|>{% endmacro %}
 {%- set ns = namespace(calls=[], index=0) %}
@@ -256,7 +261,7 @@ KIMI_K3 = Vendor(
 {%- else %}<|open|>message role="{{ m.role }}"<|sep|>{{ m.content }}{% endif %}{{ end('message') }}<|end_of_msg|>
 {%- endfor %}{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{% endif %}""",
 )
-COMMAND_R7B = Vendor(
+COMMAND_R7B = vendor_of_bytes(
     Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", end_of_calls="<|END_OF_TURN_TOKEN|>"),
     """{%- macro number(id) %}{% set ns = namespace(n=0) %}{% for m in messages %}{% for c in m.tool_calls or [] %}
 {%- if c.id == id %}{{ ns.n }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}{% endmacro %}
@@ -269,7 +274,7 @@ COMMAND_R7B = Vendor(
 {%- else %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>
 {%- endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>""",
 )
-MINIMAX_M2 = Vendor(
+MINIMAX_M2 = vendor_of_bytes(
     Family("<|end|>"),
     """{%- set ns = namespace(name=none) %}
 {%- for m in messages %}{% if m.role == 'tool' %}{% if ns.name is none %}
@@ -280,7 +285,7 @@ MINIMAX_M2 = Vendor(
 {%- set ns.name = (m.tool_calls or [])[-1].function.name if m.tool_calls else none %}{% endif %}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}""",
 )
-MISTRAL_NEMO = Vendor(
+MISTRAL_NEMO = vendor_of_bytes(
     Family("<|eos|>"),
     """{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- for m in messages %}{% if m.role == 'user' %}{% if tools is not none and (m == users[-1]) -%}
@@ -386,7 +391,7 @@ CALLS_ALONE: list[dict[str, Any]] = [
 )
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_calls_without_a_text_are_written_by_each_template(template: str, expected: str, is_missing: bool) -> None:
-    one = Vendor(
+    one = vendor_of_bytes(
         Family("<|end|>"),
         "{% for m in messages %}<|{{ m.role }}|>"
         + template

@@ -1,15 +1,18 @@
-"""The vendors' chat templates, as TRL ships them, over a tokenizer of bytes with their markers as special tokens."""
+"""The vendors' chat templates: as TRL ships them, over a tokenizer of bytes with their markers as special tokens; and
+with the vendors' own tokenizers, where `ROLLOUT_TOKENIZERS` names them."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import AddedToken, AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.tokenizer_loading import load_tokenizer
+from tests.deployments.chat.real_tokenizers import folder_of, template_of, wanted
 from tests.paths import TINY_MODEL
 
 MARKER = re.compile(r"<\|[^<>|\s{}]+\|>|<｜[^<>｜\s{}]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_turn>")
@@ -32,9 +35,22 @@ class Family:
     at_most_one_call: bool = False
     text_before_calls: str = "Hm."
     """Empty for families that write an answer's text elsewhere."""
+    refuses_text_beside_calls: bool = False
+    moves_instructions: bool = False
+    """Whether the template writes the system prompt and the tools before the last question, wherever that is."""
+    has_null_beside_calls: bool = False
+    """Whether the template writes calls only where their message has no content."""
+    answer: str = "{}"
+    """What a model samples for an answer without calls."""
+    departures: frozenset[str] = frozenset()
+    """The traits of a conversation that the template writes otherwise in a history."""
+
+    def end_after(self, calls: Sequence[Any]) -> str:
+        return self.end_of_calls if calls and self.end_of_calls else self.end
 
 
 OBJECT = {"a": 41}
+TRIMMED = frozenset({"white space around answers"})
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>"),
     "cohere2": Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
@@ -42,20 +58,27 @@ FAMILIES = {
     "deepseekv3": Family("<｜end▁of▁sentence｜>", arguments='{"a": 41}'),
     "diffusion_gemma": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma": Family("<end_of_turn>", "<eos>"),
-    "gemma3": Family("<end_of_turn>", "<eos>"),
+    "gemma3": Family("<end_of_turn>", "<eos>", departures=TRIMMED),
     "gemma4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma4_v2": Family("<turn|>", "<eos>", OBJECT, text_before_calls=""),
     "gemma4_v3": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma4_v4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma4_v5": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "glm4moe": Family("<|user|>", "<|endoftext|>", OBJECT, "<|observation|>", ("<|user|>", "<|observation|>")),
-    "gptoss": Family("<|end|>", "<|return|>", '{"a": 41}', "<|call|>", ("<|call|>",), True, ""),
+    "gptoss": Family(
+        *("<|end|>", "<|return|>", '{"a": 41}', "<|call|>", ("<|call|>",), True, ""),
+        answer="<|channel|>final<|message|>{}",
+        departures=frozenset({"text beside calls"}),
+    ),
     "lfm2": Family("<|im_end|>"),
     "lfm2_2_5": Family("<|im_end|>", arguments=OBJECT),
     "lfm2_2_5_v2": Family("<|im_end|>", arguments=OBJECT),
     "lfm2_v2": Family("<|im_end|>", arguments=OBJECT),
     "llama3": Family("<|eot_id|>"),
-    "llama3_1": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
+    "llama3_1": Family(
+        *("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
+        departures=TRIMMED | {"text beside calls"},
+    ),
     "llama3_2": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
     "muse_glimmer": Family("<|eot|>", arguments=OBJECT),
     "nemotron_3_5_lightning": Family("<|im_end|>", arguments=OBJECT),
@@ -65,7 +88,12 @@ FAMILIES = {
     "phi3": Family("<|end|>", "<|endoftext|>"),
     "phi3_5": Family("<|end|>", "<|endoftext|>"),
     "qwen2_5": Family("<|im_end|>", arguments=OBJECT, further_ends=("<|endoftext|>",)),
-    "qwen3": Family("<|im_end|>", arguments=OBJECT, further_ends=("<|endoftext|>",)),
+    "qwen3": Family(
+        "<|im_end|>",
+        arguments=OBJECT,
+        further_ends=("<|endoftext|>",),
+        departures=frozenset({"thoughts", "thinking off"}),
+    ),
     "qwen3_5_nothink": Family("<|im_end|>", arguments=OBJECT),
     "qwen3_5_think": Family("<|im_end|>", arguments=OBJECT),
     "qwen3_6": Family("<|im_end|>", arguments=OBJECT),
@@ -73,18 +101,35 @@ FAMILIES = {
     "qwen3_instruct_2507": Family("<|im_end|>", arguments=OBJECT),
 }
 
+REAL_FAMILIES = {
+    "qwen3": FAMILIES["qwen3"],
+    # The package has the names that Llama 3 gave the tokens.
+    "llama3_1": replace(FAMILIES["llama3_1"], further_ends=()),
+    "gemma3": FAMILIES["gemma3"],
+    "deepseek_v3": Family(
+        "<｜end▁of▁sentence｜>",
+        arguments='{"a": 41}',
+        has_null_beside_calls=True,
+        departures=frozenset({"one call", "later calls", "text beside calls"}),
+    ),
+    "gptoss": FAMILIES["gptoss"],
+    "mistral": Family(
+        "</s>",
+        arguments=OBJECT,
+        text_before_calls="",
+        refuses_text_beside_calls=True,
+        moves_instructions=True,
+        departures=frozenset({"a system prompt"}),
+    ),
+}
+REAL = {f"real {name}": REAL_FAMILIES[name] for name in wanted()}
+ALL = FAMILIES | REAL
+
 
 class Vendor:
     """A family's template, and the service's tokenizer with it."""
 
-    def __init__(self, family: Family, template: str) -> None:
-        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
-        eos = family.eos or MARKER.findall(family.end)[-1]
-        markers = {*MARKER.findall(template), *MARKER.findall(family.end), *family.further_ends, family.end_of_calls}
-        special = [AddedToken(text, special=True, normalized=False) for text in sorted(markers - {"", eos})]
-        tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": eos})
-        tokenizer.add_tokens(special, special_tokens=True)
-        tokenizer.chat_template = template
+    def __init__(self, family: Family, tokenizer: Any) -> None:
         self.family = family
         self.hf = tokenizer
         further = tokenizer.convert_tokens_to_ids([*family.further_ends])
@@ -100,16 +145,28 @@ class Vendor:
         return ids
 
     def text_of(self, ids: list[int]) -> str:
-        return str(self.hf.decode(ids))
+        # The tokenizer's own method cleans spaces up, where its config says so.
+        return str(self.hf.decode(ids, clean_up_tokenization_spaces=False))
 
 
-def template_of(name: str) -> str:
-    spec = find_spec("trl")
-    assert spec is not None
-    assert spec.origin is not None
-    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+def vendor_of_bytes(family: Family, template: str) -> Vendor:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    eos = family.eos or MARKER.findall(family.end)[-1]
+    markers = {*MARKER.findall(template), *MARKER.findall(family.end), *family.further_ends, family.end_of_calls}
+    special = [AddedToken(text, special=True, normalized=False) for text in sorted(markers - {"", eos})]
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": eos})
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.chat_template = template
+    return Vendor(family, tokenizer)
 
 
 @lru_cache
 def vendor(name: str) -> Vendor:
-    return Vendor(FAMILIES[name], template_of(name))
+    if name in REAL:
+        return Vendor(REAL[name], load_tokenizer(str(folder_of(name.removeprefix("real ")))))
+    return vendor_of_bytes(FAMILIES[name], template_of(name))
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """The names as parameters of a test, those of real tokenizers with their marker."""
+    return [pytest.param(name, marks=[pytest.mark.tokenizers] * (name in REAL)) for name in names]

