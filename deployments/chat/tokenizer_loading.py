@@ -54,6 +54,8 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
                 f"`transformers.integrations.mistral.convert_tekken_tokenizer({tekken!r}).save_pretrained(FOLDER)` and "
                 "name FOLDER in engine.tokenizer."
             )
+        # Before the tokenizer is loaded, so that the memory that the file takes is there for it.
+        expected = None if file is None else ids_of_file(file)
         # Without the argument, a tekken.json beside tokenizer.json is read by mistral-common, which has no offsets.
         tokenizer: Any = AutoTokenizer.from_pretrained(
             name, mistral_format=False, revision=hub.for_tokenizer, trust_remote_code=hub.trust_remote_code
@@ -61,8 +63,8 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedTokenizer(f"The tokenizer of {name} cannot be loaded: {error}") from error
     refuse_slow(tokenizer)
-    if file is not None:
-        refuse_unlike_file(tokenizer, file, name)
+    if expected is not None:
+        refuse_unlike_file(tokenizer, expected, name)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
 
@@ -79,12 +81,18 @@ def refuse_slow(tokenizer: Any) -> None:
         )
 
 
-def refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, file: str, name: str) -> None:
-    """Raises `UnsupportedTokenizer` if the ids of plain text are not those of the file."""
-    stored, loaded = Tokenizer.from_file(file), tokenizer.backend_tokenizer
-    for text in PLAIN_TEXTS:
-        ids, expected = (each.encode(text, add_special_tokens=False).ids for each in (loaded, stored))
-        if ids != expected:
+def ids_of_file(file: str) -> list[list[int]]:
+    """The ids of plain text by a `tokenizer.json`."""
+    stored = Tokenizer.from_file(file)
+    return [stored.encode(text, add_special_tokens=False).ids for text in PLAIN_TEXTS]
+
+
+def refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, expected: list[list[int]], name: str) -> None:
+    """Raises `UnsupportedTokenizer` if the ids of plain text are not those of its file."""
+    loaded = tokenizer.backend_tokenizer
+    for text, ids_by_file in zip(PLAIN_TEXTS, expected, strict=True):
+        ids = loaded.encode(text, add_special_tokens=False).ids
+        if ids != ids_by_file:
             raise UnsupportedTokenizer(
                 f"transformers loads the tokenizer of {name} as {type(tokenizer).__name__}, which reads {text!r} as "
                 f"{loaded.decode(ids)!r}, in other tokens than its {TOKENIZER_FILE} does. Set "

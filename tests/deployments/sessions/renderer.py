@@ -10,6 +10,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_comparison import text_of
 from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer
+from tests.deployments.chat.real_tokenizers import folder_of
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
 ROOM = 2**20
@@ -23,7 +24,7 @@ class TokenizerRenderer(SessionRenderer):
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.hf = tokenizer
         self._tokens = TransformersChatTokenizer(tokenizer)
-        [self.end_of_turn] = self._tokens.ends_of_turn
+        self.end_of_turn = min(self._tokens.ends_of_turn)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.hf(text, add_special_tokens=False)["input_ids"]
@@ -65,6 +66,12 @@ def small() -> TokenizerRenderer:
 @lru_cache
 def tiny() -> TokenizerRenderer:
     return TokenizerRenderer(str(TINY_MODEL))
+
+
+@lru_cache
+def real(name: str) -> TokenizerRenderer:
+    """With a vendor's own tokenizer."""
+    return TokenizerRenderer(str(folder_of(name)))
 
 
 def options_of(context: ChatContext) -> ChatOptions:

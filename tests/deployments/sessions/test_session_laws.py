@@ -4,6 +4,7 @@ import asyncio
 import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,13 +19,16 @@ from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.sessions import SessionRequest, SessionReward
+from tests.deployments.chat.real_tokenizers import wanted
 from tests.deployments.sessions.harness import FakeEngine, Prepared, Reply
-from tests.deployments.sessions.renderer import PLAIN, small, tiny
+from tests.deployments.sessions.renderer import PLAIN, real, small, tiny
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.endurance.session_laws.conversations import ACTIONS, SUBAGENT, Conversation, Moves
 from tests.endurance.session_laws.forms import FORMS
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+TAKE_ANY_ORDER = [name for name in wanted() if name not in {"gemma3", "mistral"}]
+"""The real tokenizers whose templates take messages of one role one after another."""
 CONTEXTS = [PLAIN, ChatContext(tools=[ADD]), ChatContext(chat_template_kwargs={"enable_thinking": False})]
 
 
@@ -104,11 +108,17 @@ class Agent:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "is_parsed"), [(small, True), (small, False), (tiny, False)])
+@pytest.mark.parametrize(
+    ("model", "is_parsed"),
+    [
+        *[(small, True), (small, False), (tiny, False)],
+        *(pytest.param(partial(real, name), name == "qwen3", marks=pytest.mark.tokenizers) for name in TAKE_ANY_ORDER),
+    ],
+)
 @given(data=st.data())
 def test_the_record_of_any_session_is_what_the_engine_did(model: Any, is_parsed: bool, data: st.DataObject) -> None:
     engine = FakeEngine(model(), is_parsed)
-    agent = Agent(data, engine, has_tools=model is small)
+    agent = Agent(data, engine, has_tools=is_parsed or model is small)
     for _ in range(data.draw(st.integers(1, 30))):
         if len(engine.made) < 30:
             agent.play()
