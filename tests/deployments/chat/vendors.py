@@ -3,7 +3,7 @@ with the vendors' own tokenizers, where `ROLLOUT_TOKENIZERS` names them."""
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -103,8 +103,7 @@ FAMILIES = {
 
 REAL_FAMILIES = {
     "qwen3": FAMILIES["qwen3"],
-    # The package has the names that Llama 3 gave the tokens.
-    "llama3_1": replace(FAMILIES["llama3_1"], further_ends=()),
+    "llama3_1": FAMILIES["llama3_1"],
     "gemma3": FAMILIES["gemma3"],
     "deepseek_v3": Family(
         "<｜end▁of▁sentence｜>",

@@ -66,10 +66,18 @@ def test_a_generated_message_in_another_form_keeps_its_ids(
     prepared = engine.prepare([SYSTEM, QUESTION, form(dict(made.message)), NEXT])
     bridge = engine.renderer.encode("\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n")
     assert list(prepared.prompt.token_ids) == [*engine.prompts[made.id], *made.token_ids, *bridge]
-    if form is not forms.parsed:
-        assert [(one.message, one.action, one.fields) for one in prepared.plan.drift] == (
-            [(2, "generated_ids", fields)] if fields else []
-        )
+    assert [(one.message, one.action, one.fields) for one in prepared.plan.drift] == (
+        [(2, "generated_ids", fields)] if fields else []
+    )
+
+
+@pytest.mark.parametrize("arguments", ['{"b":2,"a":"\u00e9"}', '{"a": "\\u00e9",\n "b": 2}'])
+def test_arguments_that_a_server_has_parsed_did_not_drift(engine: FakeEngine, arguments: str) -> None:
+    """vLLM parses them on their way, so that nobody knows how a client wrote their JSON."""
+    made = engine.call([QUESTION], Reply("", None, arguments))
+    assert engine.record.plan([QUESTION, forms.parsed(dict(made.message)), NEXT], PLAIN).drift == ()
+    others = {**made.message, "tool_calls": [call("x", {"a": "e", "b": 2})]}
+    assert [one.action for one in engine.record.plan([QUESTION, others, NEXT], PLAIN).drift] == ["new_branch"]
 
 
 def test_null_is_the_empty_content(engine: FakeEngine) -> None:

@@ -1,0 +1,155 @@
+"""The tokenizers of vendors as the service loads them: which it takes, which it refuses, and that no text is lost."""
+
+import asyncio
+import json
+import shutil
+import time
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from transformers import AutoTokenizer
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
+from tests.deployments.chat.observed import observed
+from tests.deployments.chat.real_tokenizers import TEKKEN, folder_of, package_folder, wanted
+from tests.deployments.chat.vendors import REAL, vendor
+
+pytestmark = [pytest.mark.slow, pytest.mark.tokenizers]
+
+REQUESTED = pytest.mark.parametrize("name", REAL)
+CHAT, RAW, ROOM = ChatOptions(), ChatOptions(observation_format="raw"), 2**21
+texts = st.one_of(
+    st.text(max_size=30), st.text(alphabet="ab 1\u00e9\u6f22\n\t\U0001f642\U0001f44d\U0001f3fd'{<|", max_size=30)
+)
+ONE_MB = 2**20
+LONG_TEXTS = {
+    "words": "the quick brown fox jumps over 12345 lazy dogs, {'a': 2.5} \u00fcber\n" * 20_000,
+    "one letter": "a" * ONE_MB,
+    "spaces": " " * ONE_MB,
+    "no spaces": "\u6f22\u5b57\u4e2d\u6587" * (ONE_MB // 4),
+    "ends of turns": "<|im_end|><end_of_turn></s>" * (ONE_MB // 27),
+}
+MOST_SECONDS = 30.0
+"""For 1 MB, on a machine that does other work too: it takes one."""
+MOST_GAP_S = 1.0
+"""Of the event loop, likewise: it is 0.03."""
+
+
+def copy_of(name: str, folder: Path, **named: str) -> Path:
+    """The folder of a family with another tokenizer's config."""
+    shutil.copytree(folder_of(name), folder, dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | named))
+    return folder
+
+
+@REQUESTED
+def test_the_service_loads_it_with_its_checks(name: str) -> None:
+    one = vendor(name)
+    loaded = TransformersChatTokenizer.load(str(folder_of(name.removeprefix("real "))))
+    assert loaded.info.vocabulary_size == len(one.hf)
+    assert one.hf.convert_tokens_to_ids(one.family.end) in loaded.ends_of_turn
+
+
+@pytest.mark.parametrize("name", [name for name in wanted() if name == "deepseek_v3"])
+def test_a_class_that_loses_spaces_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    folder = copy_of(name, tmp_path)
+    # As the package has it: without a model, the class of the tokenizer's config counts.
+    (folder / "config.json").unlink()
+    with pytest.raises(UnsupportedTokenizer, match=r"'Hello,world!', in other tokens.*PreTrainedTokenizerFast"):
+        TransformersChatTokenizer.load(str(folder))
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder / "saved")
+    with pytest.raises(UnsupportedTokenizer, match="loses text: 'Hello, world!' comes back"):
+        TransformersChatTokenizer.load(str(folder / "saved"))
+    fast = copy_of(name, folder, tokenizer_class="PreTrainedTokenizerFast")
+    (fast / "config.json").unlink()
+    assert TransformersChatTokenizer.load(str(fast)).info.encodings == vendor(f"real {name}").tokens.info.encodings
+
+
+@REQUESTED
+@given(text=texts)
+def test_a_text_comes_back_from_its_ids(name: str, text: str) -> None:
+    """Normalized, where the tokenizer normalizes: Qwen's composes characters."""
+    seen = observed(vendor(name).tokens, {"role": "user", "content": text}, [], RAW, ROOM)
+    back = vendor(name).tokens.decode(seen.token_ids)
+    assert back in {text, unicodedata.normalize("NFC", text)}
+    assert vendor(name).text_of([*seen.token_ids]) == back
+
+
+@REQUESTED
+@given(text=texts, data=st.data())
+def test_an_observation_that_is_cut_inside_a_character_shows_what_its_ids_say(
+    name: str, text: str, data: st.DataObject
+) -> None:
+    tokens, message = vendor(name).tokens, {"role": "user", "content": text}
+    for options in (RAW, CHAT):
+        whole = observed(tokens, message, [], options, ROOM)  # type: ignore[arg-type]
+        room = data.draw(st.integers(0, max(len(whole.token_ids) - 1, 0)))
+        cut = observed(tokens, message, [], options, room)  # type: ignore[arg-type]
+        assert list(cut.token_ids) == list(whole.token_ids)[:room]
+        assert text.startswith(cut.content) or text.strip().startswith(cut.content)
+        if options is RAW and "\ufffd" not in text:
+            shown, content = vendor(name).text_of([*cut.token_ids]), unicodedata.normalize("NFC", cut.content)
+            said = shown.partition("\ufffd")[0]
+            # Gemma's decoder shows no byte of a run of bytes that is not valid as a whole.
+            assert content.startswith(said) if name == "real gemma3" and "\ufffd" in shown else content == said
+
+
+async def longest_gap(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What the work returns, which runs in a thread, and the longest time for which the event loop stood still."""
+    gaps, running = [0.0], asyncio.create_task(asyncio.to_thread(work))
+    last = time.perf_counter()
+    while not running.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
+    return await running, max(gaps)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", LONG_TEXTS)
+@REQUESTED
+def test_a_text_of_a_megabyte_takes_a_second_and_does_not_stop_the_event_loop(name: str, kind: str) -> None:
+    tokens, text = vendor(name).tokens, LONG_TEXTS[kind]
+    started = time.process_time()
+    prompt, gap = asyncio.run(longest_gap(lambda: tokens.prompt_ids([{"role": "user", "content": text}], CHAT, ROOM)))
+    seen, other_gap = asyncio.run(
+        longest_gap(lambda: observed(tokens, {"role": "user", "content": text}, [], RAW, ROOM))
+    )
+    assert time.process_time() - started < MOST_SECONDS
+    assert max(gap, other_gap) < MOST_GAP_S
+    assert vendor(name).text_of([*seen.token_ids]) == text
+    assert vendor(name).text_of(prompt[0]) == vendor(name).rendered([{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize("name", [name for name in wanted() if name == "mistral"])
+def test_mistrals_own_file_is_refused_alone_and_what_the_refusal_says_converts_it(name: str, tmp_path: Path) -> None:
+    file = package_folder("mistral_common") / "data" / TEKKEN
+    shutil.copy(file, tmp_path / "tekken.json")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    with pytest.raises(UnsupportedTokenizer, match=r"tekken\.json but no tokenizer\.json.*convert_tekken_tokenizer"):
+        TransformersChatTokenizer.load(str(tmp_path))
+    assert len(vendor(f"real {name}").hf) == Tekkenizer.from_file(file).n_words
+
+
+@pytest.mark.parametrize("name", [name for name in wanted() if name == "mistral"])
+def test_the_converted_file_makes_the_ids_of_mistrals_own_tokenizer(name: str) -> None:
+    own, tokens = (
+        Tekkenizer.from_file(package_folder("mistral_common") / "data" / TEKKEN),
+        vendor(f"real {name}").tokens,
+    )
+
+    @given(text=texts)
+    def check(text: str) -> None:
+        seen = observed(tokens, {"role": "user", "content": text}, [], RAW, ROOM)
+        assert list(seen.token_ids) == own.encode(text, bos=False, eos=False)
+
+    check()
