@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+from base64 import b64encode
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from tests.paths import REPOSITORY, SMOLLM2
 FOLDER = REPOSITORY / ".bridges" / "tokenizers"
 VARIABLE = "ROLLOUT_TOKENIZERS"
 FILES = ("tokenizer.json", "tokenizer_config.json")
+HARMONY_FILE = "o200k_base.tiktoken"
 TEMPLATE = "chat_template.jinja"
 TEKKEN = "tekken_240911.json"
 
@@ -116,6 +118,8 @@ def fetch(folder: Path, name: str) -> None:
         convert_tekken(package_folder("mistral_common") / "data" / TEKKEN, target)
     if source.template:
         (target / TEMPLATE).write_text(template_of(source.template))
+    if name == "gptoss":
+        (target / HARMONY_FILE).write_bytes(harmony_vocabulary(target / FILES[0]))
     config = {"model_type": source.model_type, "transformers_version": "5.19.0"}
     (target / "config.json").write_text(json.dumps(config))
 
@@ -145,6 +149,17 @@ def renamed(text: str, source: Source) -> str:
     for old, new in LLAMA_3_1.items() if source is SOURCES["llama3_1"] else ():
         text = text.replace(json.dumps(old), json.dumps(new))
     return text
+
+
+def harmony_vocabulary(tokenizer: Path) -> bytes:
+    """The file that gpt-oss's parsers read, as `docs/your-model.md` makes it. They compare it with OpenAI's hash."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    stored, byte_of = json.loads(tokenizer.read_text()), {letter: byte for byte, letter in letters.items()}
+    special = {token["content"] for token in stored["added_tokens"]}
+    ranks = sorted((rank, token) for token, rank in stored["model"]["vocab"].items() if token not in special)
+    return b"".join(b64encode(bytes(byte_of[each] for each in token)) + b" %d\n" % rank for rank, token in ranks)
 
 
 def copy_of_model(model: Path, target: Path) -> None:
