@@ -57,7 +57,8 @@ def test_each_prompt_is_a_run_of_the_agent_and_its_tokens_are_those_of_the_engin
         "answer": [None] * 2,
         "finish_reason": ["stop"] * 2,
     }
-    assert service_reward(prompts=PROMPTS, **columns) == [0.5, 1.5]
+    everything: dict[str, Any] = {"prompts": PROMPTS, **columns}
+    assert service_reward(**everything) == [0.5, 1.5]
 
 
 def test_the_environment_judges_an_agent_that_returns_no_reward_unless_it_must_not(
