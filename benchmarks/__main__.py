@@ -22,6 +22,7 @@ PROGRAMS = {
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "delta": Program("benchmarks.delta_push", "a push of a 200 MB model of which 1% has changed, against all weights"),
     "precision": Program("benchmarks.precision", "log-probabilities of SmolLM2 against float32 (20 minutes)"),
+    "adapters": Program("benchmarks.adapters", "generation with an adapter against that without one, on processors"),
     "code": Program("benchmarks.code_programs", "small programs that the task code judges in a second"),
     "retrieval": Program("benchmarks.retrieval", "searches over 10,000 documents in a second"),
     "tasks": Program("benchmarks.task_steps", "steps of the built-in tasks in their environments alone"),
