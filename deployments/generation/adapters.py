@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vllm.lora.request import LoRARequest
 
+from deployments.failures import GenerationRejected
 from deployments.policy.replicas.commands import VersionPayload
 from rollout_client.weights.safetensors_file import read_header
 
@@ -191,6 +192,14 @@ class Adapters:
         unloading = asyncio.create_task(self._llm.remove_lora(adapter.request.lora_int_id))
         self._unloading[unloading] = adapter
         unloading.add_done_callback(self._unloading.pop)
+
+
+def refuse_to_score_with(adapter: LoadedAdapter | None) -> None:
+    """Raises `GenerationRejected` for an adapter that the engine leaves out of the log-probabilities of prompts."""
+    if adapter is not None and adapter.changes_head:
+        raise GenerationRejected(
+            "The engine cannot score prompts with an adapter that changes the output layer (lm_head)."
+        )
 
 
 def changes_head(config: Path) -> bool:

@@ -2,7 +2,8 @@
 
 An update of the weights may end a request early, with the tokens that it has. The next request goes on after them, with
 the new weights, and the outputs of all look like those of one. Where the tokens after an interruption would not be
-sampled as they were before it, the completion begins anew, unless its caller has some of it already. A stream that is
+sampled as they were before it, the completion begins anew, unless its caller has some of it already. So does one whose
+prompt's log-probabilities are wanted and were not all computed with the same weights. A stream that is
 interrupted within a character or a stop string goes on too. The engine's text of a request knows no tokens of the
 requests before it, so `FollowedText` gives the tokens of all of them to vLLM's own detokenizer: characters, stop
 strings and the text held back for these are as they are without an interruption.
@@ -80,9 +81,10 @@ class ContinuedCompletion:
         self._tokenizer = tokenizer
         self._index = index
         self._is_delta = params.output_kind == RequestOutputKind.DELTA
-        self._begin_anew()
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """Drops all outputs so far."""
         self._token_ids: list[int] = []
         """Tokens of all requests so far."""
         self._text = ""
@@ -190,20 +192,23 @@ class ContinuedCompletion:
     def interrupt(self, output: RequestOutput) -> bool:
         """The last output that `add` returned is where a request was interrupted. Whether the completion goes on.
 
-        If it does, that output is one in the middle of a stream; one that is not streamed has no such output.
+        If it does, that output is one in the middle of a stream, which is empty where the completion begins anew; one
+        that is not streamed has no such output.
         """
         completion = output.outputs[0]
         if self._was_stopped:
             return False
-        if self._depends_on_response():
-            if self._tokens_sent:
-                return False
-            self._begin_anew()
+        if self._depends_on_response() and self._tokens_sent:
+            return False
+        is_open = self._followed is not None or self._ends_open()
+        # Without a token it may have a part of the prompt's log-probabilities.
+        if self._depends_on_response() or not self._token_ids or (is_open and not self._tokens_sent):
+            completion.text, completion.token_ids, completion.logprobs = "", [], None
+            completion.finish_reason = completion.stop_reason = None
+            output.finished = False
+            self.begin_anew()
             return True
-        if self._followed is not None or self._ends_open():
-            if not self._tokens_sent:
-                self._begin_anew()
-                return True
+        if is_open:
             self._follow_from_here(completion)
         self._before = CompletionOutput(
             completion.index,

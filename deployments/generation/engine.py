@@ -19,7 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded, RolloutFailure
-from deployments.generation.adapters import Adapters, LoadedAdapter
+from deployments.generation.adapters import Adapters, LoadedAdapter, refuse_to_score_with
 from deployments.generation.engine_health import EngineHealth, kill_child_processes
 from deployments.generation.engine_outputs import ABORTED_BY_ENGINE, CompletionOutputs, FailureLog, engine_failed
 from deployments.generation.engine_requests import (
@@ -52,7 +52,6 @@ from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
-NOT_WITH_THIS_ADAPTER = "The engine cannot score prompts with an adapter that changes the output layer (lm_head)."
 
 
 class VLLMEngine(Engine):
@@ -150,8 +149,7 @@ class VLLMEngine(Engine):
         label = None if adapter is None else adapter.label
         aborts, swaps = self.weights.aborts, self.weights.swaps
         if isinstance(request, ScoringRequest):
-            if adapter is not None and adapter.changes_head:
-                raise GenerationRejected(NOT_WITH_THIS_ADAPTER)
+            refuse_to_score_with(adapter)
             is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
             prompt = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
             output = await self._output_of(running, prompt, scoring_params(request, is_full), adapter)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMServerError
-from vllm.outputs import RequestOutput, WeightVersionSpan
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -22,7 +22,7 @@ from deployments.failures import (
     TurnTimedOut,
     VersionReplaced,
 )
-from deployments.generation.adapters import Adapters
+from deployments.generation.adapters import Adapters, refuse_to_score_with
 from deployments.generation.continued_completion import ContinuedCompletion
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.generation.weight_updater import WeightUpdater
@@ -91,6 +91,7 @@ class CompletionOutputs:
 
         Raises:
             GenerationLost: it was interrupted before it began, or the engine broke or ended it early.
+            GenerationRejected: log-probabilities of the prompt are wanted of an adapter of which the engine has none.
             OtherVersionLoaded: other weights than those that it demands are loaded when it begins, or goes on.
             VersionReplaced: other weights than those that it demands have generated a part of it.
             TokensTooOld: its oldest tokens are more than `max_staleness` versions behind when it begins, or goes on.
@@ -101,15 +102,20 @@ class CompletionOutputs:
         if request.oldest_version is None:
             # What goes on after an update has tokens of these.
             request = replace(request, oldest_version=self._weights.version_of(request.policy))
+        is_delta = params.output_kind == RequestOutputKind.DELTA
         goes_on = True
         while goes_on:
             goes_on = False
-            with self._running.running(request) as running:
-                async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
-                    async for output, was_updated in outputs:
-                        goes_on = was_updated and completion.interrupt(output)
-                        if not goes_on or params.output_kind == RequestOutputKind.DELTA:
-                            yield output
+            try:
+                with self._running.running(request) as running:
+                    async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
+                        async for output, was_updated in outputs:
+                            goes_on = was_updated and completion.interrupt(output)
+                            if not goes_on or (is_delta and says_something(output)):
+                                yield output
+            except PromptOfTwoVersions:
+                completion.begin_anew()
+                goes_on = True
 
     async def _until_update(
         self, running: RunningGeneration, prompt: Any, completion: ContinuedCompletion, options: dict[str, Any]
@@ -125,7 +131,11 @@ class CompletionOutputs:
         adapter = self._adapters.of(request.policy)
         lora, label = (None, None) if adapter is None else (adapter.request, adapter.label)
         prompt = {**prompt, "prompt_token_ids": completion.next_prompt()}
-        params, aborts = completion.next_params(), weights.aborts
+        params, aborts, swaps = completion.next_params(), weights.aborts, weights.swaps
+        begun_with = str(weights.loaded.full)
+        scores_prompt = params.prompt_logprobs is not None
+        if scores_prompt:
+            refuse_to_score_with(adapter)
         options = options | {"lora_request": lora, "priority": request.virtual_time}
         with self._adapters.used_by_generation(adapter, running.engine_id):
             async with aclosing(self._engine_outputs(prompt, params, running, options)) as outputs:
@@ -137,6 +147,9 @@ class CompletionOutputs:
                     is_asked_for = was_updated or running.interrupted.is_set() or completion.must_be_stopped
                     if is_aborted and not is_asked_for:
                         raise GenerationLost(ABORTED_BY_ENGINE)
+                    if scores_prompt and swaps != weights.swaps and not running.interrupted.is_set():
+                        refuse_prompt_of_two_versions(output.outputs[0], begun_with)
+                    scores_prompt = False
                     whole = completion.add(output, label)
                     refuse_other_spans(request, whole.outputs[0].weight_versions or ())
                     if completion.must_be_stopped:
@@ -156,6 +169,26 @@ class CompletionOutputs:
             lost.__cause__ = error
             self._log.log(lost, running.request)
             raise lost from error
+
+
+class PromptOfTwoVersions(Exception):
+    """The weights were changed while the engine computed the log-probabilities of a prompt."""
+
+
+def refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str) -> None:
+    """Raises `PromptOfTwoVersions` unless the first token was generated with the full weights that it was begun with.
+
+    Args:
+        first: the first output after an update. A stream's says no versions yet.
+    """
+    spans = first.weight_versions
+    if first.token_ids and (not spans or spans[0].version != begun_with):
+        raise PromptOfTwoVersions
+
+
+def says_something(output: RequestOutput) -> bool:
+    [completion] = output.outputs
+    return bool(completion.token_ids or completion.text)
 
 
 def engine_failed(error: VLLMServerError) -> GenerationLost:

@@ -14,9 +14,16 @@ from deployments.protocols.generation import GenerationRequest, ReplicaLoad
 from rollout_client.contract.rollouts import Sampling
 
 Endpoint = Literal[
-    "chat/completions", "responses", "messages", "messages/count_tokens", "models", "tokenize", "detokenize"
+    "chat/completions",
+    "completions",
+    "responses",
+    "messages",
+    "messages/count_tokens",
+    "models",
+    "tokenize",
+    "detokenize",
 ]
-GENERATED: tuple[Endpoint, ...] = ("chat/completions", "responses", "messages")
+GENERATED: tuple[Endpoint, ...] = ("chat/completions", "completions", "responses", "messages")
 """The endpoints whose calls generate."""
 BYTES_PER_TOKEN = 4
 """Bytes of a body for each token, about: only the replica knows how many tokens a prompt has."""

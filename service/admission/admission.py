@@ -44,8 +44,6 @@ KEYS_BESIDE = 2
 """Number of keys whose bodies fit side by side."""
 FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len", "body_bytes": "body"}
 """The field of a `POST /rollout` that asks for too much."""
-CALL_FIELDS: dict[Resource, str] = {"rollouts": "n", "tokens": "n", "body_bytes": "body"}
-"""The field of a call of a model server's API."""
 SCORE_FIELDS: dict[Resource, str] = {"rollouts": "sequences", "tokens": "sequences", "body_bytes": "body"}
 """The field of a `POST /score`: a sequence counts as a rollout."""
 NOUNS: dict[Resource, str] = {"rollouts": "rollouts", "tokens": "requested tokens", "body_bytes": "bytes of bodies"}
@@ -203,10 +201,15 @@ class AdmittedRequest:
         """Raises `RequestProblem` (429, 422) if the rollouts of the parsed request cannot be held."""
         self._admission.grow(self._holds, self._admission.amounts_of(request))
 
-    def hold_call(self, choices: int) -> None:
-        """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held."""
+    def hold_call(self, choices: int, field: str) -> None:
+        """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held.
+
+        Args:
+            field: the one that asks for so many.
+        """
         if not self._is_of_rollout:
-            self._admission.grow(self._holds, self._admission.amounts_of_call(choices), CALL_FIELDS)
+            fields: dict[Resource, str] = {"rollouts": field, "tokens": field, "body_bytes": "body"}
+            self._admission.grow(self._holds, self._admission.amounts_of_call(choices), fields)
 
     def hold_sequences(self, sequences: int, tokens: int) -> None:
         """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""

@@ -28,6 +28,7 @@ from service.tracing.spans import note_error
 
 LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
     "chat/completions": (b"data: [DONE]",),
+    "completions": (b"data: [DONE]",),
     "messages": (b"event: message_stop",),
     "responses": (b"event: response.completed", b"event: response.incomplete"),
 }

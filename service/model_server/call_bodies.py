@@ -8,6 +8,8 @@ and so do vLLM's servers, where it breaks a call only in the engine.
 import asyncio
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -88,14 +90,17 @@ def in_utf8(body: bytes) -> bytes:
 
 
 CHOICES_FIELD = "n"
-WITH_CHOICES: tuple[Endpoint, ...] = ("chat/completions",)
-"""The endpoints whose calls may ask for several."""
+PROMPT_FIELD = "prompt"
+CHOICES_FIELDS: Mapping[Endpoint, str] = {"chat/completions": CHOICES_FIELD, "completions": PROMPT_FIELD}
+"""The endpoints whose calls may ask for several, with the field that says how many. A text completion may have several
+prompts, each with `n` choices.
+"""
 CHOICES_FIELD_IN_JSON = re.compile(rb'"(?:n|\\u006[eE])"')
 choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
 
 
 def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
-    """The `n` of the body; 1 for a body that vLLM refuses.
+    """The `n` of the body, for each prompt of a text completion; 1 for a body that vLLM refuses.
 
     Args:
         most: rollouts of a request.
@@ -103,7 +108,9 @@ def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
     Raises:
         RequestProblem: 422, it asks for more.
     """
-    if endpoint not in WITH_CHOICES or not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:ENCODING_BYTES]):
+    if endpoint not in CHOICES_FIELDS:
+        return 1
+    if endpoint == "chat/completions" and not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:ENCODING_BYTES]):
         # Most bodies: they are parsed by the replica alone.
         return 1
     try:
@@ -114,8 +121,15 @@ def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
         )
     except (ValueError, RecursionError, ValidationError):
         return 1
-    choices = max(asked or 1, 1)
+    prompts = prompts_in(fields.get(PROMPT_FIELD)) if endpoint == "completions" and isinstance(fields, dict) else 1
+    choices = max(asked or 1, 1) * prompts
     if choices > most:
+        field = CHOICES_FIELDS[endpoint]
         message = f"{choices} choices are more than limits.max_rollouts_per_request allows, which is {most}"
-        raise invalid_request(FieldProblem(field=CHOICES_FIELD, message=f"{message}; ask for fewer", value=choices))
+        raise invalid_request(FieldProblem(field=field, message=f"{message}; ask for fewer", value=choices))
     return choices
+
+
+def prompts_in(prompt: Any) -> int:
+    """How many prompts the field has: a list of texts or of lists of ids has several, a list of ids is one."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1

@@ -20,7 +20,7 @@ from deployments.protocols.model_server import (
 )
 from deployments.seeds import derived_seed
 from deployments.sessions.records import OpenSession
-from rollout_client.contract.base import Priority
+from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.key_usage import KeyUsage
@@ -29,6 +29,7 @@ from service.scheduling.priority import share_of
 PRIORITY: Priority = "interactive"
 """Somebody waits for a call of these APIs."""
 FORGET_AFTER_S = 600.0
+ANY_WEIGHTS = PolicyDemand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,20 @@ class ModelCalls:
         caller: Caller,
         session: OpenSession | None = None,
         choices: int = 1,
+        demand: PolicyDemand = ANY_WEIGHTS,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
         Args:
-            session: the one that records the call.
+            session: the one that records the call. It has a demand of its own.
             choices: how many answers the body asks for.
+            demand: which weights make all of the answer; they were waited for.
 
         Raises:
             RolloutFailure: no replica could answer.
         """
         request = self._request(endpoint, body, request_id, caller, choices)
-        if session is not None:
-            request = of_session(request, session, caller)
+        request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 
     def _request(self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int) -> ServedRequest:
@@ -160,6 +162,16 @@ async def metered(
         raise
 
 
+def of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
+    """The call as one that these weights answer."""
+    return replace(
+        request,
+        min_weight_version=max(demand.min_version or 0, demand.version or 0),
+        weight_version=demand.version,
+        policy=demand.name,
+    )
+
+
 def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> ServedRequest:
     """The call as one of the session, all of whose calls go where its prefix is cached."""
     asked = session.request
@@ -169,14 +181,11 @@ def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> 
         seed = derived_seed(sampling.seed, asked.generation_index, crc32(request.body))
         sampling = sampling.model_copy(update={"seed": seed})
     return replace(
-        request,
+        of_policy(request, demand),
         rollout_id=session.id,
         group=session.id,
         share=share_of(session.share_id or session.id, asked.priority, caller),
-        min_weight_version=max(demand.min_version or 0, demand.version or 0),
-        weight_version=demand.version,
         max_staleness=demand.max_staleness,
-        policy=demand.name,
         session_id=session.id,
         session_sampling=sampling,
         generation_index=asked.generation_index,

@@ -1,20 +1,23 @@
 """The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import JsonValue
 
-from deployments.protocols.model_server import Endpoint
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from deployments.protocols.model_server import GENERATED, Endpoint
+from rollout_client.contract.base import PolicyDemand, PolicyName
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import choices_of, refuse_lone_surrogates
+from service.model_server.call_bodies import CHOICES_FIELD, CHOICES_FIELDS, choices_of, refuse_lone_surrogates
+from service.model_server.calls import ANY_WEIGHTS
 from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts
@@ -43,7 +46,7 @@ async def read_call(
     call = bytes(body)
     refuse_lone_surrogates(call)
     choices = choices_of(endpoint, call, rollouts.limits.max_rollouts_per_request)
-    admitted.hold_call(choices)
+    admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
     return call, choices
 
 
@@ -57,6 +60,24 @@ MODELS: dict[str, Any] = {
 async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
     return await response_to("models", b"", calls.answer("models", b"", request_id, caller), request_id)
+
+
+async def demanded(
+    policy: Annotated[
+        PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
+    ] = None,
+    version: Annotated[
+        int | None,
+        Query(
+            ge=0, description="The version of the weights that make all of the answer; 409 if another takes its place."
+        ),
+    ] = None,
+) -> PolicyDemand:
+    return PolicyDemand(name=policy, version=version)
+
+
+async def nothing_demanded() -> PolicyDemand:
+    return ANY_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,8 @@ class CallRoute:
         error = json_content(MODEL_SERVER_ERROR)
         events = {"text/event-stream": content({"type": "string"})}
         refused = refusals(reads_body=True)
+        of_policy = refusals(PolicyNotCurrent, PolicyUnknown) if self.endpoint in GENERATED else {}
+        unknown = of_policy.get(404, {"content": {}})["content"]
         return {
             "summary": self.summary,
             "responses": {
@@ -83,7 +106,8 @@ class CallRoute:
                 },
                 **refused,
                 400: {**refused[400], "content": {**refused[400]["content"], JSON: error}},
-                404: {"description": "The model is not known", "content": {JSON: error}},
+                404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: error}},
+                **({409: of_policy[409]} if of_policy else {}),
                 429: limited(),
                 501: refusal([NO_MODEL_SERVER.title]),
             },
@@ -100,6 +124,16 @@ CALL_ROUTES = (
         "events.\n\nWith `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: "
         "which weights made which tokens.",
         {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
+    ),
+    CallRoute(
+        "completions",
+        "completions",
+        "Complete a text",
+        "OpenAI's text completions of texts or token ids, several at once in a list. With `echo` and `logprobs` the "
+        "answer has the log-probabilities of the prompt too, as evaluation harnesses ask for them.\n\nWith `logprobs` "
+        "or `return_token_ids` each choice has `weight_versions`: which weights made which of its generated tokens. "
+        "Those of the first one computed the whole prompt.",
+        {"prompt": "What is 2 + 2?", "max_tokens": 1, "logprobs": 1, "echo": True},
     ),
     CallRoute(
         "responses",
@@ -143,9 +177,11 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
+        demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
     ) -> Response:
         body, choices = await read_call(endpoint, request, rollouts, admitted)
-        answer = calls.answer(endpoint, body, request_id, caller, choices=choices)
+        await rollouts.policy.wait_for_version(demand)
+        answer = calls.answer(endpoint, body, request_id, caller, choices=choices, demand=demand)
         return await response_to(endpoint, body, answer, request_id)
 
     return call

@@ -262,8 +262,10 @@ def call_of(endpoint: Endpoint) -> Any:
     return call
 
 
+NOT_IN_SESSIONS: tuple[Endpoint, ...] = ("completions", "detokenize")
+"""A session's prompts are made of its own ids, so that it has no text completions, and is never echoed."""
 for route in CALL_ROUTES:
-    if route.endpoint != "detokenize":
+    if route.endpoint not in NOT_IN_SESSIONS:
         router.add_api_route(
             f"/{{session_id}}/v1/{route.endpoint}",
             call_of(route.endpoint),

@@ -1,7 +1,8 @@
 """vLLM's serving layers, with a session's settings in its requests and a record of its answers.
 
 A session's settings are written into the requests of its calls before vLLM's layers read them. Answers are recorded,
-where a session asks, before their callers see their ends. An answer that shows token ids says which weights made them.
+where a session asks, before their callers see their ends. An answer that shows token ids says which weights made them;
+so does a text completion that shows log-probabilities.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -13,6 +14,8 @@ from fastapi import Request
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -102,6 +105,27 @@ class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
     """Converts to and from `AnsweredChat`."""
 
 
+class AnsweredCompletions(OpenAIServingCompletion):
+    """No session records text completions."""
+
+    async def create_completion(
+        self, request: CompletionRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
+        if request.use_beam_search:
+            # To which prompt each of its generations belongs is not known: what they take could not be counted.
+            raise VLLMValidationError("Text completions take no beam search here.", parameter="use_beam_search")
+        call = CURRENT_CALL.get()
+        shows_versions = bool(request.return_token_ids) or request.logprobs is not None
+        answer = await super().create_completion(request, raw_request)
+        if isinstance(answer, ErrorResponse):
+            return answer
+        if not isinstance(answer, CompletionResponse):
+            return answered_events(answer, call, shows_versions)
+        for choice in answer.choices if shows_versions else ():
+            setattr(choice, VERSIONS, versions_of(call, choice.index))
+        return answer
+
+
 class AnsweredResponses(OpenAIServingResponses):
     async def create_responses(
         self, request: ResponsesRequest, raw_request: Request | None = None
@@ -125,7 +149,9 @@ class AnsweredResponses(OpenAIServingResponses):
 async def answered_events(
     events: AsyncGenerator[str, None], call: ServedCall, shows_versions: bool
 ) -> AsyncGenerator[str, None]:
-    """The events of a chat. In a session, those from the first `finish_reason` on wait until the call is recorded."""
+    """The events of a chat or of a text completion. In a session those from the first `finish_reason` on wait until
+    the call is recorded.
+    """
     held = list[str]()
     async with aclosing(events):
         async for event in events:

@@ -25,6 +25,7 @@ GATHER_S = 0.02
 """Events of so long go in one part, because each part costs both ends half a millisecond."""
 PATHS: dict[Endpoint, tuple[str, str]] = {
     "chat/completions": ("POST", "/v1/chat/completions"),
+    "completions": ("POST", "/v1/completions"),
     "responses": ("POST", "/v1/responses"),
     "messages": ("POST", "/v1/messages"),
     "messages/count_tokens": ("POST", "/v1/messages/count_tokens"),

@@ -12,6 +12,8 @@ from vllm.entrypoints.anthropic.api_router import router as messages_router
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.api_router import router as completion_router
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.models.api_router import router as models_router
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
@@ -29,7 +31,12 @@ from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
+from deployments.generation.serving.answered_layers import (
+    AnsweredChat,
+    AnsweredCompletions,
+    AnsweredMessages,
+    AnsweredResponses,
+)
 from deployments.generation.serving.asgi_calls import answer_parts, session_answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.recording_client import RecordingClient
@@ -45,9 +52,10 @@ from deployments.upstream.vllm.plugin import install_in_servers
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
 
-ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
+ROUTERS = (chat_router, completion_router, responses_router, messages_router, models_router, tokenize_router)
 REQUESTS = (
-    *(ChatCompletionRequest, ResponsesRequest, AnthropicMessagesRequest, AnthropicCountTokensRequest),
+    *(ChatCompletionRequest, CompletionRequest, ResponsesRequest),
+    *(AnthropicMessagesRequest, AnthropicCountTokensRequest),
     *(TokenizeCompletionRequest, TokenizeChatRequest, DetokenizeRequest),
 )
 PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
@@ -85,6 +93,7 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     state.server = SimpleNamespace(should_exit=False)
     state.openai_serving_models = models
     state.openai_serving_chat = AnsweredChat(engine, models, **chat)
+    state.openai_serving_completion = AnsweredCompletions(engine, models, online_renderer=renderer, request_logger=None)
     # Asking the template how it takes an effort of none would cost renderings in the first request.
     state.anthropic_serving_messages = AnsweredMessages(engine, models, **chat, disabled_thinking_effort="none")
     state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)

@@ -14,6 +14,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import answered_failures, refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.protocols.generation import GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
@@ -47,11 +48,13 @@ class RecordingClient:
         priority: int = 0,  # noqa: ARG002 - the ingress's scheduler decides
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        # Read here, because the generator's body runs later, maybe in another task.
-        return self._outputs(CURRENT_CALL.get(), prompt, sampling_params, options)
+        # Read here, because the generator's body runs later, maybe in another task, and vLLM calls this in the order
+        # of the prompts.
+        call = CURRENT_CALL.get()
+        return self._outputs(call, call.begin_prompt(sampling_params.n), prompt, sampling_params, options)
 
     async def _outputs(
-        self, call: ServedCall, prompt: Any, params: SamplingParams, options: dict[str, Any]
+        self, call: ServedCall, first: int, prompt: Any, params: SamplingParams, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         await self._check(call, params)
@@ -62,7 +65,9 @@ class RecordingClient:
             call.is_constrained = is_constrained(params)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
-        reading = self._tasks.start(self._read(call, prompt, params, options, outputs, ended))
+        choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
+        request = call.generation(prompt["prompt_token_ids"], params.max_tokens, first)
+        reading = self._tasks.start(self._read(call, request, choices, prompt, params, options, outputs, ended))
         try:
             while (output := await outputs.get()) is not None:
                 if isinstance(output, Exception):
@@ -70,11 +75,13 @@ class RecordingClient:
                 yield output
         finally:
             if not reading.done():
-                self._tasks.start(self._engine.interrupt([call.request.generation_id]))
+                self._tasks.start(self._engine.interrupt([request.generation_id]))
 
     async def _read(
         self,
         call: ServedCall,
+        request: GenerationRequest,
+        choices: "WholeChoices",
         prompt: Any,
         params: SamplingParams,
         options: dict[str, Any],
@@ -82,13 +89,11 @@ class RecordingClient:
         ended: asyncio.Event,
     ) -> None:
         """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted."""
-        request = call.generation(prompt["prompt_token_ids"], params.max_tokens)
-        choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA)
 
         async def read_choice(index: int) -> None:
             of_choice = params_of_choice(params, index)
             async for output in self._engine.completions.stream(request, prompt, of_choice, index, **options):
-                call.note(output, choices.is_delta)
+                call.note(output, choices.is_delta, choices.first)
                 reject_unsatisfiable_schema(output, of_choice)
                 if (whole := choices.add(output)) is not None:
                     await confirmed(call)
@@ -131,11 +136,13 @@ async def confirmed(call: ServedCall) -> None:
 
 
 class WholeChoices:
-    """The outputs of the choices of one call as vLLM's engine gives them: those that are not streamed together."""
+    """The outputs of the choices of one prompt as vLLM's engine gives them: those that are not streamed together."""
 
-    def __init__(self, count: int, is_delta: bool) -> None:
+    def __init__(self, count: int, is_delta: bool, first: int) -> None:
         self.is_delta = is_delta
         """Whether each output has only the tokens since the one before."""
+        self.first = first
+        """Index of the first choice in the answer."""
         self._count = count
         self._ended: dict[int, RequestOutput] = {}
 

@@ -8,6 +8,7 @@ from vllm.exceptions import GracefulHTTPError
 
 from deployments.failures import (
     EnvironmentRejected,
+    GenerationRejected,
     OtherVersionLoaded,
     Overloaded,
     PromptRejected,
@@ -21,6 +22,7 @@ STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
     PromptRejected: HTTPStatus.BAD_REQUEST,
     # The chat template refuses the role of a message.
     EnvironmentRejected: HTTPStatus.BAD_REQUEST,
+    GenerationRejected: HTTPStatus.BAD_REQUEST,
     OtherVersionLoaded: HTTPStatus.CONFLICT,
     VersionReplaced: HTTPStatus.CONFLICT,
     TokensTooOld: HTTPStatus.CONFLICT,

@@ -37,9 +37,10 @@ class ServedCall:
     """Is noted by the recording client, and read by whoever answers."""
 
     request: ServedRequest
-    prompt_tokens: int = 0
+    prompts: dict[int, int] = field(default_factory=dict)
+    """Number of tokens of each prompt, by the index of its first choice."""
     choices: dict[int, GeneratedChoice] = field(default_factory=dict)
-    """By index."""
+    """By index in the answer."""
     has_begun: bool = False
     """Whether the caller was sent the beginning of the answer."""
     retryable_failure: RolloutFailure | None = None
@@ -61,13 +62,25 @@ class ServedCall:
 
     @property
     def tokens(self) -> ServedTokens:
-        new = self.prompt_tokens if self.new_prompt_tokens is None else self.new_prompt_tokens
+        new = sum(self.prompts.values()) if self.new_prompt_tokens is None else self.new_prompt_tokens
         return ServedTokens(new, sum(len(choice.token_ids) for choice in self.choices.values()))
 
-    def generation(self, prompt_token_ids: list[int], max_tokens: int | None) -> GenerationRequest:
-        """The request to the engine beside the prompt and vLLM's parameters."""
+    def begin_prompt(self, choices: int) -> int:
+        """The index of the first of so many choices of a prompt; a text completion may have several prompts."""
+        first = len(self.prompts) * choices if self.request.endpoint == "completions" else 0
+        self.prompts[first] = 0
+        return first
+
+    def generation(self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0) -> GenerationRequest:
+        """The request to the engine beside the prompt and vLLM's parameters.
+
+        Args:
+            first: as `begin_prompt` returned it. Each prompt can be interrupted without the others.
+        """
+        generation_id = self.request.generation_id
         return replace(
             self.request,
+            generation_id=f"{generation_id}-{first}" if first else generation_id,
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
             oldest_version=self.oldest_version,
@@ -85,15 +98,16 @@ class ServedCall:
         elif isinstance(failure, VersionReplaced | GenerationNotFinite):
             self.choices.clear()
 
-    def note(self, output: "RequestOutput", is_delta: bool) -> None:
+    def note(self, output: "RequestOutput", is_delta: bool, first: int) -> None:
         """Raises `GenerationNotFinite` in a session.
 
         Args:
             is_delta: whether the output has only the tokens since the one before.
+            first: as `begin_prompt` returned it.
         """
-        self.prompt_tokens = len(output.prompt_token_ids or ())
+        self.prompts[first] = len(output.prompt_token_ids or ())
         for completion in output.outputs:
-            choice = self.choices.setdefault(completion.index, GeneratedChoice())
+            choice = self.choices.setdefault(first + completion.index, GeneratedChoice())
             if not is_delta:
                 choice.token_ids, choice.logprobs = packed_ids(()), packed_logprobs(())
             choice.token_ids.extend(completion.token_ids)

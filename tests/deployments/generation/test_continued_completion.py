@@ -131,3 +131,35 @@ def test_a_stream_whose_tokens_depend_on_those_before_them_ends(sampling: Sampli
 def test_each_choice_has_the_seed_that_vllm_gives_it() -> None:
     each = [params_of_choice(params(n=3), index) for index in range(3)]
     assert [(one.n, one.seed) for one in each] == [(1, 7), (1, 8), (1, 9)]
+
+
+@pytest.mark.parametrize("kind", [FINAL, DELTA])
+@pytest.mark.parametrize(
+    "given",
+    [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}, {"structured_outputs": StructuredOutputsParams(json="{}")}],
+    ids=["prompt's log-probabilities", "penalty", "schema"],
+)
+def test_what_was_interrupted_before_its_first_token_begins_anew_and_says_nothing_of_it(
+    kind: RequestOutputKind, given: dict[str, Any]
+) -> None:
+    sampling = params(kind, **given)
+    completion = completion_of(sampling)
+    cut = output("", "abort")
+    cut.prompt_logprobs = [None]
+    assert completion.interrupt(completion.add(cut, None))
+    assert (cut.outputs[0].finish_reason, cut.finished) == (None, False)
+    assert (completion.next_prompt(), completion.next_params()) == (PROMPT, sampling)
+    whole = output("a", "stop")
+    whole.prompt_logprobs = [None, {2: Logprob(-0.5)}, {3: Logprob(-0.25)}]
+    assert completion.add(whole, None).prompt_logprobs == [None, {2: Logprob(-0.5)}, {3: Logprob(-0.25)}]
+
+
+def test_a_prompts_log_probabilities_stay_those_of_the_weights_that_made_the_first_token() -> None:
+    completion = completion_of(params(prompt_logprobs=1))
+    first = output("ab", "abort")
+    first.prompt_logprobs = [None, {2: Logprob(-0.5)}]
+    assert completion.interrupt(completion.add(first, None))
+    completion.next_prompt()
+    assert completion.next_params().prompt_logprobs is None
+    whole = completion.add(output("c", "stop", "1"), None)
+    assert (whole.prompt_logprobs, spans_of(whole)) == ([None, {2: Logprob(-0.5)}], [("0", 0, 2), ("1", 2, 3)])

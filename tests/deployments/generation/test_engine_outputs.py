@@ -15,12 +15,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.failures import (
     GenerationLost,
+    GenerationRejected,
     OtherVersionLoaded,
     ReplicaShuttingDown,
     RolloutFailure,
     TokensTooOld,
     VersionReplaced,
 )
+from deployments.generation.adapters import LoadedAdapter
 from deployments.generation.engine import VLLMEngine
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
@@ -94,10 +96,17 @@ class World:
         [running] = self.engine._running
         running.interrupt(failure)
 
-    async def outputs(self, request: GenerationRequest = REQUEST, stop: str | None = None) -> list[RequestOutput]:
-        params = SamplingParams(
-            max_tokens=10, output_kind=RequestOutputKind.DELTA, stop=stop, include_stop_str_in_output=True
-        )
+    def swap(self) -> None:
+        """An update of the weights that freezes what runs, which goes on with the new ones."""
+        self.engine.weights.swaps += 1
+        self.engine.weights.loaded = LoadedWeights(self.engine.weights.loaded.version + 1)
+        self.llm.version = str(self.engine.weights.loaded.version)
+
+    async def outputs(
+        self, request: GenerationRequest = REQUEST, stop: str | None = None, **given: Any
+    ) -> list[RequestOutput]:
+        sampling = {"output_kind": RequestOutputKind.DELTA, **given}
+        params = SamplingParams(max_tokens=10, stop=stop, include_stop_str_in_output=True, **sampling)
         prompt = {"prompt_token_ids": [1, 2]}
         return [output async for output in self.engine.completions.stream(request, prompt, params)]
 
@@ -189,3 +198,49 @@ async def test_what_would_become_too_old_does_not_go_on() -> None:
     with pytest.raises(TokensTooOld):
         await world.outputs(replace(REQUEST, max_staleness=1))
     assert len(world.llm.prompts) == 2
+
+
+KINDS = (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@runs
+async def test_a_prompt_is_scored_again_whose_weights_were_changed_meanwhile(kind: RequestOutputKind) -> None:
+    world = World()
+    world.llm._scripts = [[world.swap, "ab."], ["cd."]]
+    outputs = await world.outputs(output_kind=kind, prompt_logprobs=1)
+    assert (text_of(outputs), world.llm.prompts) == ("cd", [[1, 2], [1, 2]])
+    assert [span.version for span in outputs[-1].outputs[0].weight_versions or ()] == ["1"]
+
+
+@runs
+async def test_a_prompt_that_was_scored_before_the_weights_were_changed_is_not_scored_again() -> None:
+    world = World()
+    world.llm._scripts = [["a", world.swap, "b."]]
+    assert text_of(await world.outputs(prompt_logprobs=1)) == "ab"
+
+    def label_of_the_first_token() -> None:
+        world.swap()
+        world.llm.version = "0"
+
+    world = World()
+    world.llm._scripts = [[label_of_the_first_token, "ab."]]
+    assert text_of(await world.outputs(output_kind=RequestOutputKind.FINAL_ONLY, prompt_logprobs=1)) == "ab"
+    assert world.llm.prompts == [[1, 2]]
+
+
+@runs
+async def test_a_stream_that_an_update_has_ended_before_its_first_token_says_nothing_of_it() -> None:
+    world = World()
+    world.llm._scripts = [[world.update, "!"], ["ab."]]
+    outputs = await world.outputs(presence_penalty=0.5)
+    assert [(output.outputs[0].text, output.finished) for output in outputs] == [("ab", True)]
+
+
+@runs
+async def test_no_prompt_is_scored_with_an_adapter_that_changes_the_head() -> None:
+    world = World(["ab."])
+    unused: Any = None
+    world.engine.adapters.current = LoadedAdapter("1", 1, unused, changes_head=True)
+    with pytest.raises(GenerationRejected, match="lm_head"):
+        await world.outputs(prompt_logprobs=1)

@@ -302,7 +302,7 @@ def test_a_call_of_an_admitted_rollout_counts_with_its_body_alone_and_comes_in_w
     with admission_.admitted(100) as request:
         request.hold_rollouts(request_of(2))
         with admission_.admitted(50, is_of_rollout=True) as call:
-            call.hold_call(128)
+            call.hold_call(128, "n")
             assert admission_.in_flight == Amounts(2, 2 * MAX_MODEL_LEN, 150)
             with pytest.raises(RequestProblem):
                 call.hold_body(101)

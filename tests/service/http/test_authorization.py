@@ -38,6 +38,7 @@ NEEDED = {
     "DELETE /v1/sessions/{session_id}": "rollout",
     "GET /v1/models": "read",
     "POST /v1/chat/completions": "rollout",
+    "POST /v1/completions": "rollout",
     "POST /v1/responses": "rollout",
     "POST /v1/messages": "rollout",
     "POST /v1/messages/count_tokens": "rollout",

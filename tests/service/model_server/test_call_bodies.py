@@ -99,6 +99,31 @@ def test_what_n_says_is_read_however_it_is_written(body: bytes, choices: int) ->
     assert choices_of("chat/completions", body, most=100) == choices
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("one", 1),
+        (["one"], 1),
+        (["one", "two", "three"], 3),
+        ([5, 6, 7], 1),
+        ([True, 6], 1),
+        ([[5, 6], [7]], 2),
+        ([], 1),
+        (None, 1),
+        ({"a": 1}, 1),
+    ],
+)
+def test_a_text_completion_has_the_choices_of_each_of_its_prompts(prompt: Any, prompts: int) -> None:
+    assert choices_of("completions", json.dumps({"prompt": prompt}).encode(), most=100) == prompts
+    assert choices_of("completions", json.dumps({"prompt": prompt, "n": 4}).encode(), most=100) == 4 * prompts
+
+
+def test_more_prompts_than_a_request_may_play_are_refused() -> None:
+    with pytest.raises(RequestProblem) as raised:
+        choices_of("completions", json.dumps({"prompt": [[5]] * 6, "n": 2}).encode(), most=10)
+    assert [(error.field, error.value) for error in raised.value.problem.errors] == [("prompt", 12)]
+
+
 def test_other_endpoints_answer_once() -> None:
     assert choices_of("messages", b'{"n": 5}', most=100) == 1
 

@@ -10,7 +10,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from deployments.failures import GenerationLost
+from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
+from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.routes.dependencies import request_id
 from tests.service.keyed_http import access_of_a_key
@@ -19,6 +21,7 @@ from tests.service.scripted_model_server import ScriptedModelServer
 
 CALLS = {
     "chat/completions": b'{"messages": []}',
+    "completions": b'{"prompt": "Hi"}',
     "responses": b'{"input": "Hi"}',
     "messages": b'{"max_tokens": 3}',
     "messages/count_tokens": b"{}",
@@ -128,6 +131,50 @@ def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
         [error] = answer.json()["errors"]
         assert (error["field"], server.requests) == ("n", [])
         assert error["message"].startswith("5 rollouts are more than max_rollouts of the key team allows, which is 4;")
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "responses", "messages"])
+def test_the_weights_of_a_call_can_be_demanded(endpoint: str) -> None:
+    server = ScriptedModelServer()
+    service = serving(server)
+    call = {"content": CALLS[endpoint], "headers": JSON}
+    assert service.request("POST", f"/v1/{endpoint}?policy=run-b&version=3", **call).status_code == 200
+    assert service.request("POST", f"/v1/{endpoint}?beta=true", **call).status_code == 200
+    demands = [(asked.policy, asked.weight_version, asked.min_weight_version) for asked in server.requests]
+    assert demands == [("run-b", 3, 3), (None, None, 0)]
+    assert service.store.calls == [("wait_for_named", "run-b", 0, 3, None)]
+    refused = service.request("POST", f"/v1/{endpoint}?version=-1", **call)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "query.version")
+
+
+def test_a_call_whose_weights_are_not_current_reaches_no_replica() -> None:
+    server = ScriptedModelServer()
+    service = serving(server)
+    problem = FieldProblem(field="policy.version", message="version 4 has taken its place", value=3)
+    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
+    refused = service.request("POST", "/v1/completions?version=3", content=CALLS["completions"], headers=JSON)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:rollout:problem:policy-not-current")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": [[5]] * 5}, 422),
+        ("/v1/completions", {"prompt": [[5], [6]], "n": 3}, 422),
+        ("/v1/completions", {"prompt": [[5], [6]], "n": 2}, 200),
+        ("/v1/completions", {"prompt": [5, 6, 7, 8, 9]}, 200),
+    ],
+)
+def test_each_choice_of_each_prompt_counts_as_a_rollout_of_its_key(
+    tmp_path: Path, path: str, body: dict[str, Any], status: int
+) -> None:
+    access, key = access_of_a_key(tmp_path, quotas={"max_rollouts": 4})
+    service = serving(ScriptedModelServer(), access)
+    answer = service.request("POST", path, json=body, headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == status
+    if status == 422:
+        assert [error["field"] for error in answer.json()["errors"]] == ["prompt"]
 
 
 def test_no_route_makes_what_it_needs_in_a_thread() -> None:

@@ -102,6 +102,12 @@ def test_a_call_reaches_the_model_server_as_one_of_the_session(endpoint: str) ->
     assert opened.server.released == []
 
 
+def test_a_session_has_no_text_completions() -> None:
+    opened = Opened()
+    assert opened.call("completions").status_code == 404
+    assert opened.server.requests == []
+
+
 def test_a_call_needs_the_key_of_its_session() -> None:
     opened = Opened()
     refused = opened.call(key="session-other")

@@ -43,7 +43,7 @@ async def test_a_call_has_its_path_its_body_and_its_name() -> None:
         CURRENT_CALL.get().choices[0] = GeneratedChoice(packed_ids(range(5)))
         return {"said": "it"}
 
-    call = ServedCall(REQUEST, prompt_tokens=3)
+    call = ServedCall(REQUEST, prompts={0: 3})
     [part] = await parts_of(app, call)
     assert part == ServedPart(b'{"said":"it"}', 200, "application/json", ServedTokens(3, 5))
     assert seen == [({"a": 1}, "call-1", call)]

@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest
 
@@ -34,6 +35,7 @@ def errors_of(model: type[BaseModel], body: dict[str, Any]) -> int:
         (ResponsesRequest, {}, "input"),
         (ResponsesRequest, {"input": "x"}, "tools"),
         (ChatCompletionRequest, RIGHT, "messages"),
+        (CompletionRequest, {}, "prompt"),
         (ChatCompletionRequest, RIGHT, "tools"),
         (AnthropicMessagesRequest, RIGHT, "messages"),
         (AnthropicMessagesRequest, RIGHT, "tools"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
@@ -16,7 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.layers import ServingLayers
@@ -82,7 +83,8 @@ class ScriptedCore:
         request.external_req_id = engine_id
         assert request.sampling_params is not None
         self.params.append(request.sampling_params)
-        self.prompts.append(list(request.prompt_token_ids or ()))
+        prompt_token_ids = list(request.prompt_token_ids or ())
+        self.prompts.append(prompt_token_ids)
         processor = OutputProcessor(self.get_tokenizer(), log_stats=False)
         processor.add_request(request, None)
         ids, ends = self.replies.pop(0), {self.get_tokenizer().eos_token_id}
@@ -99,6 +101,8 @@ class ScriptedCore:
             output = EngineCoreOutput(engine_id, some, finish_reason=reason)
             if params.logprobs is not None:
                 output.new_logprobs = logprobs_of(some, params.logprobs)
+            if params.prompt_logprobs is not None and first == 0:
+                output.new_prompt_logprobs_tensors = prompt_logprobs_of(prompt_token_ids, params.prompt_logprobs)
             await asyncio.sleep(0)
             for made in processor.process_outputs([output], weight_version="0").request_outputs:
                 assert isinstance(made, RequestOutput)
@@ -119,6 +123,13 @@ def logprobs_of(ids: Sequence[int], count: int) -> LogprobsLists:
         np.full((len(ids), count + 1), -0.25, dtype=np.float32),
         np.ones(len(ids), dtype=np.int32),
     )
+
+
+def prompt_logprobs_of(ids: Sequence[int], count: int) -> LogprobsTensors:
+    """As `logprobs_of` for each id but the first: minus a hundredth of the id."""
+    flat = logprobs_of(ids[1:], count)
+    scores = -torch.tensor(ids[1:], dtype=torch.float32).repeat(count + 1, 1).T / 100
+    return LogprobsTensors(torch.tensor(flat.logprob_token_ids), scores, torch.ones(len(ids) - 1, dtype=torch.int32))
 
 
 class Served:
