@@ -31,7 +31,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-gpu demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
-	test-agents test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+	test-agents test-evals test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model
 
@@ -155,13 +155,14 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
-# Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, OpenEnv with the
-# harness of TRL, and experiment trackers.
+# Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
+# OpenEnv with the harness of TRL, and experiment trackers.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
 $(BRIDGES)/agents/.ready: requirements/agents.lock
+$(BRIDGES)/evals/.ready: requirements/evals.lock
 $(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -190,6 +191,11 @@ test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
 	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/nemo_gym/.ready,echo "There is no Python 3.13: NeMo-Gym is left out")
 	@$(BRIDGES)/agents/bin/python -m pytest -rs tests/examples/test_framework_agents.py tests/examples/test_nemo_gym_harness.py
 	@$(BRIDGES)/harness/bin/python -m pytest tests/clients/trainers/trl_async/test_harness.py
+
+test-evals: export ROLLOUT_EVALS = $(CURDIR)/$(BRIDGES)/evals
+test-evals: $(BRIDGES)/evals/.ready
+	@$(PYTHON) -m models.smollm2
+	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
@@ -231,7 +237,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-agents test-tokenizers test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-attacks test-bridges test-agents test-evals test-tokenizers test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

@@ -253,6 +253,40 @@ def told(events: list[Any]) -> dict[str, str]:
     return texts
 
 
+IDS = [87, 104, 97, 116]
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "a text": {"prompt": "What is 2 + 3?"},
+    "several texts": {"prompt": ["What is 2 + 3?", "What is"], "n": 2},
+    "ids, with log-probabilities": {"prompt": IDS, "logprobs": 3},
+    "a prompt's log-probabilities": {"prompt": [IDS, IDS[:2], IDS[:1]], "logprobs": 1, "echo": True, "max_tokens": 1},
+    "nothing but the prompt": {"prompt": ["What is 2 + 3?"], "logprobs": 1, "echo": True, "max_tokens": 0},
+    "stop strings": {"prompt": "What is 2 + 3?", "stop": ["5"], "return_token_ids": True},
+    "no prompt": {"prompt": []},
+}
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_a_text_is_completed_alike(ours: httpx.Client, theirs: httpx.Client, name: str) -> None:
+    assert_alike(ours, theirs, "/v1/completions", {"temperature": 0, "max_tokens": 32, **COMPLETIONS[name]})
+
+
+@pytest.mark.parametrize("name", ["a text", "a prompt's log-probabilities", "stop strings"])
+def test_a_completed_text_is_streamed_alike(ours: httpx.Client, theirs: httpx.Client, name: str) -> None:
+    body = {"temperature": 0, "max_tokens": 32, **COMPLETIONS[name], "stream": True}
+    mine, reference = (events_of(server.post("/v1/completions", json=body)) for server in (ours, theirs))
+    assert written(comparable(mine)) == written(reference)
+
+
+def written(events: list[Any]) -> dict[int, tuple[str, str, list[Any]]]:
+    """The text of each choice, why it ends, and its log-probabilities."""
+    choices: dict[int, tuple[str, str, list[Any]]] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        text, end, logprobs = choices.get(choice["index"], ("", "", []))
+        more = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        choices[choice["index"]] = (text + choice["text"], choice["finish_reason"] or end, [*logprobs, *more])
+    return choices
+
+
 OTHERS: dict[str, tuple[str, str, Any]] = {
     "ids of a text": ("/v1/tokenize", "/tokenize", {"prompt": "What is 2 + 3?", "return_token_strs": True}),
     "ids of messages": ("/v1/tokenize", "/tokenize", {"messages": [QUESTION], "tools": [TOOL]}),

@@ -46,6 +46,7 @@ WITH_SCHEMA = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
     "max_tokens": 4,
 }
+COMPLETION = {"model": SERVED_MODEL, "prompt": [[49, 50, 51], [52]], "echo": True, "logprobs": 1, "max_tokens": 1}
 RESPONSES = {
     "model": SERVED_MODEL,
     "input": [{"role": "user", "content": "1 + 1?"}],
@@ -82,6 +83,8 @@ TARGETS: Mapping[str, Target] = {
     "JSON of POST /chat/completions, streamed": target("/v1/chat/completions", CHAT | STREAMED),
     "JSON of POST /chat/completions, with tools": target("/v1/chat/completions", WITH_TOOLS),
     "JSON of POST /chat/completions, with a schema": target("/v1/chat/completions", WITH_SCHEMA),
+    "JSON of POST /completions": target("/v1/completions", COMPLETION),
+    "JSON of POST /completions, streamed": target("/v1/completions", COMPLETION | STREAMED),
     "JSON of POST /responses": target("/v1/responses", RESPONSES),
     "JSON of POST /responses, streamed": target("/v1/responses", RESPONSES | STREAMED),
     "JSON of POST /messages": target("/v1/messages", ANTHROPIC),
