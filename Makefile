@@ -193,8 +193,7 @@ test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
 	@$(BRIDGES)/harness/bin/python -m pytest tests/clients/trainers/trl_async/test_harness.py
 
 test-evals: export ROLLOUT_EVALS = $(CURDIR)/$(BRIDGES)/evals
-test-evals: $(BRIDGES)/evals/.ready
-	@$(PYTHON) -m models.smollm2
+test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors
 	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)

@@ -1,15 +1,17 @@
 """`POST /score` on the running service: its log-probabilities are those of transformers and of the rollouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
-from tests.live.forward_pass import logprobs_of_next, model_of, perturbed, tiny_state
+from tests.live.forward_pass import State, logprobs_of_next, model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
@@ -101,22 +103,53 @@ def test_a_sequence_may_be_as_long_as_the_model_takes(client: RolloutClient) -> 
 
 
 def test_each_sequence_is_scored_by_one_version_while_weights_are_pushed(client: RolloutClient) -> None:
-    states = {client.push_weights(perturbed(seed)).version: perturbed(seed) for seed in (31, 32)}
+    states = pushed(client, 31, 32)
     sequence = list(range(150))
     with ThreadPoolExecutor(1) as thread:
         scoring = thread.submit(client.score, [sequence] * 400)
-        for seed in (33, 34, 35):
-            state = perturbed(seed)
-            states[client.push_weights(state).version] = state
+        states |= pushed(client, 33, 34, 35)
         scores = scoring.result().scores
-    expected = {
-        str(version): logprobs_of_next(model_of(state), torch.tensor(sequence), 1.0)[:-1][
-            torch.arange(len(sequence) - 1), torch.tensor(sequence[1:])
-        ]
-        for version, state in states.items()
-    }
+    expected = expected_of(states, sequence)
     for score in scores:
         assert score.error is None
         assert score.logprobs is not None
         assert score.weight_version is not None
         assert [said for said in expected if are_equal(score.logprobs, expected[said])] == [score.weight_version]
+
+
+def test_each_echoed_prompt_is_scored_by_the_version_that_its_answer_names_while_weights_are_pushed(
+    client: RolloutClient, service_url: str
+) -> None:
+    states = pushed(client, 31, 32)
+    sequence = list(range(150))
+    body = {"prompt": [sequence] * 20, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+
+    def choices_of_a_call(_: int) -> list[Any]:
+        choices: list[Any] = http.post("/v1/completions", json=body).raise_for_status().json()["choices"]
+        return choices
+
+    with httpx.Client(base_url=service_url, timeout=120) as http, ThreadPoolExecutor(4) as threads:
+        answered = threads.map(choices_of_a_call, range(20))
+        states |= pushed(client, 33, 34, 35)
+        choices = [choice for of_call in answered for choice in of_call]
+    expected = expected_of(states, sequence)
+    assert len(choices) == 400
+    for choice in choices:
+        logprobs = choice["logprobs"]["token_logprobs"][: len(sequence)]
+        named = choice["weight_versions"][0]["version"]
+        assert [said for said in expected if are_equal(logprobs, expected[said])] == [named]
+
+
+def pushed(client: RolloutClient, *seeds: int) -> dict[int, State]:
+    """The weights of these seeds by the versions that they became."""
+    states = {seed: perturbed(seed) for seed in seeds}
+    return {client.push_weights(state).version: state for state in states.values()}
+
+
+def expected_of(states: Mapping[int, State], sequence: Sequence[int]) -> dict[str, torch.Tensor]:
+    """By version, the log-probabilities of all tokens but the first."""
+    places, following = torch.arange(len(sequence) - 1), torch.tensor(sequence[1:])
+    return {
+        str(version): logprobs_of_next(model_of(state), torch.tensor(sequence), 1.0)[:-1][places, following]
+        for version, state in states.items()
+    }
