@@ -147,9 +147,10 @@ class CompletionOutputs:
                     is_asked_for = was_updated or running.interrupted.is_set() or completion.must_be_stopped
                     if is_aborted and not is_asked_for:
                         raise GenerationLost(ABORTED_BY_ENGINE)
-                    if scores_prompt and swaps != weights.swaps and not running.interrupted.is_set():
-                        refuse_prompt_of_two_versions(output.outputs[0], begun_with)
-                    scores_prompt = False
+                    if scores_prompt and output.outputs[0].token_ids and not running.interrupted.is_set():
+                        may_have_changed = weights.is_paused or swaps != weights.swaps
+                        refuse_prompt_of_two_versions(output.outputs[0], begun_with, may_have_changed)
+                        scores_prompt = False
                     whole = completion.add(output, label)
                     refuse_other_spans(request, whole.outputs[0].weight_versions or ())
                     if completion.must_be_stopped:
@@ -175,14 +176,16 @@ class PromptOfTwoVersions(Exception):
     """The weights were changed while the engine computed the log-probabilities of a prompt."""
 
 
-def refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str) -> None:
+def refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str, may_have_changed: bool) -> None:
     """Raises `PromptOfTwoVersions` unless the first token was generated with the full weights that it was begun with.
 
     Args:
-        first: the first output after an update. A stream's says no versions yet.
+        first: the first output with tokens. One in the middle of a stream says no versions.
+        begun_with: the version of the full weights when the engine was asked.
+        may_have_changed: whether others may have taken their place since.
     """
     spans = first.weight_versions
-    if first.token_ids and (not spans or spans[0].version != begun_with):
+    if spans[0].version != begun_with if spans else may_have_changed:
         raise PromptOfTwoVersions
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rollout_client import RolloutClient
@@ -87,6 +88,22 @@ def test_a_version_is_demanded_and_scored_by_its_name(client: RolloutClient) -> 
     with pytest.raises(RequestRejected, match=f"version {number} is current") as rejected:
         play(client, 1, policy={"name": "run-b", "min_version": number + 1, "wait_s": 0.1})
     assert rejected.value.problem.status == 409
+
+
+def test_a_text_completion_is_made_by_the_policy_and_version_that_its_address_names(
+    client: RolloutClient, service_url: str
+) -> None:
+    label, sequence = current(client, "run-b"), [5, 17, 8, 31]
+    number = int(label.rpartition("/")[2])
+    address = f"{service_url}/v1/completions?policy=run-b"
+    body = {"prompt": sequence, "echo": True, "logprobs": 0, "max_tokens": 1}
+    [choice] = httpx.post(f"{address}&version={number}", json=body, timeout=60).raise_for_status().json()["choices"]
+    assert choice["weight_versions"] == [{"version": label, "start": 0, "end": 1}]
+    [scored] = client.score([sequence], policy={"name": "run-b"}).scores
+    assert scored.logprobs is not None
+    assert choice["logprobs"]["token_logprobs"][1:4] == pytest.approx(scored.logprobs[1:], abs=0.06)
+    unknown = httpx.post(f"{service_url}/v1/completions?policy=run-d", json=body, timeout=60)
+    assert (unknown.status_code, unknown.json()["type"]) == (404, "urn:rollout:problem:policy-unknown")
 
 
 def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
