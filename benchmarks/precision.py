@@ -68,7 +68,7 @@ def main(
     with sentences_for_the_user(console), no_process_left():
         folder = smollm2.made(console)
         with local_service(config(folder), console) as url, RolloutClient(url) as client:
-            parts, models = play_while_pushing(client, folder, -(-rollouts // (1 + len(WAYS))))
+            parts, models = play_while_pushing(client, folder, -(-rollouts // (2 + len(WAYS))))
     own, elsewhere = distances_of(parts, models, also_elsewhere)
     draw(own, elsewhere, picture)
     report(own, elsewhere, sum(map(len, parts)))
@@ -83,7 +83,7 @@ def config(folder: Path) -> ServeDeploySchema:
 def play_while_pushing(
     client: RolloutClient, folder: Path, count: int
 ) -> tuple[list[list[SampleResult]], dict[str, Any]]:
-    """So many rollouts before all pushes and during each, and the float32 model of each version."""
+    """So many rollouts before all pushes, during each and after all, and the float32 model of each version."""
     policy = Policy(client, folder)
     models = {str(client.policy().current): rounded(policy.model)}
     parts = [play(client, count)]
@@ -95,6 +95,7 @@ def play_while_pushing(
             console.print(f"Version {version}: {way}, pushed while {count} rollouts ran")
             models[str(version)] = model
             parts.append(playing.result())
+    parts.append(play(client, count))
     return parts, models
 
 
