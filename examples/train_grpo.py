@@ -12,7 +12,7 @@ so that updates too small for bfloat16 add up; the service gets them rounded.
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,19 +177,22 @@ def larger_numbers() -> Questions:
     """Which of two numbers of up to three digits is larger. Pairs whose sum ends with 7 are held out."""
     draw = random.Random(0)
     pairs = [tuple(draw.sample(range(1000), 2)) for _ in range(2000)]
-    held_out = [pair for pair in pairs if sum(pair) % 10 == 7][:100]
-    return Questions(
-        [larger_of(*pair) for pair in pairs if sum(pair) % 10 != 7], [larger_of(*pair) for pair in held_out]
-    )
+    trained_on, held_out = ([pair for pair in pairs if (sum(pair) % 10 == 7) is held] for held in (False, True))
+    return Questions([larger_of(*pair) for pair in trained_on], [larger_of(*pair) for pair in held_out[:100]])
 
 
 def larger_of(left: int, right: int) -> SampleInput:
-    question = f"Which number is larger: {left} or {right}? Answer with the number alone."
-    return asked(question, max(left, right))
+    # An answered question shows that the number alone is wanted: of a sentence the last number would count.
+    example = [{"role": "user", "content": larger_question(12, 47)}, {"role": "assistant", "content": "47"}]
+    return asked(larger_question(left, right), max(left, right), example)
 
 
-def asked(question: str, answer: int) -> SampleInput:
-    messages = [{"role": "user", "content": question}]
+def larger_question(left: int, right: int) -> str:
+    return f"Which number is larger, {left} or {right}?"
+
+
+def asked(question: str, answer: int, before: Sequence[dict[str, str]] = ()) -> SampleInput:
+    messages = [*before, {"role": "user", "content": question}]
     return SampleInput.model_validate(
         {"task_name": "math", "messages": messages, "extra_env_info": {"ground_truth": str(answer)}}
     )

@@ -11,8 +11,9 @@ from tests.paths import REPOSITORY, SMOLLM2
 
 def test_the_larger_number_of_two_is_right() -> None:
     environment = LargerNumberEnvironment(workers=1)
-    played = play(environment, ["The larger one is 98."], sample=0)
-    assert played.message_log[0]["content"] == "Which number is larger, 50 or 98? Reply with the number alone."
+    played = play(environment, ["98"], sample=0)
+    asked, _, _ = (message["content"] for message in played.message_log[-3:])
+    assert asked == "Which number is larger, 50 or 98?"
     assert played.total_reward == 1.0
     assert play(environment, ["50"], sample=0).total_reward == 0.0
     environment.close()

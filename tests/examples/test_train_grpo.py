@@ -20,7 +20,7 @@ ROWS, LENGTH, PROMPT = 5, 9, 4
 
 
 def question_of(sample: Any) -> str:
-    return str(sample.messages[0].content)
+    return str(sample.messages[-1].content)
 
 
 def test_the_sums_held_out_are_those_that_the_embedded_model_has_not_seen() -> None:
