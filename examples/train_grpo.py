@@ -69,7 +69,7 @@ class Recipe(NamedTuple):
 
 EMBEDDED = Recipe("additions", 60, 256, 4, 4, 1.5e-4, 0, 15)
 """Two million parameters at most."""
-SMALL = Recipe("larger", 12, 16, 8, 2, 5e-4, 8, 4)
+SMALL = Recipe("larger", 8, 16, 8, 2, 5e-4, 8, 4)
 """A hundred million parameters."""
 
 
