@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 import torch
 import typer
 from peft import LoraConfig, get_peft_model
-from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -27,12 +26,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from benchmarks.process_group import no_process_left
+from examples.train_grpo import config_of_model
 from rollout_client import PolicyPusher, RolloutClient, SampleResult
 from service.startup import smollm2
-from service.startup.config import BUNDLED, config_of
-from service.startup.generated_config import ServedModel, generated_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 MEAN_BOUND, LARGEST_BOUND, TIMES_FARTHER = 0.06, 0.6, 5.0
 NEW_TOKENS = 48
@@ -69,17 +66,11 @@ def main(
 ) -> None:
     with sentences_for_the_user(console), no_process_left():
         folder = smollm2.made(console)
-        with local_service(config(folder), console) as url, RolloutClient(url) as client:
+        with local_service(config_of_model(str(folder), LORA_RANK), console) as url, RolloutClient(url) as client:
             parts, models = play_while_pushing(client, folder, -(-rollouts // (2 + len(WAYS))))
     own, elsewhere = distances_of(parts, models, also_elsewhere)
     draw(own, elsewhere, picture)
     report(own, elsewhere, sum(map(len, parts)))
-
-
-def config(folder: Path) -> ServeDeploySchema:
-    engine = {"enable_lora": True, "max_lora_rank": LORA_RANK}
-    raw = generated_config(ServedModel(str(folder), 0, engine=engine), ["math"], {"port": free_port()}, {})
-    return config_of(raw, BUNDLED / "serve_config.yaml")
 
 
 def play_while_pushing(
@@ -108,7 +99,6 @@ class Policy:
         untyped: Any = AutoModelForCausalLM
         torch.manual_seed(0)
         self.model = untyped.from_pretrained(folder, dtype=torch.float32).eval()
-        self._adapted: Any = None
         self._client, self._pusher = client, PolicyPusher(client)
         self._under_adapters: tuple[int, Any] | None = None
 
@@ -122,25 +112,23 @@ class Policy:
         base, under = self._under_adapters
         if way == "a rollback":
             return self._client.rollback(base).version, under
-        self._adapted = get_peft_model(deepcopy(under), lora())
-        for name, parameter in self._adapted.named_parameters():
+        adapted: Any = get_peft_model(deepcopy(under), lora())
+        for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.data *= LORA_SHARE
         if way == "an adapter":
-            version = self._client.push_weights(self._adapted, kind="adapter", base=base).version
-            for name, parameter in self._adapted.named_parameters():
+            version = self._client.push_weights(adapted, kind="adapter", base=base).version
+            for name, parameter in adapted.named_parameters():
                 if "lora_" in name:
                     parameter.data = parameter.data.bfloat16().float()
-            return version, self._adapted.merge_and_unload()
-        self._adapted.merge_adapter()
-        version = self._pusher.push(self._adapted).version
-        return version, rounded(self._adapted.merge_and_unload())
+            return version, adapted.merge_and_unload()
+        adapted.merge_adapter()
+        version = self._pusher.push(adapted).version
+        return version, rounded(adapted.merge_and_unload())
 
 
 def lora() -> LoraConfig:
-    return LoraConfig(
-        r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", init_lora_weights=False, bias="none"
-    )
+    return LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", init_lora_weights=False)
 
 
 def perturb(model: Any, share: float) -> None:
