@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rollout_client.arrow.rows import values_of
@@ -95,7 +96,7 @@ def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArra
 
 
 def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
-    lengths: NDArray[np.int32] = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
+    lengths: NDArray[np.int32] = pc.list_value_length(lists).fill_null(0).to_numpy()
     return lengths
 
 
@@ -119,7 +120,7 @@ def clipped_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
     lists = pa.list_(pa.bool_())
     chunks = [
         pa.ListArray.from_arrays(
-            log.offsets, pa.compute.equal(log.values.field("finish_reason"), "length").fill_null(False), lists
+            log.offsets, pc.equal(log.values.field("finish_reason"), "length").fill_null(False), lists
         )
         for log in logs.chunks
     ]
@@ -130,8 +131,8 @@ def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
     """The `weight_versions` of all messages, as `TokenColumns.spans` holds them."""
     by_message = pa.chunked_array([chunk.flatten() for chunk in versions.chunks], pa.list_(SPAN)).combine_chunks()
     spans = by_message.flatten()
-    message = pa.compute.list_parent_indices(by_message)
+    message = pc.list_parent_indices(by_message)
     # Of a named policy the name comes before the number: run-b/7.
-    version = pa.compute.replace_substring_regex(spans.field("version"), "^.*/", "").cast(pa.int64())
+    version = pc.replace_substring_regex(spans.field("version"), "^.*/", "").cast(pa.int64())
     columns = (message, version, spans.field("start"), spans.field("end"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -520,3 +520,17 @@ def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert ended.stderr.strip() == 'Arrow needs pyarrow: pip install "rollout-client[arrow]"'
+
+
+def test_a_process_that_has_imported_nothing_else_reads_an_answer_and_makes_tensors_of_it() -> None:
+    program = (
+        "import sys\n"
+        "from rollout_client.calls.arrow_bodies import read_response\n"
+        "response = read_response(sys.stdin.buffer.read())\n"
+        "from rollout_client.tensors import to_tensors\n"
+        "print(response.samples[0].idx, to_tensors(response, pad_token_id=0).lengths.tolist())"
+    )
+    message = {"role": "user", "content": "A", "token_ids": [1, 2]}
+    answer = arrow_body([plain(7, message_log=[message])])
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, input=answer)
+    assert ended.stdout.decode().split() == ["7", "[2]"]
