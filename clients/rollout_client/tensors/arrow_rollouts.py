@@ -30,6 +30,10 @@ class ArrowRollouts(Rollouts):
     def named_rewards(self) -> list[Mapping[str, float]]:
         return [rewards for chunk in self.response.rollouts["rewards"].chunks for rewards in values_of(chunk, REWARDS)]
 
+    def turns_played(self) -> list[int]:
+        counts: list[int] = pc.struct_field(self.response.rollouts["metrics"], "turn_count").to_pylist()
+        return counts
+
     def groups(self, group_of: GroupOf) -> list[Hashable]:
         if group_of is idx_of:
             keys: list[Hashable] = self.response.rollouts["idx"].to_pylist()
@@ -39,7 +43,13 @@ class ArrowRollouts(Rollouts):
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
         versions = weight_versions(logs)
-        columns = [tokens["token_ids"], tokens["generation_logprobs"], versions, clipped_messages(logs)]
+        columns = [
+            tokens["token_ids"],
+            tokens["generation_logprobs"],
+            versions,
+            clipped_messages(logs),
+            rewards_of_messages(logs),
+        ]
         if len(positions) < len(versions):
             columns = [rows_at(positions, column) for column in columns]
         token_ids, logprobs = map(MessageNumbers.of, columns[:2])
@@ -48,6 +58,7 @@ class ArrowRollouts(Rollouts):
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
             clipped=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[3].chunks], np.bool_),
+            rewards=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[4].chunks], np.float64),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
             spans=spans_of(columns[2]),
@@ -125,6 +136,14 @@ def clipped_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
         for log in logs.chunks
     ]
     return pa.chunked_array(chunks, lists)
+
+
+def rewards_of_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The `reward` of each message of each rollout."""
+    lists = pa.list_(pa.float64())
+    return pa.chunked_array(
+        [pa.ListArray.from_arrays(log.offsets, log.values.field("reward"), lists) for log in logs.chunks], lists
+    )
 
 
 def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:

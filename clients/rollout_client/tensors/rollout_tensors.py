@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
+from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turn_rewards
 from rollout_client.tensors.rollouts import GroupOf, Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class RolloutTensors:
     rewards: Mapping[str, Tensor]
     """float32 [B] by reward name; NaN where a rollout has no reward of that name, or its `sample_mask` is 0."""
     advantages: Tensor
-    """float32 [B]; 0 in a row whose `sample_mask` is 0."""
+    """float32 [B]; 0 in a row whose `sample_mask` is 0. With another `credit` than `total` it is [B, T]: the advantage
+    of the turn of each token; 0 where `loss_mask` is 0."""
     groups: Tensor
     """int64 [B]: number of the rollout's group, counted from 0 in order of first appearance."""
     positions: Tensor
@@ -78,6 +81,8 @@ def to_tensors(
     scale_rewards: bool = True,
     epsilon: float = STD_EPSILON,
     group_of: GroupOf = idx_of,
+    credit: Credit = "total",
+    discount: float = 1.0,
 ) -> RolloutTensors:
     """The tensors of `samples`: one row per rollout, in their order.
 
@@ -95,25 +100,45 @@ def to_tensors(
         group_of: the group of a rollout; equal values are one group. The default is `idx`, which is unique within one
             request. For rollouts of several requests, or samples with equal `idx`, pass a function that tells them
             apart.
+        credit: what makes the advantages. `total`: the total reward of the rollout against the others of its group.
+            `turn`: each turn by the rewards from it on, against all turns of its group (`turn_advantages`). A function:
+            gets the rewards of the turns of one group, by rollout and turn, and returns the advantages of these turns.
+            The rewards of a rollout's turns are those of its messages; the last turn has what `total_reward` has
+            beyond them.
+        discount: for `credit="turn"`, the factor of a reward for each turn that it lies ahead; from 0 to 1.
 
     Raises:
-        ValueError: a generated message does not have one log-probability per token.
+        ValueError: a generated message does not have one log-probability per token, or the credit function does not
+            return one advantage per turn.
     """
     given = rollouts_of(samples)
     finals = given.final_rewards()
     positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
     finals = at(positions, finals)
     groups = numbered(at(positions, given.groups(group_of)))
-    advantages = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
     is_final = [final is not None for final in finals]
     padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
     columns = given.columns(positions)
+    tokens = token_tensors(columns, is_final, padding)
+    if credit == "total":
+        totals = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
+        advantages = torch.tensor(totals, dtype=torch.float32)
+    else:
+        if credit == "turn":
+            credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
+        are_whole = [
+            generated <= played
+            for generated, played in zip(columns.turn_counts.tolist(), at(positions, given.turns_played()), strict=True)
+        ]
+        turns = turn_rewards(columns, finals, are_whole)
+        credited = credited_tokens(columns, turns, groups, is_final, credit)
+        advantages = padded(credited, padding.mask(columns.lengths), 0, np.float32)
     return RolloutTensors(
-        **token_tensors(columns, is_final, padding),
+        **tokens,
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=reward_tensor(finals),
         rewards=reward_tensors(at(positions, given.named_rewards()), finals),
-        advantages=torch.tensor(advantages, dtype=torch.float32),
+        advantages=advantages,
         groups=torch.tensor(groups, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),

@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import PolicyVersions
-from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors import Credit, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
@@ -355,32 +356,48 @@ versions = st.lists(
     max_size=2,
 )
 finish_reasons = st.sampled_from([None, "stop", "length"])
+message_rewards = st.none() | st.floats(-9, 9)
 given_messages = st.builds(
-    lambda ids, reason: {"role": "user", "content": "", "token_ids": ids, "finish_reason": reason},
+    lambda ids, reason, reward: {
+        "role": "user",
+        "content": "",
+        "token_ids": ids,
+        "finish_reason": reason,
+        "reward": reward,
+    },
     token_ids,
     finish_reasons,
+    message_rewards,
 )
 generated_messages = st.builds(
-    lambda ids, spans, reason: {
+    lambda ids, spans, reason, reward: {
         "role": "assistant",
         "content": "",
         "token_ids": ids,
         "generation_logprobs": [-0.125 * place for place in range(len(ids))],
         "weight_versions": spans,
         "finish_reason": reason,
+        "reward": reward,
     },
     token_ids,
     versions,
     finish_reasons,
+    message_rewards,
 )
 trained = st.builds(
-    lambda log, idx, reward, status: plain(
-        idx, message_log=log, total_reward=reward, rewards={"sum": reward}, status=status
+    lambda log, idx, reward, status, turns: plain(
+        idx,
+        message_log=log,
+        total_reward=reward,
+        rewards={"sum": reward},
+        status=status,
+        metrics=result()["metrics"] | {"turn_count": turns},
     ),
     st.lists(given_messages | generated_messages, max_size=4),
     st.integers(0, 2),
     st.floats(-9, 9),
     st.sampled_from(["completed", "truncated", "deadline", "error"]),
+    st.integers(0, 4),
 )
 
 
@@ -404,12 +421,20 @@ def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.
     st.sampled_from(["left", "right"]),
     st.sampled_from(["drop", "mask"]),
     st.integers(1, 5),
+    st.sampled_from(["total", "turn"]),
 )
 def test_tensors_of_either_answer_are_the_same(
-    samples: list[SampleResult], padding_side: PaddingSide, not_final: NotFinal, multiple: int
+    samples: list[SampleResult], padding_side: PaddingSide, not_final: NotFinal, multiple: int, credit: Credit
 ) -> None:
     of_arrow, of_list, of_json = (
-        to_tensors(given, pad_token_id=9, padding_side=padding_side, pad_to_multiple_of=multiple, not_final=not_final)
+        to_tensors(
+            given,
+            pad_token_id=9,
+            padding_side=padding_side,
+            pad_to_multiple_of=multiple,
+            not_final=not_final,
+            credit=credit,
+        )
         for given in (as_arrow(samples), samples, as_json(samples))
     )
     assert_same(of_arrow, of_list)
@@ -507,6 +532,19 @@ def test_a_sample_that_fails_a_request_is_a_problem_document_too() -> None:
     service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
     answer = service.post({"samples": [SAMPLE], "on_error": "fail"}, accept=ARROW)
     assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
+
+
+@pytest.mark.slow
+def test_an_answer_is_read_where_nothing_else_has_imported_pyarrow(tmp_path: Path) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(arrow_body([plain()]))
+    program = (
+        "import pathlib, sys\n"
+        "from rollout_client.calls.arrow_bodies import read_response\n"
+        "sys.exit(str(len(read_response(pathlib.Path(sys.argv[1]).read_bytes()).samples)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, body], check=False, capture_output=True, text=True)
+    assert ended.stderr.strip() == "1"
 
 
 @pytest.mark.slow
