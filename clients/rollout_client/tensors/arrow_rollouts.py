@@ -9,14 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from rollout_client.arrow.rows import values_of
-from rollout_client.arrow.schema import ROLLOUTS, SPAN
+from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN
 from rollout_client.calls.arrow_bodies import ArrowResponse
+from rollout_client.contract.messages import Branch
 from rollout_client.results import FINAL_STATUSES
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 
 REWARDS = ROLLOUTS.field("rewards")
+BRANCHES = TypeAdapter(list[Branch])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ class ArrowRollouts(Rollouts):
             generation_logprobs=logprobs.values,
             spans=spans_of(columns[2]),
         )
+
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        column = self.response.rollouts[FURTHER_FIELDS.name]
+        fields = [column[position].as_py() for position in positions]
+        return [BRANCHES.validate_python(from_json(text or "{}").get("branches", [])) for text in fields]
 
 
 @dataclass(frozen=True, slots=True)

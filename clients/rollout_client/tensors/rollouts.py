@@ -5,7 +5,7 @@ Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract.base import read_label
+from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import UNKNOWN_VERSION, final_reward
 
@@ -146,6 +147,10 @@ class Rollouts(Protocol):
         """The tokens of the rollouts at `positions`, which ascend."""
         ...
 
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        """The further conversations of the rollouts at `positions`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ListedRollouts(Rollouts):
@@ -164,23 +169,41 @@ class ListedRollouts(Rollouts):
         return [group_of(sample) for sample in self.samples]
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
-        logs = [self.samples[position].message_log for position in positions]
-        messages = list(chain.from_iterable(logs))
-        logprobs = [message.generation_logprobs for message in messages]
-        return TokenColumns(
-            message_counts=lengths_of(logs),
-            token_counts=lengths_of([message.token_ids for message in messages]),
-            logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
-            clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
-            rewards=np.array([message.reward for message in messages], np.float64),
-            token_ids=flattened([message.token_ids for message in messages], np.int64),
-            generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
-            spans=[
-                (place, read_label(span.version).number, span.start, span.end)
-                for place, message in enumerate(messages)
-                for span in message.weight_versions or ()
-            ],
-        )
+        return columns_of([self.samples[position].message_log for position in positions])
+
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        return [self.samples[position].branches for position in positions]
+
+
+def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
+    messages = list(chain.from_iterable(logs))
+    logprobs = [message.generation_logprobs for message in messages]
+    return TokenColumns(
+        message_counts=lengths_of(logs),
+        token_counts=lengths_of([message.token_ids for message in messages]),
+        logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
+        clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
+        rewards=np.array([message.reward for message in messages], np.float64),
+        token_ids=flattened([message.token_ids for message in messages], np.int64),
+        generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
+        spans=[
+            (place, read_label(span.version).number, span.start, span.end)
+            for place, message in enumerate(messages)
+            for span in message.weight_versions or ()
+        ],
+    )
+
+
+def joined_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
+    """The rollouts of `first`, then those of `second`."""
+    arrays = {
+        field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
+        for field in fields(TokenColumns)
+        if field.name != "spans"
+    }
+    before = len(first.token_counts)
+    moved = [(message + before, version, start, end) for message, version, start, end in second.spans]
+    return TokenColumns(**arrays, spans=[*first.spans, *moved])
 
 
 def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:
