@@ -29,6 +29,7 @@ from rollout_client.contract.rollouts import (
 )
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.data_out.export import Export, ExportSelection, NothingToExport, export_rollouts
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
@@ -59,6 +60,8 @@ __all__ = [
     "CallOptions",
     "ClientOptions",
     "ContractDiffers",
+    "Export",
+    "ExportSelection",
     "FieldProblem",
     "GivenMessage",
     "JobCursor",
@@ -68,6 +71,7 @@ __all__ = [
     "Message",
     "NoActiveRun",
     "NotSafetensors",
+    "NothingToExport",
     "PolicyLayout",
     "PolicyPusher",
     "PolicyState",
@@ -112,6 +116,7 @@ __all__ = [
     "WeightsDoNotFit",
     "__version__",
     "agent_rollouts",
+    "export_rollouts",
     "log_rollouts",
     "play_agent",
     "read_rollouts",
