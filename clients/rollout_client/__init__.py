@@ -6,6 +6,7 @@ from rollout_client.calls.async_client.pusher import AsyncPolicyPusher
 from rollout_client.calls.async_client.rollouts import AsyncRolloutStream
 from rollout_client.calls.options import CallOptions, ClientOptions
 from rollout_client.calls.policy import UpdateOptions
+from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.rollouts import RolloutOptions, ScoreOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
@@ -80,6 +81,8 @@ __all__ = [
     "Problem",
     "PromptMessage",
     "PushResult",
+    "RejudgedRollout",
+    "Rejudgement",
     "RequestRejected",
     "ResponseNotUnderstood",
     "RolloutClient",

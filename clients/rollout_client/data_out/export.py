@@ -33,8 +33,6 @@ from rollout_client.data_out.training_rows import (
     Row,
     Turns,
     datum_row,
-    generated_places,
-    is_generated,
     labelled_row,
     openai_row,
     template_fields,
@@ -42,7 +40,7 @@ from rollout_client.data_out.training_rows import (
     verl_row,
 )
 from rollout_client.errors import RolloutError, needed_for
-from rollout_client.results import FINAL_STATUSES, final_reward
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated
 
 ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rollout_client.contract.messages import JsonObject, Message
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.results import generated_places, is_generated
 
 Row = JsonObject
 Turns = Literal["all", "last"]
@@ -21,14 +22,6 @@ IGNORED = -100
 
 class DoesNotFit(Exception):
     """A rollout gives no row; the message is the reason, which is counted."""
-
-
-def is_generated(message: Message) -> bool:
-    return message.generation_logprobs is not None
-
-
-def generated_places(sample: SampleResult) -> list[int]:
-    return [place for place, message in enumerate(sample.message_log) if is_generated(message)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ def with_read_arguments(call: JsonObject) -> JsonObject:
 
 
 def template_fields(sample: SampleResult) -> Row:
-    """What TRL passes to the chat template besides. `tools` is JSON text: a column of schemas would fill in nulls."""
+    """Fields that TRL passes to the chat template besides. `tools` is JSON text: a column of schemas would fill in nulls."""
     fields: Row = {}
     if sample.tools:
         fields["tools"] = json.dumps(sample.tools)

@@ -1,4 +1,4 @@
-"""`rollout export`: which stored rollouts it reads, the file it writes, what it says."""
+"""`rollout export` and `rejudge`: which stored rollouts they read, what they write and say."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from rollout_client import RolloutResponse
 from rollout_client.cli.app import app
 from tests.clients.cli.command_line import rollout, rows_of
-from tests.clients.scripted_service import SUMMARY, Json, arrow, ndjson, result, served
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, arrow, ndjson, result, sample, served
 
 PAIR = [result(0, 0), result(0, 1, "\\boxed{3}", total_reward=0.0)]
 PAIR[1]["message_log"][1]["content"] = "\\boxed{3}"
@@ -146,3 +146,44 @@ def test_a_job_that_failed_or_was_acknowledged_is_not_exported_in_part(jobs: Job
     jobs.acknowledged = 1
     done = rollout(jobs, *export)
     assert (done.exit_code, done.stderr.partition(",")[0]) == (1, "Job j1: its events up to 1 were acknowledged")
+
+
+def judging(body: Json) -> JSONResponse:
+    """Gives a half where the answer is right, and a third of them an error."""
+    lost = {"error": {"kind": "environment", "message": "It is away.", "retryable": True}, **LOST}
+    results = [result(0, total_reward=0.5), result(0, total_reward=0.0), lost]
+    return JSONResponse({**SUMMARY, "samples": results[: len(body["samples"])]})
+
+
+def test_rejudge_shows_old_and_new_rewards_by_rollout_and_in_sum(service: ScriptedService, tmp_path: Path) -> None:
+    rollouts = tmp_path / "rollouts.jsonl"
+    RolloutResponse.model_validate({**SUMMARY, "samples": [*PAIR, result(2)]}).save(rollouts)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps(sample(idx=idx)) + "\n" for idx in (0, 2)))
+    rejudge = ["rejudge", str(rollouts), "--task", "math", "--samples", str(samples)]
+    service.rollouts.extend([judging] * 2)
+    done = rollout(service, *rejudge)
+    assert done.exit_code == 0, done.stderr
+    assert rows_of(done.stdout) == [
+        ["0 · 0", "math", "1", "0.500", "-0.500"],
+        ["2 · 0", "math", "1", "-", ""],
+        ["0 · 1", "math", "0", "0", "0"],
+        ["rollouts", "3"],
+        ["compared", "2"],
+        ["changed", "1"],
+        ["sum of old rewards", "1"],
+        ["sum of new rewards", "0.500"],
+        ["not judged: turn 1 was not judged: environment error: It is away.", "1"],
+    ]
+    document = json.loads(rollout(service, *rejudge, "--json").stdout)
+    assert [each.get("new") for each in document["rollouts"]] == [0.5, 0.0, None]
+    assert (document["changed"], document["old_sum"], document["new_sum"]) == (1, 1.0, 0.5)
+    assert [body["max_rollout_turns"] for body in service.bodies] == [1, 1]
+
+
+def test_a_task_that_is_not_there_and_a_service_that_is_away_are_one_sentence(
+    service: ScriptedService, file: Path
+) -> None:
+    service.url = "http://127.0.0.1:9"
+    done = rollout(service, "rejudge", str(file), "--retries", "0")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)

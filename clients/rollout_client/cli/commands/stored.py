@@ -1,4 +1,4 @@
-"""`rollout export`: stored rollouts, of a file or of a job, as other projects' training data."""
+"""`rollout export` and `rejudge`: stored rollouts, of a file or of a job, as training data, and judged again."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.table import Table
 
+from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import AsJson, number, plain, show, value_table
+from rollout_client.cli.run.inputs import read_samples
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts
@@ -123,3 +125,89 @@ def export_table(exported: Export) -> Table:
     left_out = [(f"left out: {reason}", count) for reason, count in exported.left_out.items()]
     rows = [*counts, *left_out, *exported.notes.items()]
     return value_table(f"Export to {exported.format}", [(plain(name), number(count)) for name, count in rows])
+
+
+DEFAULT_SHOWN = 20
+
+
+@command
+def rejudge(
+    service: Connection,
+    file: File = None,
+    job: Job = None,
+    task: Annotated[str | None, typer.Option(help="The task that judges; by default each rollout's own.")] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(help="Those that were played, as `rollout run` took them: where steps change extra_env_info."),
+    ] = None,
+    columns: Annotated[list[str] | None, typer.Option("--map", help="FIELD=COLUMN of --samples.")] = None,
+    split: Annotated[str, typer.Option(help="Of a data set of --samples.")] = "train",
+    count: Annotated[int, typer.Option(min=0, help="Rollouts to show, those first that have changed.")] = DEFAULT_SHOWN,
+    as_json: AsJson = False,
+) -> None:
+    """Judge stored rollouts again, by their environments as they are now, and show the differences.
+
+    Nothing is generated. A rollout that cannot be judged again has a reason in place of a reward.
+    """
+    rollouts = list(stored_rollouts(file, job, service))
+    played = None if samples is None else read_samples(samples, columns or (), task, split)
+    with service.client() as client:
+        found = client.rejudge(rollouts, task, samples=played)
+    document = {
+        "rollouts": [rejudged_document(rollout) for rollout in found.rollouts],
+        "compared": len(found.compared),
+        "changed": len(found.changed),
+        "old_sum": found.old_sum,
+        "new_sum": found.new_sum,
+        "not_judged": found.not_judged,
+    }
+    show(document, as_json, rejudged_table(found, count), sums_table(found))
+
+
+def rejudged_document(rollout: RejudgedRollout) -> dict[str, Any]:
+    sample = rollout.sample
+    return {
+        "id": sample.id,
+        "idx": sample.idx,
+        "input_row": (sample.model_extra or {}).get("input_row"),
+        "generation_index": sample.generation_index,
+        "task_name": rollout.task_name,
+        "old": rollout.old,
+        "new": rollout.new,
+        "rewards": rollout.rewards,
+        "turns": rollout.turns,
+        "reason": rollout.reason,
+    }
+
+
+def rejudged_table(found: Rejudgement, count: int) -> Table:
+    """The rollouts with the largest differences first, then those without a new reward, then the others."""
+    ordered = sorted(found.rollouts, key=lambda rollout: (-abs(rollout.difference or 0), rollout.reason is None))
+    table = Table(title="Judged again", title_justify="left")
+    for name in ("rollout", "task", "old", "new", "difference"):
+        table.add_column(name, justify="left" if name in ("rollout", "task") else "right", overflow="fold")
+    for rollout in ordered[:count]:
+        sample = rollout.sample
+        row = (sample.model_extra or {}).get("input_row", sample.idx)
+        name = f"{row if sample.id is None else sample.id} · {sample.generation_index}"
+        difference = "" if rollout.difference is None else f"{rollout.difference:+.3f}" if rollout.difference else "0"
+        table.add_row(
+            plain(name), plain(rollout.task_name), reward_text(rollout.old), reward_text(rollout.new), difference
+        )
+    return table
+
+
+def reward_text(reward: float | None) -> str:
+    return "-" if reward is None else number(reward)
+
+
+def sums_table(found: Rejudgement) -> Table:
+    sums: list[tuple[str, float]] = [
+        ("rollouts", len(found.rollouts)),
+        ("compared", len(found.compared)),
+        ("changed", len(found.changed)),
+        ("sum of old rewards", found.old_sum),
+        ("sum of new rewards", found.new_sum),
+    ]
+    not_judged = [(f"not judged: {reason}", count) for reason, count in found.not_judged.items()]
+    return value_table("Sums", [(plain(name), number(value)) for name, value in [*sums, *not_judged]])
