@@ -90,7 +90,7 @@ def with_read_arguments(call: JsonObject) -> JsonObject:
 
 
 def template_fields(sample: SampleResult) -> Row:
-    """Fields that TRL passes to the chat template besides. `tools` is JSON text: a column of schemas would fill in nulls."""
+    """Fields that TRL passes to the chat template. `tools` is JSON text: a column of schemas would fill in nulls."""
     fields: Row = {}
     if sample.tools:
         fields["tools"] = json.dumps(sample.tools)
