@@ -108,6 +108,11 @@ def tokens_of_1_gb() -> bytes:
     return request([sample()], new_tokens=2**16, turns=1, num_generations=1024)
 
 
+def experts_of(rollouts: int) -> bytes:
+    """384 bytes of experts for each token, of 4,096 tokens a rollout."""
+    return request([sample()], 4096, turns=1, num_generations=rollouts, include=["routed_experts"])
+
+
 def compressed_spaces(count: int) -> bytes:
     """Members of gzip, of 1 MiB each: compressing them one by one would take seconds."""
     return gzip.compress(b" " * MIB) * (count // MIB)
@@ -148,6 +153,8 @@ CASES = (
     Case("1 GB of tokens, JSON", tokens_of_1_gb),
     Case("1 GB of tokens, NDJSON", tokens_of_1_gb, accept=NDJSON),
     Case("1 GB of tokens, Arrow", tokens_of_1_gb, accept=ARROW),
+    Case("100,000 tokens x 48 layers x 8 experts, JSON", lambda: experts_of(24)),
+    Case("1,000,000 tokens x 48 layers x 8 experts, Arrow", lambda: experts_of(256), accept=ARROW),
     Case("batch of 8,192, JSON", batch()),
     Case("batch of 8,192, NDJSON", batch(), accept=NDJSON),
     Case("batch of 8,192, Arrow", batch(), accept=ARROW),

@@ -5,6 +5,7 @@ that cost nothing, with a probe of its event loop.
 """
 
 import asyncio
+import math
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.token_columns import EXPERTS, numbers_of
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
@@ -48,6 +50,8 @@ MAX_MODEL_LEN = 2**17
 GENERATION_S = 0.1
 """All generations end when the clock shows a multiple of this, many in one event-loop iteration: the hardest case."""
 MOST_TOKENS_COPIED_INLINE = 4096
+DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262, returns_experts=True)
+EXPERTS_OF_A_TOKEN = (48, 8)
 LETTERS = range(ord("a"), ord("z") + 1)
 
 
@@ -60,17 +64,22 @@ class FreeGenerator(Generator):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         count = request.max_new_tokens
-        if count > MOST_TOKENS_COPIED_INLINE:
+        if count >= MOST_TOKENS_COPIED_INLINE:
             # The time that this takes is not the ingress's.
-            generation = await asyncio.to_thread(self._first_tokens, count)
+            generation = await asyncio.to_thread(self._generation, request, count)
         else:
-            generation = self._first_tokens(count)
+            generation = self._generation(request, count)
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(GENERATION_S - now % GENERATION_S)
         return generation
 
-    def _first_tokens(self, count: int) -> Generation:
-        return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
+    def _generation(self, request: GenerationRequest, count: int) -> Generation:
+        columns = {}
+        if request.include.routed_experts:
+            rows = len(request.prompt_token_ids) - request.experts_from + count - 1
+            columns[EXPERTS] = numbers_of(bytes(rows * math.prod(EXPERTS_OF_A_TOKEN)), "uint8", EXPERTS_OF_A_TOKEN)
+        spans = (WeightSpan("1", 0, count),)
+        return Generation(self._ids[:count], self._logprobs[:count], "stop", spans, columns=columns)
 
     def is_generating(self, rollout_id: str) -> bool:  # noqa: ARG002
         return True
@@ -82,7 +91,7 @@ class FreeGenerator(Generator):
         """There is nothing to forget."""
 
     async def describe(self) -> GeneratorDescription:
-        return GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
+        return DESCRIPTION
 
 
 class FreeEnvironment(Environment):
@@ -148,8 +157,7 @@ class CancelsOnDisconnect:
 
 def build(with_stacks: bool) -> ASGIApp:
     generator, limits = FreeGenerator(), RequestLimits()
-    description = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
-    factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
+    factory = EpisodeFactory(frozenset({TASK}), DESCRIPTION, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
     # What is refused for now is not measured.
     unbounded = AdmissionSettings(replica=AdmissionBounds(), service=AdmissionBounds())
@@ -162,7 +170,7 @@ def build(with_stacks: bool) -> ASGIApp:
         rollouts=service,
         access=OPEN_TO_ALL,
         readiness=Readiness(generator, environments, {}),
-        scoring=Scoring(lambda _: generator, policy, limits, lambda: description),
+        scoring=Scoring(lambda _: generator, policy, limits, lambda: DESCRIPTION),
     )
     app = build_http_app(services)
     probe = LoopProbe(with_stacks)

@@ -29,7 +29,7 @@ def measured(settings: ServeDeploySchema, measure: Measure[Result], console: Con
 
 
 def with_timing(
-    settings: ServeDeploySchema, timing: Mapping[str, float], replicas: int | None = None
+    settings: ServeDeploySchema, timing: Mapping[str, Any], replicas: int | None = None
 ) -> ServeDeploySchema:
     """A copy of the config with these fields of `engine.simulated` and this number of generator replicas."""
     changed = settings.model_copy(deep=True)

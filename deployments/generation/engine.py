@@ -51,6 +51,8 @@ from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounte
 from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
+ALL_LOGPROBS = -1
+"""vLLM's `max_logprobs` for no bound."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 
 
@@ -161,7 +163,8 @@ class VLLMEngine(Engine):
             generation = interrupted(None)
         else:
             output = await self._output_of(running, request.prompt_token_ids, sampling_params(request), adapter)
-            generation = generation_of(output.outputs[0], label)
+            experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
+            generation = generation_of(output.outputs[0], label, request, experts)
             if request.policy is not None and swaps != self.weights.swaps:
                 # Other full weights are under the adapter since: which tokens they made is not known.
                 return interrupted(None)
@@ -229,6 +232,8 @@ class VLLMEngine(Engine):
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
             max_lora_rank=0 if config.lora_config is None else config.lora_config.max_lora_rank,
+            max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
+            returns_experts=config.aux_output_config.enable_return_routed_experts,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

@@ -1,12 +1,15 @@
 """Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
+import numpy as np
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from deployments.failures import GenerationLost
+from deployments.failures import GenerationLost, GenerationRejected
 from deployments.generation.output_health import refuse_not_finite
 from deployments.protocols.generation import (
+    NO_COLUMNS,
+    TIED_TOKENS,
     Generation,
     GenerationRequest,
     SamplingOptions,
@@ -16,8 +19,13 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of
+from rollout_client.contract.messages import NumberType, PackedNumbers
 
 WARM_UP_TOKENS = 8
+MISSING_PROBABILITY = 1e-3
+"""Rounding of the log-probabilities of a thousand tokens takes less."""
+MOST_OF_A_BYTE = 256
 
 
 def warm_up_requests() -> list[GenerationRequest]:
@@ -54,27 +62,44 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         include_stop_str_in_output=True,
         # vLLM finds stop strings in the text. Without them the ingress detokenizes, once per message.
         detokenize=bool(request.stop_strings),
-        logprobs=0,
+        logprobs=likeliest_tokens(request),
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
+        routed_experts_prompt_start=request.experts_from,
     )
 
 
-def generation_of(completion: CompletionOutput, adapter: str | None) -> Generation:
+def likeliest_tokens(request: GenerationRequest) -> int:
+    """How many of the likeliest tokens vLLM has to name for each one, so that `columns_of` finds what was included."""
+    include = request.include
+    of_mask = request.sampling.top_k + TIED_TOKENS if include.sampling_mask or include.entropy else 0
+    return max(include.top_logprobs, of_mask)
+
+
+def generation_of(
+    completion: CompletionOutput, adapter: str | None, request: GenerationRequest | None = None, experts: int = 0
+) -> Generation:
     """The generation as the loop takes it; with an adapter, all its tokens are labelled with the adapter's label.
 
     vLLM's own spans name only full weights.
 
+    Args:
+        request: what was asked for; by default nothing beside the log-probabilities.
+        experts: how many experts a layer of the model has.
+
     Raises:
         GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.
         GenerationNotFinite: one of its log-probabilities is NaN or infinite.
+        GenerationRejected: more tokens could be sampled than the engine names.
     """
     if completion.finish_reason not in ("stop", "length", "abort"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
     token_ids = packed_ids(completion.token_ids)
-    logprobs = packed_logprobs(completion.logprobs.logprobs if isinstance(completion.logprobs, FlatLogprobs) else ())
-    if len(logprobs) != len(token_ids):
+    flat = completion.logprobs if isinstance(completion.logprobs, FlatLogprobs) else FlatLogprobs()
+    each = 1 + (likeliest_tokens(request) if request else 0)
+    logprobs = packed_logprobs(flat.logprobs[::each])
+    if len(flat.logprobs) != each * len(token_ids) or len(logprobs) != len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     refuse_not_finite(logprobs)
     return Generation(
@@ -86,7 +111,59 @@ def generation_of(completion: CompletionOutput, adapter: str | None) -> Generati
         )
         if adapter is None
         else (WeightSpan(adapter, 0, len(token_ids)),),
+        columns={}
+        if request is None or request.include == NO_COLUMNS
+        else {**logprob_columns(request, flat), **expert_column(request, completion, experts)},
     )
+
+
+def logprob_columns(request: GenerationRequest, flat: FlatLogprobs) -> dict[str, PackedNumbers]:
+    """The columns that are made of the likeliest tokens, with their log-probabilities after top-k, top-p and min-p.
+
+    Raises `GenerationRejected` if more tokens could be sampled than the engine names.
+    """
+    include, each = request.include, 1 + likeliest_tokens(request)
+    if each == 1:
+        return {}
+    ids = np.array(flat.token_ids, np.int32).reshape(-1, each)[:, 1:]
+    logprobs = np.array(flat.logprobs, np.float32).reshape(-1, each)[:, 1:]
+    columns: dict[str, PackedNumbers] = {}
+    if include.top_logprobs:
+        row = [include.top_logprobs]
+        columns["top_token_ids"] = numbers_of(ids[:, : row[0]].tobytes(), "int32", row)
+        columns["top_logprobs"] = numbers_of(logprobs[:, : row[0]].tobytes(), "float32", row)
+    if not (include.sampling_mask or include.entropy):
+        return columns
+    could_be_sampled = np.isfinite(logprobs)
+    probabilities = np.exp(logprobs.astype(np.float64))
+    missing = 1 - probabilities.sum(1).min(initial=1)
+    if missing > MISSING_PROBABILITY:
+        raise GenerationRejected(
+            f"Beside the {each - 1} likeliest tokens others could be sampled, with a probability of {missing:.2g} "
+            f"together: more than {TIED_TOKENS} tokens share the last place of top_k {request.sampling.top_k}. Ask for "
+            "a lower top_k, or leave sampling_mask and entropy out of include."
+        )
+    if include.sampling_mask:
+        columns[MASK] = numbers_of(ids[could_be_sampled].tobytes(), "int32")
+        columns[MASK_SIZES] = numbers_of(could_be_sampled.sum(1).astype("<u2").tobytes(), "uint16")
+    if include.entropy:
+        entropy = 0 - (probabilities * np.where(could_be_sampled, logprobs, 0)).sum(1)
+        columns["entropy"] = numbers_of(entropy.astype(np.float32).tobytes(), "float32")
+    return columns
+
+
+def expert_column(request: GenerationRequest, completion: CompletionOutput, experts: int) -> dict[str, PackedNumbers]:
+    """Raises `GenerationLost` if the engine has not returned the experts of each token."""
+    if not request.include.routed_experts:
+        return {}
+    # The last token was sampled, and not computed.
+    due = len(request.prompt_token_ids) - request.experts_from + max(len(completion.token_ids) - 1, 0)
+    rows = completion.routed_experts
+    if rows is None or (completion.token_ids and len(rows) != due):
+        found = "none" if rows is None else len(rows)
+        raise GenerationLost(f"The engine gave the experts of {found} of {due} tokens.")
+    dtype: NumberType = "uint8" if experts <= MOST_OF_A_BYTE else "uint16"
+    return {EXPERTS: numbers_of(rows.astype(dtype).tobytes(), dtype, rows.shape[1:])}
 
 
 def scoring_params(request: ScoringRequest, has_last_token_apart: bool) -> SamplingParams:

@@ -59,6 +59,9 @@ FITS_MEMORY = -1
 HIGHEST_MEMORY_UTILIZATION = 0.95
 """New weights are loaded beside the old ones, one layer at a time: a card of 80 GB keeps 4 GB for it, more than the
 embedding of 152,000 tokens and 8,192 values takes (2.5 GB)."""
+MOST_LOGPROBS = 256
+"""Likeliest tokens that a caller may have named for each one: those that top-k leaves, for a sampling mask. vLLM's own
+bound of 20 is for readers of chats."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
@@ -198,6 +201,7 @@ class EngineSettings(BaseModel):
             "allowed_media_domains": [NO_DOMAIN],
             "tokenizer_mode": "hf",
             "generation_config": "vllm",
+            "max_logprobs": MOST_LOGPROBS,
         }
         given = self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)
         return defaults | given | ({"max_model_len": FITS_MEMORY} if self.max_model_len == "auto" else {})

@@ -6,12 +6,13 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from rollout_client.contract.messages import PackedNumbers
 from rollout_env import StepOutcome
 
 
@@ -55,6 +56,10 @@ class GeneratorDescription:
     bound, or no adapters."""
     max_lora_rank: int | None = None
     """The highest rank of an adapter; 0 if the engine takes none. `None`: no bound."""
+    max_logprobs: int | None = None
+    """How many of the most likely tokens the engine names for each token. `None`: no bound."""
+    returns_experts: bool = False
+    """Whether the engine returns the experts that each token was routed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,23 @@ class SamplingOptions:
     min_p: float = 0.0
     ignore_eos: bool = False
     seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IncludedColumns:
+    """Further numbers of each token that a generation returns beside its log-probability."""
+
+    top_logprobs: int = 0
+    """So many of the most likely tokens, with their log-probabilities."""
+    sampling_mask: bool = False
+    entropy: bool = False
+    routed_experts: bool = False
+
+
+NO_COLUMNS = IncludedColumns()
+TIED_TOKENS = 32
+"""So many more than `top_k` of the likeliest tokens are looked at for a sampling mask. Engines keep all tokens that are
+as likely as the last one of `top_k`: in bfloat16 often several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +164,10 @@ class GenerationRequest:
     (`service/scheduling/generation_scheduler.py`)."""
     traceparent: str = ""
     """The span of the generation, as the header of the W3C; empty if it is not traced."""
+    include: IncludedColumns = NO_COLUMNS
+    """Is the same object in all generations of a request."""
+    experts_from: int = 0
+    """The first token of the prompt whose routed experts are not known; with `include.routed_experts` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,9 @@ class Generation:
     weight_versions: tuple[WeightSpan, ...] = ()
     failure: RolloutFailure | None = None
     """Why an aborted generation must go on elsewhere or later; `None` if it can go on here at once."""
+    columns: Mapping[str, PackedNumbers] = field(default_factory=dict)
+    """Columns that were included, by their fields of a `Message`: rows for the tokens of the generation. Rows of
+    `routed_experts` are for the tokens from `experts_from` on, those of the prompt among them, to the last but one."""
     replica: str = field(default="", compare=False)
     """Unique id of the replica that its caller had chosen; empty if it knew of none."""
 

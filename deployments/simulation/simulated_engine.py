@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import (
+    NO_COLUMNS,
     Engine,
     Generation,
     GenerationRequest,
@@ -23,8 +24,10 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of, packed_rows
 from deployments.simulation.timing import TimedGenerations, Timing
 from rollout_client.contract.base import label_of
+from rollout_client.contract.messages import PackedNumbers
 from rollout_client.contract.policy import PauseMode
 
 INITIAL_VERSION = 0
@@ -82,6 +85,10 @@ class SimulatedEngine(Engine):
         # So long that each response is one slice, whichever letter it begins with.
         self._cycle = packed_ids(letters) * (2 + description.max_model_len // len(letters))
         self._logprob = packed_logprobs([-math.log(len(letters))])
+        self._entropy = packed_logprobs([math.log(len(letters))])
+        self._experts_row = timing.routed_experts or (0, 0)
+        self._experts = random.Random(0).randbytes(math.prod(self._experts_row) * description.max_model_len)
+        """Those of the token at each place, whatever it is."""
 
     @classmethod
     def start(cls, timing: Timing, model: str, tokenizer: str | None, max_model_len: int) -> Self:
@@ -97,7 +104,12 @@ class SimulatedEngine(Engine):
         letters = sorted(id_ for token, id_ in vocabulary.items() if token.isascii() and token.isalpha())
         vocab_size = max(vocabulary.values()) + 1
         description = GeneratorDescription(
-            model, max_model_len, vocab_size, engine="simulated", max_num_seqs=timing.max_num_seqs
+            model,
+            max_model_len,
+            vocab_size,
+            engine="simulated",
+            max_num_seqs=timing.max_num_seqs,
+            returns_experts=timing.routed_experts is not None,
         )
         return cls(timing, description, letters)
 
@@ -203,7 +215,26 @@ class SimulatedEngine(Engine):
             logprobs=self._logprob * length,
             finish_reason="length" if length == request.max_new_tokens else "stop",
             weight_versions=generation.spans(length),
+            columns=self._columns(request, length) if request.include != NO_COLUMNS and length else {},
         )
+
+    def _columns(self, request: GenerationRequest, length: int) -> dict[str, PackedNumbers]:
+        """All letters are as likely, and could be sampled at each place, whatever `top_k` says."""
+        include, columns, letters = request.include, dict[str, PackedNumbers](), self._cycle[: self._letters]
+        if top := min(include.top_logprobs, self._letters):
+            columns["top_token_ids"] = packed_rows(letters[:top] * length, "int32", [top])
+            columns["top_logprobs"] = packed_rows(self._logprob * (top * length), "float32", [top])
+        if include.sampling_mask:
+            columns[MASK] = packed_rows(letters * length, "int32")
+            columns[MASK_SIZES] = packed_rows([self._letters] * length, "uint16")
+        if include.entropy:
+            columns["entropy"] = packed_rows(self._entropy * length, "float32")
+        if include.routed_experts:
+            width = math.prod(self._experts_row)
+            computed = len(request.prompt_token_ids) + length - 1
+            rows = self._experts[request.experts_from * width : computed * width]
+            columns[EXPERTS] = numbers_of(rows, "uint8", self._experts_row)
+        return columns
 
     def _scores(self, request: ScoringRequest, version: int) -> ScoredPrompt:
         """The log-probability of each token is that of a letter, whatever it is; the same letters are the likeliest."""

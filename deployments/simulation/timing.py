@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Hashable
 from itertools import count
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,8 @@ class Timing(StrictSettings):
     """Generations that run at once; further ones wait, the lowest virtual time first."""
     length_spread: float = Field(default=0.0, ge=0, lt=1)
     """By up to this part a generation is shorter than `max_new_tokens`, at random, as prompt and seed decide."""
+    routed_experts: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+    """Layers, and experts of a token in each: the engine is one of a mixture, and each token has random experts."""
 
     def duration_s(self, tokens: int) -> float:
         """Seconds that a generation of `tokens` tokens runs."""

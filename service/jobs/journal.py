@@ -18,9 +18,10 @@ from pydantic_core import from_json
 
 from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.token_columns import RoutedExperts
 from deployments.storage.storage import EntryName
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
@@ -77,7 +78,11 @@ def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
     """The outline of ended rollouts; `states` is by position."""
     return json_of(
         [
-            {"position": position, "first_message": 0, "state": fields_of(replace(state, messages=outlined(state)))}
+            {
+                "position": position,
+                "first_message": 0,
+                "state": fields_of(replace(state, messages=outlined(state), experts=None)),
+            }
             for position, state in states.items()
         ]
     )
@@ -96,15 +101,22 @@ def outlined(state: EpisodeState) -> list[Message]:
 
 def fields_of(state: EpisodeState) -> dict[str, Any]:
     fields = {name: getattr(state, name) for name in EpisodeState.__slots__}
-    return {**fields, "metrics": asdict(state.metrics), "messages": [set_fields(message) for message in state.messages]}
+    experts = None if state.experts is None else state.experts.packed()
+    return {
+        **fields,
+        "experts": experts,
+        "metrics": asdict(state.metrics),
+        "messages": [set_fields(message) for message in state.messages],
+    }
 
 
 def state_of(fields: dict[str, Any]) -> EpisodeState:
     """Counterpart of `fields_of`."""
-    error = fields["error"]
+    error, experts = fields["error"], fields.get("experts")
     return EpisodeState(
         **{
             **fields,
+            "experts": None if experts is None else RoutedExperts(all_rows=PackedNumbers.model_validate(experts)),
             "messages": [message_of(message) for message in fields["messages"]],
             "stop_strings": tuple(fields["stop_strings"]),
             "metrics": MetricCounts(**fields["metrics"]),
@@ -120,6 +132,8 @@ def message_of(fields: dict[str, Any]) -> Message:
         packed["generation_logprobs"] = packed_if_exact(logprobs)
     if (spans := fields.get("weight_versions")) is not None:
         packed["weight_versions"] = [WeightVersionSpan.model_construct(**span) for span in spans]
+    for name in fields.keys() & COLUMN_FIELDS:
+        packed[name] = PackedNumbers.model_validate(fields[name])
     return Message.model_construct(**packed)
 
 

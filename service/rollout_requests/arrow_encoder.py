@@ -4,7 +4,7 @@ It is the two streams that `rollout_client.arrow.schema` defines.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from struct import pack
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from rollout_client.arrow.rows import record_batch
-from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKEN_IDS, TOKENS
+from rollout_client.arrow.schema import ARROW, ROLLOUTS, SUMMARY, TOKENS, column_field
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.result_encoding import ResponseEncoder
 from service.rollouts.episode_records import Echo
@@ -31,8 +31,9 @@ ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 2**22
 """Size of a batch of the first stream. A column of strings has room for 2 GiB in one batch, and a response for any
 number of batches: an answer is never in one array."""
-TOKENS_PER_BATCH = 2**19
-"""4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
+NUMBERS_PER_BATCH = 2**22
+"""Bytes of ids, log-probabilities and what was included: the memory that a response takes beside its rollouts while it
+is being sent."""
 ECHO_IN_COLUMNS = 2**28
 """Bytes that the rollouts of a response repeat of their samples, in groups of more than one rollout. If they are more,
 the rows refer to them until they are sent. Columns hold a copy for each, and take less time after the last token."""
@@ -44,7 +45,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The `token_ids` or the `generation_logprobs` of some messages."""
+    """One field of some messages that holds a list of numbers, or of rows of numbers."""
 
     counts: Sequence[int | None]
     """Count of values of each message; `None` for a message without the field."""
@@ -52,8 +53,19 @@ class Numbers:
     """The values of all messages, concatenated, in the column's type."""
 
 
-NumbersOfMessages = tuple[Numbers, Numbers]
-"""The `token_ids` and the `generation_logprobs` of some messages."""
+@dataclass(frozen=True, slots=True)
+class NumbersOfMessages:
+    """The numbers of some messages, by field. All of them have `TOKENS`, and some what was included."""
+
+    messages: int
+    by_field: Mapping[str, Numbers]
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(numbers.data) for numbers in self.by_field.values())
+
+    def counts(self, field: str) -> Sequence[int | None]:
+        return self.by_field[field].counts if field in self.by_field else [None] * self.messages
 
 
 class ArrowResponseEncoder(ResponseEncoder):
@@ -77,16 +89,18 @@ class ArrowResponseEncoder(ResponseEncoder):
         """Those of each rollout by position; what a group shares is the same object in all its rollouts."""
         self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], NumbersOfMessages]] = {}
         """The messages that the rollouts of a group share, and the numbers of these messages."""
+        self._included: dict[str, pa.Field] = {}
+        """The columns of what was included, by their names."""
 
     def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
         shared: Sequence[dict[str, Any]] = ()
         numbers: list[NumbersOfMessages] = []
         if echo is not None:
             if echo not in self._echoes:
-                self._echoes[echo] = without_numbers(echo.messages)
+                self._echoes[echo] = without_numbers(echo.messages, self._included)
             shared, shared_numbers = self._echoes[echo]
             numbers.append(shared_numbers)
-        messages, own_numbers = without_numbers(result.message_log[len(shared) :])
+        messages, own_numbers = without_numbers(result.message_log[len(shared) :], self._included)
         self._numbers[position] = [*numbers, own_numbers]
         row = {**set_fields(result), "message_log": [*shared, *messages]}
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
@@ -100,7 +114,8 @@ class ArrowResponseEncoder(ResponseEncoder):
     def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
         yield from text_stream(self._text_batches(), summary)
         # Each is freed when it was sent: freeing 1 GB at once takes long.
-        yield from number_stream(self._numbers.pop(position) for position in sorted(self._numbers))
+        schema = pa.schema([*TOKENS, *(self._included[name] for name in sorted(self._included))])
+        yield from number_stream((self._numbers.pop(position) for position in sorted(self._numbers)), schema)
 
     def _text_batches(self) -> Iterator[pa.RecordBatch]:
         for position in sorted(self._kept):
@@ -126,10 +141,26 @@ class ArrowResponseEncoder(ResponseEncoder):
             self._characters = 0
 
 
-def without_numbers(messages: Iterable[Message]) -> tuple[Sequence[dict[str, Any]], NumbersOfMessages]:
-    """The fields of `messages` without their numbers, and these."""
+def without_numbers(
+    messages: Iterable[Message], included: dict[str, pa.Field]
+) -> tuple[Sequence[dict[str, Any]], NumbersOfMessages]:
+    """The fields of `messages` without their numbers, and these. Adds the columns that they need to `included`."""
     fields = [set_fields(message) for message in messages]
-    return fields, (popped("token_ids", "i", fields), popped("generation_logprobs", "f", fields))
+    by_field = {"token_ids": popped("token_ids", "i", fields)}
+    by_field["generation_logprobs"] = popped("generation_logprobs", "f", fields)
+    for name in COLUMN_FIELDS.intersection(set().union(*fields)):
+        columns = [None if message.get(name) is None else message.pop(name) for message in fields]
+        given = next((column for column in columns if column is not None), None)
+        if given is None:
+            continue
+        field = included.setdefault(name, column_field(name, given.dtype, given.shape[1:]))
+        if any(column_field(name, column.dtype, column.shape[1:]) != field for column in columns if column is not None):
+            raise ValueError(f"The messages have {name} of several shapes")
+        by_field[name] = Numbers(
+            [None if column is None else column.shape[0] for column in columns],
+            b"".join(column.data for column in columns if column is not None),
+        )
+    return fields, NumbersOfMessages(len(fields), by_field)
 
 
 def in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -188,32 +219,32 @@ def packed(items: Sequence[float], code: str) -> bytes:
 
 
 def batches(rollouts: Iterable[Sequence[NumbersOfMessages]]) -> Iterator[Sequence[Sequence[NumbersOfMessages]]]:
-    """Splits `rollouts` in order; each batch ends with the rollout that brings it to `TOKENS_PER_BATCH`."""
-    batch, tokens = list[Sequence[NumbersOfMessages]](), 0
+    """Splits `rollouts` in order; each batch ends with the rollout that brings it to `NUMBERS_PER_BATCH`."""
+    batch, size = list[Sequence[NumbersOfMessages]](), 0
     for parts in rollouts:
         batch.append(parts)
-        tokens += sum(len(token_ids.data) for token_ids, _ in parts) // TOKEN_IDS.value_type.byte_width
-        if tokens >= TOKENS_PER_BATCH:
+        size += sum(part.bytes for part in parts)
+        if size >= NUMBERS_PER_BATCH:
             yield batch
-            batch, tokens = [], 0
+            batch, size = [], 0
     if batch:
         yield batch
 
 
-def token_batch(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> pa.RecordBatch:
-    token_ids = numbers_column([[part for part, _ in parts] for parts in rollouts], TOKEN_IDS)
-    logprobs = numbers_column([[part for _, part in parts] for parts in rollouts], LOGPROBS)
-    return pa.RecordBatch.from_arrays([token_ids, logprobs], schema=TOKENS)
+def token_batch(rollouts: Sequence[Sequence[NumbersOfMessages]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [numbers_column(rollouts, field.name, field.type.value_type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def numbers_column(rollouts: Sequence[Sequence[Numbers]], type_: pa.ListType) -> pa.ListArray:
+def numbers_column(rollouts: Sequence[Sequence[NumbersOfMessages]], name: str, type_: pa.ListType) -> pa.ListArray:
     """One row per rollout, one list per message, all values in one buffer."""
-    counts = [count for parts in rollouts for part in parts for count in part.counts]
-    data = pa.py_buffer(b"".join(part.data for parts in rollouts for part in parts))
+    counts = [count for parts in rollouts for part in parts for count in part.counts(name)]
+    parts_with = (part.by_field[name] for parts in rollouts for part in parts if name in part.by_field)
+    data = pa.py_buffer(b"".join(numbers.data for numbers in parts_with))
     values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
     nulls = pa.array([count is None for count in counts], pa.bool_())
     messages = pa.ListArray.from_arrays(offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
-    ends = offsets(sum(len(part.counts) for part in parts) for parts in rollouts)
+    ends = offsets(sum(part.messages for part in parts) for parts in rollouts)
     return pa.ListArray.from_arrays(ends, messages, type=pa.list_(type_))
 
 
@@ -255,9 +286,9 @@ def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> 
     yield written.take()
 
 
-def number_stream(rollouts: Iterable[Sequence[NumbersOfMessages]]) -> Iterator[memoryview]:
+def number_stream(rollouts: Iterable[Sequence[NumbersOfMessages]], schema: pa.Schema) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
-    yield memoryview(TOKENS.serialize())
+    yield memoryview(schema.serialize())
     for batch in batches(rollouts):
-        yield memoryview(token_batch(batch).serialize())
+        yield memoryview(token_batch(batch, schema).serialize())
     yield memoryview(END_OF_STREAM)

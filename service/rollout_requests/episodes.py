@@ -12,7 +12,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import GeneratorDescription, RequestShare, SamplingOptions
+from deployments.protocols.generation import GeneratorDescription, IncludedColumns, RequestShare, SamplingOptions
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
@@ -44,6 +44,7 @@ class RequestContext:
     unique_id: str
     share: RequestShare
     bounds: VersionBounds
+    include: IncludedColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class EpisodeFactory:
             unique_id,
             share_of(unique_id, request.priority, caller),
             VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
+            included_columns(request.include),
         )
         return [
             episode
@@ -141,7 +143,8 @@ class EpisodeFactory:
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             bounds=context.bounds,
             share=context.share,
-            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat),
+            include=context.include,
+            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat, context.include),
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
@@ -202,7 +205,18 @@ def identity_of(
     )
 
 
-def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions) -> Echo:
+def included_columns(include: Sequence[str]) -> IncludedColumns:
+    """The names of `RolloutRequest.include` as an engine gets them."""
+    numbers = dict(name.partition(":")[::2] for name in include)
+    return IncludedColumns(
+        top_logprobs=int(numbers.get("top_logprobs", 0)),
+        sampling_mask="sampling_mask" in numbers,
+        entropy="entropy" in numbers,
+        routed_experts="routed_experts" in numbers,
+    )
+
+
+def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: IncludedColumns) -> Echo:
     fields = {
         "id": sample.id,
         "extra_env_info": sample.extra_env_info,
@@ -210,7 +224,9 @@ def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions) -> Echo:
         "chat_template_kwargs": chat.chat_template_kwargs,
         **(sample.model_extra or {}),
     }
-    return Echo(prompt.messages, {name: value for name, value in fields.items() if value is not None})
+    # Each rollout has the experts of its own computation of the prompt.
+    messages = () if include.routed_experts else prompt.messages
+    return Echo(messages, {name: value for name, value in fields.items() if value is not None})
 
 
 def index_of(sample_position: int, sample: SampleInput) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.generation import TIED_TOKENS, GeneratorDescription
 from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
@@ -40,8 +40,12 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     """Yields every problem of the request; none if it can be played."""
     yield from size_problems(request, capabilities)
     yield from keep_problems(request)
+    yield from include_problems(request, capabilities.generator)
     yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
     played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
+    if request.include and played:
+        message = f"a program plays {', '.join(sorted(played))}, and the calls of programs have none; leave it out"
+        yield FieldProblem(field="include", message=message, value=", ".join(request.include))
     if request.schedule == "lockstep" and played:
         message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
@@ -86,6 +90,34 @@ def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
             message=f"there are only {len(request.samples)} groups, one per sample; keep fewer",
             value=request.keep.groups,
         )
+
+
+def include_problems(request: RolloutRequest, generator: GeneratorDescription) -> Iterator[FieldProblem]:
+    """Yields the problems of what is included, which the engines must have and the sampling must allow."""
+    most, sampling = generator.max_logprobs, request.sampling
+    for place, name in enumerate(request.include):
+        kind, _, count = name.partition(":")
+        field = f"include[{place}]"
+        if kind == "routed_experts" and not generator.returns_experts:
+            message = (
+                "the engines do not return the experts of tokens; serve a mixture of experts with "
+                "enable_return_routed_experts: true under engine"
+            )
+            yield FieldProblem(field=field, message=message, value=name)
+        if kind == "top_logprobs" and most is not None and int(count) > most:
+            message = f"the engines name at most {most} tokens; ask for fewer, or raise max_logprobs under engine"
+            yield FieldProblem(field=field, message=message, value=name)
+        if kind in ("sampling_mask", "entropy"):
+            highest = None if most is None else most - TIED_TOKENS
+            if sampling.greedy or not sampling.temperature:
+                message = "greedy decoding draws from no distribution; leave it out, or set sampling.temperature"
+                yield FieldProblem(field=field, message=message, value=name)
+            elif sampling.top_k < 1 or (highest is not None and sampling.top_k > highest):
+                bound = "at least 1" if highest is None else f"from 1 to {highest}"
+                message = (
+                    f"it needs sampling.top_k {bound}: without a bound all tokens of the vocabulary could be sampled"
+                )
+                yield FieldProblem(field=field, message=message, value=name)
 
 
 def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:

@@ -144,6 +144,8 @@ class Episode:
             turn=turn,
             share=start.share,
             policy=start.bounds.policy,
+            include=start.include,
+            experts_from=log.experts.rows if start.include.routed_experts else 0,
         )
 
     def add_generation(self, generation: Generation) -> None:
@@ -268,7 +270,9 @@ class Episode:
             "idx": identity.idx,
             "generation_index": identity.generation_index,
             "task_name": identity.task_name,
-            "message_log": list(self.log),
+            "message_log": self.log.experts.of_messages(self.log)
+            if self.start.include.routed_experts
+            else list(self.log),
             "total_reward": total_reward,
             "rewards": self._rewards.copy(),
             "status": self.status,
@@ -310,12 +314,15 @@ class Episode:
             retries_left=self.retries.left,
             status=self.status,
             error=self.error,
+            experts=self.log.experts if self.done and self.start.include.routed_experts else None,
             staleness=self.versions.at_end,
         )
 
     def restore(self, state: EpisodeState) -> None:
         """Brings an episode that stands at its prompt to a state with all of its messages."""
         self.log.replace(state.messages)
+        if state.experts is not None:
+            self.log.experts = state.experts
         self._extra_env_info = state.extra_env_info
         self._stop_strings = state.stop_strings
         self._rewards = dict(state.rewards)

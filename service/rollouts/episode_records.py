@@ -12,7 +12,15 @@ from typing import Any, Self
 from pydantic import JsonValue
 
 from deployments.protocols.chat import ChatOptions
-from deployments.protocols.generation import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
+from deployments.protocols.generation import (
+    NO_COLUMNS,
+    UNNAMED_REQUEST,
+    IncludedColumns,
+    RequestShare,
+    SamplingOptions,
+    packed_ids,
+)
+from deployments.protocols.token_columns import RoutedExperts
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleError, SampleStatus
@@ -122,6 +130,8 @@ class EpisodeStart:
     bounds: VersionBounds = field(default_factory=VersionBounds)
     """Is the same object in all episodes of a request."""
     share: RequestShare = UNNAMED_REQUEST
+    include: IncludedColumns = NO_COLUMNS
+    """Is the same object in all episodes of a request."""
     echo: Echo | None = None
     """Set for a group of more than one episode."""
 
@@ -174,5 +184,7 @@ class EpisodeState:
     retries_left: int
     status: SampleStatus | None
     error: SampleError | None
+    experts: RoutedExperts | None
+    """Those of the whole log, prompt included; `None` before the end of the episode, which has more of them then."""
     staleness: int | None
     """At its end, in versions; `None` before it, or if it is not known."""

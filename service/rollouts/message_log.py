@@ -11,6 +11,7 @@ from itertools import chain
 
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import Generation, packed_ids
+from deployments.protocols.token_columns import EXPERTS, RoutedExperts
 from rollout_client.contract.messages import Message
 from rollout_env import ChatMessage
 from service.rollouts.episode_records import EpisodeLimits, Prompt
@@ -27,6 +28,8 @@ class MessageLog:
         self.added: list[Message] = [] if prompt.response is None else [prompt.response]
         """The messages after those of the prompt. A response at the end of the prompt is one, because it changes."""
         self._added_ids = packed_ids(())
+        self.experts = RoutedExperts(self)
+        """Those that are known, from the first token of the prompt on."""
         self._end_full_partial()
 
     def __iter__(self) -> Iterator[Message]:
@@ -73,7 +76,12 @@ class MessageLog:
         return self._prompt.token_ids[-count:] + self._added_ids[-count:]
 
     def add_response(self, generation: Generation, tokenizer: ChatTokenizer) -> None:
-        """Appends the generation, or continues the partial response with it. Changes nothing if it raises."""
+        """Appends the generation, or continues the partial response with it. Changes nothing if it raises.
+
+        Raises `GenerationRejected` if its routed experts do not go with those of the posted log.
+        """
+        if (experts := generation.columns.get(EXPERTS)) is not None:
+            self.experts.add(experts)
         if (partial := self.partial) is not None:
             self.added[-1] = continued(partial, generation, tokenizer)
         else:

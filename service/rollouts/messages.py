@@ -19,6 +19,7 @@ from typing import Any
 
 from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, TokenizedObservation
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns
 from deployments.protocols.weight_versions import joined_spans
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_env import ChatMessage
@@ -95,20 +96,29 @@ def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:
         generation_logprobs=generation.logprobs,
         finish_reason=None if generation.finish_reason == "abort" else generation.finish_reason,
         weight_versions=[version_span(span.version, span.start, span.end) for span in generation.weight_versions],
+        **own_columns(generation),
     )
+
+
+def own_columns(generation: Generation) -> dict[str, Any]:
+    """The columns of its message. Those of routed experts begin before it, and are the log's."""
+    return {name: column for name, column in generation.columns.items() if name != EXPERTS}
 
 
 def continued(partial: Message, part: Generation, tokenizer: ChatTokenizer) -> Message:
     """The partial response with the tokens of a further generation, as if one generation had made all of them."""
     there = len(partial.token_ids)
     token_ids = packed_ids(chain(partial.token_ids, part.token_ids))
-    added = {
+    added: dict[str, Any] = {
         "content": tokenizer.decode(token_ids),
         "token_ids": token_ids,
         "generation_logprobs": packed_logprobs(chain(partial.generation_logprobs or (), part.logprobs)),
         "finish_reason": None if part.finish_reason == "abort" else part.finish_reason,
         "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, version_span),
     }
+    columns = {name: getattr(partial, name) for name in own_columns(part)}
+    if None not in columns.values():
+        added |= joined_columns(columns, part.columns)
     return partial.model_copy(update=added)
 
 
@@ -144,6 +154,7 @@ def first_tokens(generation: Generation, count: int) -> Generation:
         weight_versions=tuple(
             replace(span, end=min(span.end, count)) for span in generation.weight_versions if span.start < count
         ),
+        columns=first_rows(generation.columns, count, len(generation.token_ids)),
     )
 
 

@@ -10,7 +10,12 @@ from benchmarks.gpu_check.__main__ import ON_THE_RIG
 from tests.paths import REPOSITORY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-FILES = ("tests/live/test_engine.py", "tests/live/test_engine_adapters.py", "tests/live/test_score.py")
+FILES = (
+    "tests/live/test_engine.py",
+    "tests/live/test_engine_adapters.py",
+    "tests/live/test_score.py",
+    "tests/live/test_token_columns.py",
+)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -10,11 +10,13 @@ from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
+    NO_COLUMNS,
     Environment,
     Generation,
     GenerationRequest,
     Generator,
     GeneratorDescription,
+    IncludedColumns,
     SamplingOptions,
 )
 from rollout_client.contract.messages import Message
@@ -225,6 +227,7 @@ class EpisodeRecipe:
     group: int = 0
     retries: int = 0
     bounds: VersionBounds = field(default_factory=VersionBounds)
+    include: IncludedColumns = NO_COLUMNS
     extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
     tokenizer: ChatTokenizer = field(default_factory=CharacterChatTokenizer)
@@ -245,6 +248,7 @@ class EpisodeRecipe:
             sampling=self.sampling or SamplingOptions(seed=self.seed),
             chat=ChatOptions(self.observation_format),
             bounds=self.bounds,
+            include=self.include,
         )
 
     def limits(self) -> EpisodeLimits:

@@ -4,7 +4,8 @@ An answer is two Arrow IPC streams, the second right after the first. Row i of b
 
 1. `ROLLOUTS`: everything except the numbers of the messages, in columns named like the fields of `SampleResult`. Its
    buffers are compressed with zstd. The schema's metadata hold the `RolloutSummary` as JSON, under `summary`.
-2. `TOKENS`: the numbers of the messages. It is not compressed, so that numpy and torch can read the body in place.
+2. `TOKENS`: the numbers of the messages. It is not compressed, so that numpy and torch can read the body in place. What
+   the request has in `include` are further columns (`column_field`), named like the fields of `Message`.
 
 There are two streams because Arrow compresses either all buffers of a batch or none. Compression pays for text, and
 would prevent that numbers are read in place. Any Arrow library can read both; each may have any number of batches.
@@ -16,7 +17,13 @@ A null means that the field is absent. Each row and each struct has a column `fu
 fields that have no column, and of fields that are present with the value null.
 """
 
+import json
+import math
+from collections.abc import Sequence
+
 import pyarrow as pa
+
+from rollout_client.contract.messages import NUMBER_BYTES, NumberType
 
 ARROW = "application/vnd.apache.arrow.stream"
 SUMMARY = b"summary"
@@ -36,6 +43,26 @@ LOGPROBS = pa.list_(pa.float32())
 TOKENS = pa.schema([("token_ids", pa.list_(TOKEN_IDS)), ("generation_logprobs", pa.list_(LOGPROBS))])
 """One list per message; `generation_logprobs` has a null for a message without them. All values of a column's batch are
 contiguous in one buffer."""
+
+
+def column_field(name: str, dtype: NumberType, row: Sequence[int]) -> pa.Field:
+    """A column of `PackedNumbers`: one list per message, null for a message without them.
+
+    A row of more than one number is binary of fixed size; the metadata have its `dtype` and, as JSON, its `shape`.
+    """
+    width = math.prod(row) * NUMBER_BYTES[dtype]
+    value = pa.binary(width) if row else pa.type_for_alias(dtype)
+    metadata = {"dtype": dtype, "shape": json.dumps(list(row))}
+    return pa.field(name, pa.list_(pa.list_(value)), metadata=metadata)
+
+
+def row_of(field: pa.Field) -> tuple[NumberType, list[int]]:
+    """The type and shape that `column_field` was given.
+
+    Raises `KeyError` or `ValueError` for another field.
+    """
+    return field.metadata[b"dtype"].decode(), json.loads(field.metadata[b"shape"])
+
 
 SPAN = pa.struct(
     [("version", pa.string()), ("start", pa.int32()), ("end", pa.int32()), FURTHER_FIELDS],

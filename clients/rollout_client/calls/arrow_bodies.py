@@ -4,8 +4,9 @@ The samples of a request are columns; its other fields are JSON in the schema's 
 log-probabilities of an answer are not copied out of the body; Python objects are made when `samples` is first read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -15,8 +16,9 @@ from pydantic import BaseModel, PrivateAttr, ValidationError, computed_field
 from pydantic_core import to_json
 
 from rollout_client.arrow.rows import record_batch, rows_of
-from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPLES, SUMMARY, TOKENS
+from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPLES, SUMMARY, TOKENS, row_of
 from rollout_client.contract.base import set_fields
+from rollout_client.contract.messages import COLUMN_FIELDS, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
 from rollout_client.responses import DataOut, PlayedRollouts
@@ -73,6 +75,9 @@ class ArrowResponse(DataOut, RolloutSummary):
         try:
             rows = rows_of(self._rollouts, self._rollouts.schema)
             numbers = rows_of(self._tokens, TOKENS)
+            for field in included_fields(self._tokens.schema):
+                for row, columns in zip(numbers, packed_numbers(self._tokens[field.name], field), strict=True):
+                    row[field.name] = columns
             return [SampleResult.model_validate(with_numbers(*both)) for both in zip(rows, numbers, strict=True)]
         except ValidationError as error:
             raise not_understood(WHAT, error) from error
@@ -128,15 +133,49 @@ def check_tables(rollouts: pa.Table, tokens: pa.Table) -> None:
     has_columns = all(
         schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type for field in ROLLOUTS
     )
-    if not has_columns or tokens.schema != TOKENS or SUMMARY not in (schema.metadata or {}):
+    has_tokens = tokens.schema == pa.schema([*TOKENS, *included_fields(tokens.schema)])
+    if not has_columns or not has_tokens or SUMMARY not in (schema.metadata or {}):
         raise ResponseNotUnderstood(
             f"{WHAT} has other columns than this client knows. Check that client and service have matching versions."
         )
     if rollouts.num_rows != tokens.num_rows:
         raise StreamBroken(f"The answer ended after the tokens of {tokens.num_rows} of {rollouts.num_rows} rollouts.")
     messages = message_counts(rollouts["message_log"])
-    if None in messages or any(message_counts(tokens[name]) != messages for name in TOKENS.names):
+    if None in messages or any(message_counts(tokens[name]) != messages for name in tokens.schema.names):
         raise ResponseNotUnderstood(f"{WHAT} has tokens of other messages than those of its logs.")
+
+
+def included_fields(tokens: pa.Schema) -> list[pa.Field]:
+    """The columns of the second stream that hold what `include` has asked for."""
+    return [field for field in tokens if field.name in COLUMN_FIELDS]
+
+
+def packed_numbers(column: pa.ChunkedArray, field: pa.Field) -> Iterator[list[PackedNumbers | None]]:
+    """For each row the numbers of its messages. Raises `ValueError` if they are not what the metadata say."""
+    try:
+        dtype, row = row_of(field)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"column {field.name} does not say the type of its numbers") from error
+    for chunk in column.chunks:
+        messages = chunk.values
+        data, begins = value_bytes(messages.values), messages.offsets.to_numpy().tolist()
+        width = len(data) // max(len(messages.values), 1)
+        of_messages = [
+            PackedNumbers(dtype=dtype, shape=[end - begin, *row], data=bytes(data[begin * width : end * width]))
+            if is_there
+            else None
+            for (begin, end), is_there in zip(
+                pairwise(begins), messages.is_valid().to_numpy(zero_copy_only=False), strict=True
+            )
+        ]
+        for begin, end in pairwise(chunk.offsets.to_numpy().tolist()):
+            yield of_messages[begin:end]
+
+
+def value_bytes(values: pa.Array) -> memoryview:
+    """The memory of numbers, or of binary values of fixed size."""
+    width, data = values.type.byte_width, values.buffers()[1]
+    return memoryview(data or b"")[values.offset * width : (values.offset + len(values)) * width]
 
 
 def message_counts(lists: pa.ChunkedArray) -> list[int | None]:

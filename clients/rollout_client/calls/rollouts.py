@@ -52,6 +52,8 @@ class RolloutOptions(CallOptions, total=False):
     """When enough rollouts are done; the service cancels the rest."""
     policy: PolicyDemand | Mapping[str, Any] | None
     """Which weights may generate the rollouts: `min_version`, `version`, `max_staleness`; see `RolloutDemand`."""
+    include: Sequence[str] | None
+    """Further numbers of each token: `routed_experts`, `top_logprobs:N`, `sampling_mask`, `entropy`."""
     priority: Priority | None
     """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
 

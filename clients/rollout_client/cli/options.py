@@ -108,6 +108,10 @@ def rollout_parameters(
     max_staleness: Annotated[
         int | None, typer.Option(min=0, help="Cut off rollouts that are more versions behind.")
     ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Further numbers of tokens: routed_experts, top_logprobs:N, sampling_mask, entropy."),
+    ] = None,
     priority: Annotated[
         str | None,
         typer.Option(help="Share of the engines: interactive, train, batch, or a number in proportion to train."),

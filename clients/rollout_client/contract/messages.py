@@ -1,11 +1,15 @@
 """The messages of a rollout, as a caller sends them and as the service returns them, and branches of agents."""
 
+from base64 import b64decode, b64encode
+from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
+    PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -74,6 +78,38 @@ class WeightVersionSpan(Lenient):
     """Index after the last token of the span."""
 
 
+def decoded_base64(data: object) -> object:
+    return b64decode(data, validate=True) if isinstance(data, str) else data
+
+
+def encoded_base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+NumberType = Literal["uint8", "uint16", "int32", "float32"]
+NUMBER_BYTES: dict[NumberType, int] = {"uint8": 1, "uint16": 2, "int32": 4, "float32": 4}
+
+
+class PackedNumbers(Lenient):
+    """Numbers of a message, one row for each of its tokens, as the bytes of an array. numpy reads them without a copy:
+    `numpy.frombuffer(packed.data, packed.dtype).reshape(packed.shape)`."""
+
+    dtype: NumberType
+    """The type of each number; of more than one byte in little-endian order."""
+    shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    """Number of rows, then the shape of a row."""
+    data: Annotated[
+        bytes, BeforeValidator(decoded_base64), PlainSerializer(encoded_base64, return_type=str, when_used="json")
+    ]
+    """The numbers, row by row; in JSON as base64."""
+
+    @model_validator(mode="after")
+    def has_all_numbers(self) -> Self:
+        if len(self.data) != prod(self.shape) * NUMBER_BYTES[self.dtype]:
+            raise ValueError(f"{len(self.data)} bytes are not the numbers of shape {self.shape} in {self.dtype}")
+        return self
+
+
 class Message(Lenient):
     """A message with its tokens. The concatenated `token_ids` of a log are exactly what the engine saw."""
 
@@ -114,6 +150,30 @@ class Message(Lenient):
     """True of a message that an agent's call generated under a constraint that it asked for: a JSON schema or grammar,
     a tool that is `strict` or must be called, `logit_bias`, allowed or forbidden tokens. Its `generation_logprobs` are
     then of the tokens that fit, not of the policy's: leave it out of the loss."""
+    routed_experts: PackedNumbers | None = None
+    """With `include: ["routed_experts"]`: the experts that each layer has chosen for each token, of shape [tokens,
+    layers, experts of a token], on every message. Tokens at the end of the log that no engine has computed have no row:
+    the last one that was sampled, and an observation after it."""
+    top_token_ids: PackedNumbers | None = None
+    """With `include: ["top_logprobs:N"]`, on a generated message: the N most likely tokens at each place, the most
+    likely first, of shape [tokens, N]."""
+    top_logprobs: PackedNumbers | None = None
+    """The log-probabilities of `top_token_ids`, under the distribution that `generation_logprobs` are of; -inf for a
+    token that could not be sampled."""
+    sampling_mask: PackedNumbers | None = None
+    """With `include: ["sampling_mask"]`, on a generated message: the tokens that could be sampled at each place, after
+    top-k, top-p and min-p, one place after the other."""
+    sampling_mask_sizes: PackedNumbers | None = None
+    """How many tokens of `sampling_mask` belong to each place, of shape [tokens]."""
+    entropy: PackedNumbers | None = None
+    """With `include: ["entropy"]`, on a generated message: the entropy in nats of the distribution that each token was
+    sampled from, of shape [tokens]."""
+
+
+COLUMN_FIELDS = frozenset(
+    {"routed_experts", "top_token_ids", "top_logprobs", "sampling_mask", "sampling_mask_sizes", "entropy"}
+)
+"""The fields of a message that hold what `include` has asked for."""
 
 
 class GivenMessage(Message):

@@ -6,9 +6,19 @@ back untouched. Lengths are in tokens, times in seconds; log-probabilities are n
 The docstrings under the fields are the descriptions in the service's OpenAPI document.
 """
 
+import re
 from typing import Annotated, Literal, Protocol, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
 from rollout_client.contract.messages import (
@@ -30,6 +40,18 @@ MOST_STOP_STRINGS = 128
 MOST_RANGES = 64
 LOWEST_TEMPERATURE = 0.01
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
+
+
+def one_that_is_known(name: str) -> str:
+    if not re.fullmatch(INCLUDED, name):
+        raise ValueError(
+            "Input should be 'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N' with N from 1"
+        )
+    return name
+
+
+Included = Annotated[str, AfterValidator(one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]
 
 
 class Sampling(Strict):
@@ -150,6 +172,9 @@ class RolloutRequest(Strict):
     """Early stopping; by default every rollout is played to its end."""
     policy: RolloutDemand = RolloutDemand()
     """Which weights may generate; by default those that are current at the time."""
+    include: list[Included] = Field(default=[], max_length=4)
+    """Further numbers of each token, which come back on the messages: `routed_experts` (of a mixture of experts),
+    `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
     request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
@@ -163,6 +188,15 @@ class RolloutRequest(Strict):
         if not self.sample_count:
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
+
+    @field_validator("include")
+    @classmethod
+    def names_each_once(cls, include: list[str]) -> list[str]:
+        kinds = [name.partition(":")[0] for name in include]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ValueError(f"{kind} is named {kinds.count(kind)} times: name it once")
+        return include
 
     @property
     def sample_count(self) -> int:

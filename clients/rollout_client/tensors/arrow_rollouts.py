@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from rollout_client.arrow.rows import values_of
-from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN
-from rollout_client.calls.arrow_bodies import ArrowResponse
+from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN, row_of
+from rollout_client.calls.arrow_bodies import ArrowResponse, included_fields, value_bytes
 from rollout_client.contract.messages import Branch
 from rollout_client.results import FINAL_STATUSES
+from rollout_client.tensors.included import IncludedRows
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 
 REWARDS = ROLLOUTS.field("rewards")
@@ -54,6 +55,8 @@ class ArrowRollouts(Rollouts):
             clipped_messages(logs),
             rewards_of_messages(logs),
         ]
+        included = included_fields(tokens.schema)
+        columns += [tokens[field.name] for field in included]
         if len(positions) < len(versions):
             columns = [rows_at(positions, column) for column in columns]
         token_ids, logprobs = map(MessageNumbers.of, columns[:2])
@@ -66,6 +69,11 @@ class ArrowRollouts(Rollouts):
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
             spans=spans_of(columns[2]),
+            included={
+                field.name: included_rows(column, field)
+                for field, column in zip(included, columns[5:], strict=True)
+                if any(len(part) > part.null_count for part in (chunk.flatten() for chunk in column.chunks))
+            },
         )
 
     def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
@@ -98,6 +106,17 @@ class MessageNumbers:
                 [part.flatten().to_numpy() for part in lists], column.type.value_type.value_type.to_pandas_dtype()
             ),
         )
+
+
+def included_rows(column: pa.ChunkedArray, field: pa.Field) -> IncludedRows:
+    """The rows of a column of `include`; their values are a view of Arrow's memory where the column is one chunk."""
+    dtype, row = row_of(field)
+    messages = [chunk.flatten() for chunk in column.chunks]
+    arrays = [np.frombuffer(value_bytes(part.flatten()), dtype) for part in messages]
+    return IncludedRows(
+        joined_arrays([list_lengths(part) for part in messages], np.int64),
+        joined_arrays(arrays, np.dtype(dtype)).reshape(-1, *row),
+    )
 
 
 def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArray:

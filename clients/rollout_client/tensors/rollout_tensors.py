@@ -15,6 +15,7 @@ from torch import Tensor
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turn_rewards
+from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
 from rollout_client.tensors.rollouts import (
     GroupOf,
@@ -69,6 +70,11 @@ class RolloutTensors:
     """int64 [B]: index of the rollout in the samples that were given."""
     sample_mask: Tensor
     """int64 [B]: 1 for a rollout with a final reward, 0 for one that failed or was cut off."""
+    included: Mapping[str, Tensor]
+    """[B, T, ...] by the field of the messages, for what the request had in `include`; 0 for tokens without it.
+    `routed_experts`: uint8 or int32 [B, T, layers, experts of a token]; `top_token_ids`: int32 [B, T, N];
+    `top_logprobs`: float32 [B, T, N]; `entropy`: float32 [B, T]; `sampling_mask`: int32 [B, T, K], the tokens that
+    could be sampled, then -1; `logprobs_within` takes it."""
     clipped_mask: Tensor
     """int64 [B]: 1 for a rollout whose last response was cut by its length (`finish_reason: length`). TRL takes those
     out of the loss with `mask_truncated_completions`: multiply `loss_mask` by `1 - clipped_mask[:, None]`."""
@@ -101,10 +107,10 @@ class MergedTensors(RolloutTensors):
 def changed(tensors: RolloutTensors, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The fields of `RolloutTensors`, with what `change` makes of each tensor."""
     values = {field.name: getattr(tensors, field.name) for field in fields(RolloutTensors)}
-    rewards: Mapping[str, Tensor] = values.pop("rewards")
+    by_name = {name: values.pop(name) for name in ("rewards", "included")}
     return {
         **{name: change(tensor) for name, tensor in values.items()},
-        "rewards": {name: change(tensor) for name, tensor in rewards.items()},
+        **{name: {key: change(tensor) for key, tensor in each.items()} for name, each in by_name.items()},
     }
 
 
@@ -217,6 +223,7 @@ def to_tensors(
         advantages = padded(credited, padding.mask(columns.lengths), 0, np.float32)
     tensors = RolloutTensors(
         **tokens,
+        included=included_tensors(columns.included, columns.token_counts, padding.mask(columns.lengths)),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=reward_tensor(at(rows, finals)),
         rewards=reward_tensors(at(at(rows, positions), given.named_rewards()), at(rows, finals)),

@@ -16,6 +16,7 @@ from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import UNKNOWN_VERSION, final_reward
+from rollout_client.tensors.included import IncludedRows, joined_rows, listed_rows
 
 Integers = NDArray[np.int64]
 
@@ -41,6 +42,8 @@ class TokenColumns:
     spans: Sequence[tuple[int, int, int, int]]
     """The `weight_versions` of all messages as (message, version, start, end). `message` is an index into [M]; `start`
     and `end` count tokens within that message."""
+    included: Mapping[str, IncludedRows]
+    """The columns of the request's `include`, by the field of its messages."""
 
     @property
     def lengths(self) -> Integers:
@@ -191,6 +194,7 @@ def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
             for place, message in enumerate(messages)
             for span in message.weight_versions or ()
         ],
+        included=listed_rows(messages),
     )
 
 
@@ -199,11 +203,12 @@ def joined_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
     arrays = {
         field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
         for field in fields(TokenColumns)
-        if field.name != "spans"
+        if field.name not in ("spans", "included")
     }
     before = len(first.token_counts)
     moved = [(message + before, version, start, end) for message, version, start, end in second.spans]
-    return TokenColumns(**arrays, spans=[*first.spans, *moved])
+    included = joined_rows(first.included, len(first.token_counts), second.included, len(second.token_counts))
+    return TokenColumns(**arrays, spans=[*first.spans, *moved], included=included)
 
 
 def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:

@@ -94,7 +94,19 @@ def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedS
 
 def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) -> None:
     options = ["--count", "2", "--num-generations", "2", "--temperature", "1.0", "--max-new-tokens", "64"]
-    done = rollout(service, "play", "math", *options, "--seed", "9", "--priority", "interactive", columns=80)
+    done = rollout(
+        service,
+        "play",
+        "math",
+        *options,
+        "--seed",
+        "9",
+        "--priority",
+        "interactive",
+        "--include",
+        "top_logprobs:3",
+        columns=80,
+    )
     assert done.exit_code == 0
     assert done.stdout.count("completed · reward 1 · 1 turn") == 4
     assert "1 · math · generation 1" in done.stdout
@@ -107,6 +119,7 @@ def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) ->
             "samples": [sample(seed=9)] * 2,
             "num_generations": 2,
             "sampling": {"temperature": 1.0, "max_new_tokens": 64},
+            "include": ["top_logprobs:3"],
             "priority": "interactive",
         }
     ]

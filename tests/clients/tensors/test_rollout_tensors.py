@@ -33,7 +33,7 @@ def test_integers_are_int64_and_the_rest_is_float32() -> None:
     tensors = to_tensors([TWO_TURNS], pad_token_id=PAD)
     floats = {"generation_logprobs", "total_reward", "advantages"}
     for name in RolloutTensors.__slots__:
-        if name != "rewards":
+        if name not in ("rewards", "included"):
             assert getattr(tensors, name).dtype == (torch.float32 if name in floats else torch.int64), name
     assert tensors.rewards["reward"].dtype == torch.float32
 

@@ -1,17 +1,34 @@
 """What the engine's answers to scoring requests become."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from deployments.failures import GenerationLost, GenerationNotFinite
-from deployments.generation.engine_requests import scored_prompt_of, scoring_params
-from deployments.protocols.generation import SamplingOptions, ScoredPrompt, ScoringRequest, packed_ids, packed_logprobs
+from deployments.failures import GenerationLost, GenerationNotFinite, GenerationRejected
+from deployments.generation.engine_requests import (
+    generation_of,
+    likeliest_tokens,
+    sampling_params,
+    scored_prompt_of,
+    scoring_params,
+)
+from deployments.protocols.generation import (
+    GenerationRequest,
+    IncludedColumns,
+    SamplingOptions,
+    ScoredPrompt,
+    ScoringRequest,
+    packed_ids,
+    packed_logprobs,
+)
+from deployments.protocols.token_columns import packed_rows
+from rollout_client.contract.messages import NumberType
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -80,3 +97,87 @@ def test_an_incomplete_score_is_lost(answered: RequestOutput) -> None:
 def test_a_score_that_is_not_finite_fails(value: float) -> None:
     with pytest.raises(GenerationNotFinite):
         scored_prompt_of(request(), output(flat([6, 7], [-1.0, value])), None, False)
+
+
+# What is included beside the log-probabilities
+
+GENERATED = [30, 31]
+
+
+def generation_request(top_k: int = 2, experts_from: int = 0, **include: Any) -> GenerationRequest:
+    return GenerationRequest(
+        "g", PROMPT, 9, (), SamplingOptions(top_k=top_k), include=IncludedColumns(**include), experts_from=experts_from
+    )
+
+
+def completion_of(
+    request: GenerationRequest, likeliest: Sequence[Mapping[int, float]], experts: Any = None
+) -> CompletionOutput:
+    """A completion of the tokens `GENERATED`; what vLLM does not let be sampled has a log-probability of -inf."""
+    each, ids, logprobs = likeliest_tokens(request), list[int](), list[float]()
+    for token_id, named in zip(GENERATED, likeliest, strict=True):
+        rest = max(each - len(named), 0)
+        ids += [token_id, *[*named, *range(100, 100 + rest)][:each]]
+        logprobs += [named.get(token_id, -1.0), *[*named.values(), *[-math.inf] * rest][:each]]
+    return CompletionOutput(
+        0, "", GENERATED, None, flat(ids, logprobs), finish_reason="length", weight_versions=[], routed_experts=experts
+    )
+
+
+HALVES = {30: math.log(0.5), 40: math.log(0.5)}
+ONE = {31: 0.0}
+
+
+def test_the_tokens_that_could_be_sampled_are_those_with_a_finite_log_probability() -> None:
+    request = generation_request(sampling_mask=True, entropy=True)
+    generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
+    assert list(generation.logprobs) == pytest.approx([math.log(0.5), 0.0])
+    assert generation.columns == {
+        "sampling_mask": packed_rows([30, 40, 31], "int32"),
+        "sampling_mask_sizes": packed_rows([2, 1], "uint16"),
+        "entropy": packed_rows([math.log(2), 0.0], "float32"),
+    }
+
+
+def test_the_likeliest_tokens_have_their_log_probabilities_also_where_they_could_not_be_sampled() -> None:
+    request = generation_request(top_logprobs=2)
+    generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
+    assert generation.columns == {
+        "top_token_ids": packed_rows([30, 40, 31, 100], "int32", [2]),
+        "top_logprobs": packed_rows([*HALVES.values(), 0.0, -math.inf], "float32", [2]),
+    }
+
+
+def test_more_tokens_than_vllm_names_are_no_sampling_mask() -> None:
+    request = generation_request(sampling_mask=True)
+    named = {place: math.log(0.01) for place in range(likeliest_tokens(request))}
+    with pytest.raises(GenerationRejected, match="more than 32 tokens share the last place of top_k 2"):
+        generation_of(completion_of(request, [named, ONE]), None, request)
+
+
+def test_vllm_names_so_many_tokens_as_the_columns_need() -> None:
+    asked: list[dict[str, Any]] = [
+        {},
+        {"top_logprobs": 5},
+        {"entropy": True},
+        {"top_logprobs": 50, "sampling_mask": True},
+    ]
+    assert [likeliest_tokens(generation_request(**include)) for include in asked] == [0, 5, 34, 50]
+    request = generation_request(experts_from=2, routed_experts=True)
+    assert (sampling_params(request).logprobs, sampling_params(request).routed_experts_prompt_start) == (0, 2)
+
+
+@pytest.mark.parametrize(("experts", "dtype"), [(256, "uint8"), (257, "uint16")])
+def test_experts_are_the_smallest_numbers_that_hold_them(experts: int, dtype: NumberType) -> None:
+    request = generation_request(experts_from=2, routed_experts=True)
+    # The last token of the prompt, and the first that was generated.
+    rows = np.array([[[1, 2]], [[3, 4]]], np.int32)
+    generation = generation_of(completion_of(request, [ONE, ONE], rows), None, request, experts)
+    assert generation.columns == {"routed_experts": packed_rows([1, 2, 3, 4], dtype, [1, 2])}
+
+
+@pytest.mark.parametrize("rows", [None, np.zeros((1, 1, 2), np.int32)])
+def test_experts_that_the_engine_has_not_returned_are_missed(rows: Any) -> None:
+    request = generation_request(experts_from=2, routed_experts=True)
+    with pytest.raises(GenerationLost, match=r"The engine gave the experts of (none|1) of 2 tokens"):
+        generation_of(completion_of(request, [ONE, ONE], rows), None, request, 8)

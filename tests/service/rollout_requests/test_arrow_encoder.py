@@ -1,5 +1,7 @@
 """An answer as Arrow: the same as the JSON answer, its numbers where they arrived, and never half of it."""
 
+import base64
+import math
 import subprocess
 import sys
 import tracemalloc
@@ -16,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
+from deployments.protocols.token_columns import packed_rows
 from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType
 from rollout_client.contract.rollouts import PolicyVersions
 from rollout_client.tensors import Credit, MergedRows, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
@@ -73,6 +76,27 @@ messages = fields(
         "parse_error": st.none() | texts,
     },
 )
+ROWS: dict[str, tuple[NumberType, list[int]]] = {
+    "routed_experts": ("uint8", [2, 2]),
+    "top_token_ids": ("int32", [3]),
+    "top_logprobs": ("float32", [3]),
+    "sampling_mask": ("int32", []),
+    "sampling_mask_sizes": ("uint16", []),
+    "entropy": ("float32", []),
+}
+
+
+def packed(name: str, rows: int, byte: int) -> Json:
+    dtype, row = ROWS[name]
+    data = bytes([byte % 127]) * (rows * math.prod(row) * NUMBER_BYTES[dtype])
+    return {"dtype": dtype, "shape": [rows, *row], "data": base64.b64encode(data).decode()}
+
+
+messages_with_columns = st.builds(
+    lambda message, columns: message | {name: packed(name, *given) for name, given in columns.items()},
+    messages,
+    st.dictionaries(st.sampled_from(sorted(ROWS)), st.tuples(st.integers(0, 4), st.integers(0, 255)), max_size=6),
+)
 metrics = fields(
     {
         "turn_count": counts,
@@ -93,7 +117,7 @@ results = fields(
         "idx": st.integers(-(2**63), 2**63 - 1),
         "generation_index": counts,
         "task_name": texts,
-        "message_log": st.lists(messages, max_size=3),
+        "message_log": st.lists(messages | messages_with_columns, max_size=3),
         "total_reward": st.none() | numbers,
         "rewards": st.dictionaries(texts, numbers, max_size=2),
         "status": st.sampled_from(["completed", "error", "deadline"]),
@@ -163,7 +187,7 @@ def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_howev
 ) -> None:
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_STEP", 3)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_BATCH", 4)
-    monkeypatch.setattr("service.rollout_requests.arrow_encoder.TOKENS_PER_BATCH", 7)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 28)
     samples = [plain(idx, content=f"text {idx}") for idx in range(10)]
     response = read_response(arrow_body(samples, order=[9, 0, 5, 3, 1, 8, 2, 7, 6, 4]))
     assert response.samples == samples
@@ -171,7 +195,7 @@ def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_howev
 
 
 def test_numbers_that_were_sent_are_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_encoder, "TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr(arrow_encoder, "NUMBERS_PER_BATCH", 1)
     encoder = ArrowResponseEncoder()
     for position in range(3):
         encoder.add(position, plain(position, message_log=[Message(role="user", content="A", token_ids=[1])]))
@@ -340,9 +364,10 @@ def test_torch_reads_them_there_too() -> None:
 
 def assert_same(ours: RolloutTensors, others: RolloutTensors) -> None:
     for name in RolloutTensors.__slots__:
-        if name != "rewards":
+        if name not in ("rewards", "included"):
             torch.testing.assert_close(getattr(ours, name), getattr(others, name), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(dict(ours.rewards), dict(others.rewards), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(dict(ours.included), dict(others.included), rtol=0, atol=0)
 
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
@@ -384,6 +409,24 @@ generated_messages = st.builds(
     finish_reasons,
     message_rewards,
 )
+
+
+def with_columns(message: Json, sizes: list[int], missing: int) -> Json:
+    """The message with a mask of these sizes and an entropy a token, and the experts of all tokens but the last."""
+    tokens = len(message["token_ids"])
+    sizes = (sizes * tokens)[:tokens]
+    columns = {
+        "sampling_mask": packed_rows(range(sum(sizes)), "int32"),
+        "sampling_mask_sizes": packed_rows(sizes, "uint16"),
+        "entropy": packed_rows(range(tokens), "float32"),
+        "routed_experts": packed_rows(range(300, 300 + 4 * max(tokens - missing, 0)), "uint16", [2, 2]),
+    }
+    return message | {name: column.model_dump(mode="json") for name, column in columns.items()}
+
+
+generated_messages |= st.builds(
+    with_columns, generated_messages, st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 2)
+)
 trained = st.builds(
     lambda log, idx, reward, status, turns: plain(
         idx,
@@ -403,7 +446,7 @@ trained = st.builds(
 
 def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """One array of lists has no room for more than 2^31 numbers, and an answer may have more."""
-    monkeypatch.setattr(arrow_encoder, "TOKENS_PER_BATCH", 8)
+    monkeypatch.setattr(arrow_encoder, "NUMBERS_PER_BATCH", 32)
     samples = [
         plain(place, message_log=[Message(role="user", content="", token_ids=[place] * 4)]) for place in range(7)
     ]

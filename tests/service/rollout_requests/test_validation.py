@@ -1,6 +1,7 @@
 """What is wrong with a request, found without playing anything."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,3 +153,75 @@ def test_all_problems_are_found_at_once() -> None:
 )
 def test_nan_and_infinity_are_found_at_any_depth(value: Any, holds: bool) -> None:
     assert holds_non_finite(value) is holds
+
+
+# What is included
+
+
+def included(request: dict[str, Any], **described: Any) -> list[FieldProblem]:
+    capabilities = replace(CAPABILITIES, generator=GeneratorDescription("tiny", 100, 262, **described))
+    return list(request_problems(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), capabilities))
+
+
+def test_engines_that_have_what_is_included_are_asked_for_it() -> None:
+    request = {
+        "include": ["routed_experts", "top_logprobs:64", "sampling_mask", "entropy"],
+        "sampling": {"top_k": 32},
+    }
+    assert included(request, max_logprobs=64, returns_experts=True) == []
+    assert included({"include": ["top_logprobs:100000", "entropy"], "sampling": {"top_k": 99999}}) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            {"include": ["routed_experts"]},
+            "the engines do not return the experts of tokens; serve a mixture of experts with "
+            "enable_return_routed_experts: true under engine",
+        ),
+        (
+            {"include": ["top_logprobs:65"]},
+            "the engines name at most 64 tokens; ask for fewer, or raise max_logprobs under engine",
+        ),
+        (
+            {"include": ["entropy"]},
+            "it needs sampling.top_k from 1 to 32: without a bound all tokens of the vocabulary could be sampled",
+        ),
+        (
+            {"include": ["sampling_mask"], "sampling": {"top_k": 33}},
+            "it needs sampling.top_k from 1 to 32: without a bound all tokens of the vocabulary could be sampled",
+        ),
+        (
+            {"include": ["sampling_mask"], "sampling": {"top_k": 5, "greedy": True}},
+            "greedy decoding draws from no distribution; leave it out, or set sampling.temperature",
+        ),
+        (
+            {"include": ["entropy"], "sampling": {"top_k": 5, "temperature": 0}},
+            "greedy decoding draws from no distribution; leave it out, or set sampling.temperature",
+        ),
+    ],
+)
+def test_what_the_engines_or_the_sampling_do_not_have_is_refused(request_: dict[str, Any], message: str) -> None:
+    [name] = request_["include"]
+    assert included(request_, max_logprobs=64) == [FieldProblem(field="include[0]", message=message, value=name)]
+
+
+def test_the_calls_of_programs_have_no_further_numbers() -> None:
+    capabilities = replace(CAPABILITIES, agent_tasks=frozenset({"math"}))
+    request = RolloutRequest.model_validate({"samples": [SAMPLE], "include": ["top_logprobs:2"]})
+    message = "a program plays math, and the calls of programs have none; leave it out"
+    assert list(request_problems(request, capabilities)) == [
+        FieldProblem(field="include", message=message, value="top_logprobs:2")
+    ]
+
+
+@pytest.mark.parametrize("include", ["experts", "top_logprobs", "top_logprobs:0", "top_logprobs:x", "Entropy", ""])
+def test_a_name_that_is_not_known_is_refused_with_those_that_are(include: str) -> None:
+    with pytest.raises(ValueError, match="'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N'"):
+        RolloutRequest.model_validate({"samples": [SAMPLE], "include": [include]})
+
+
+def test_each_kind_is_included_once() -> None:
+    with pytest.raises(ValueError, match="top_logprobs is named 2 times: name it once"):
+        RolloutRequest.model_validate({"samples": [SAMPLE], "include": ["top_logprobs:2", "top_logprobs:3"]})

@@ -141,7 +141,7 @@ def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.rollout_requests.result_encoding.PART_BYTES", 100)
-    monkeypatch.setattr("service.rollout_requests.arrow_encoder.TOKENS_PER_BATCH", 10)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 40)
     whole, parts = ScriptedHttp(), ScriptedHttp()
     body = {"samples": [GOOD] * 3, "num_generations": 2}
     at_once = whole.post(body, accept=accept, x_request_id="mine")

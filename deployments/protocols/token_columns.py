@@ -1,0 +1,111 @@
+"""Columns of numbers beside the tokens of a generation: how they are made, joined, and cut. No I/O.
+
+A column has one row for each token. `sampling_mask` alone is ragged: `sampling_mask_sizes` has the length of each row.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from deployments.failures import GenerationRejected
+from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType, PackedNumbers
+
+EXPERTS = "routed_experts"
+MASK, MASK_SIZES = "sampling_mask", "sampling_mask_sizes"
+Columns = Mapping[str, PackedNumbers]
+CODES: dict[NumberType, str] = {"uint8": "B", "uint16": "H", "int32": "i", "float32": "f"}
+
+
+def packed_rows(values: Iterable[float], dtype: NumberType, row: Sequence[int] = ()) -> PackedNumbers:
+    """The values as rows of this shape; there are whole rows of them."""
+    numbers = array(CODES[dtype], values)
+    return numbers_of(numbers.tobytes(), dtype, row)
+
+
+def numbers_of(data: bytes, dtype: NumberType, row: Sequence[int] = ()) -> PackedNumbers:
+    rows = len(data) // (prod(row) * NUMBER_BYTES[dtype])
+    return PackedNumbers.model_construct(dtype=dtype, shape=[rows, *row], data=data)
+
+
+def row_bytes(column: PackedNumbers) -> int:
+    return prod(column.shape[1:]) * NUMBER_BYTES[column.dtype]
+
+
+def rows_between(column: PackedNumbers, first: int, end: int) -> PackedNumbers:
+    """Those of its rows from `first` to before `end` that there are."""
+    width = row_bytes(column)
+    return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), column.dtype, column.shape[1:])
+
+
+def joined_columns(first: Columns, then: Columns) -> dict[str, PackedNumbers]:
+    """Each column of `first`, followed by that of `then`."""
+    return {
+        name: numbers_of(column.data + then[name].data, column.dtype, column.shape[1:])
+        for name, column in first.items()
+    }
+
+
+def first_rows(columns: Columns, tokens: int, of_tokens: int) -> dict[str, PackedNumbers]:
+    """The columns of the first `tokens` of a generation of `of_tokens`, more than that.
+
+    Routed experts begin with those of the prompt and lack the last token; the last one that is kept has its own.
+    """
+    kept = dict(columns)
+    for name, column in columns.items():
+        if name == EXPERTS:
+            kept[name] = rows_between(column, 0, column.shape[0] - (of_tokens - 1 - tokens))
+        elif name == MASK:
+            sizes = array(CODES[columns[MASK_SIZES].dtype], columns[MASK_SIZES].data)
+            kept[name] = rows_between(column, 0, sum(sizes[:tokens]))
+        else:
+            kept[name] = rows_between(column, 0, tokens)
+    return kept
+
+
+class RoutedExperts:
+    """The routed experts of the first tokens of one message log: `rows` of them, from its first token on.
+
+    Rows are only appended, like tokens: a token keeps the experts with which the token after it was sampled.
+    """
+
+    def __init__(self, posted: Iterable[Message] = (), all_rows: PackedNumbers | None = None) -> None:
+        """Begins with the rows that came with the messages of a posted log, or with `all_rows`."""
+        self._data = bytearray()
+        self._like: PackedNumbers | None = None
+        if all_rows is not None:
+            self.add(all_rows)
+        for message in posted:
+            if message.routed_experts is not None:
+                self.add(message.routed_experts)
+            if message.routed_experts is None or message.routed_experts.shape[0] < len(message.token_ids):
+                break
+
+    @property
+    def rows(self) -> int:
+        return 0 if self._like is None else len(self._data) // row_bytes(self._like)
+
+    def add(self, column: PackedNumbers) -> None:
+        """Raises `GenerationRejected` if the rows have another shape than those that are there."""
+        if self._like is not None and (column.shape[1:], column.dtype) != (self._like.shape[1:], self._like.dtype):
+            raise GenerationRejected(
+                f"The model's routed_experts are {column.dtype} of shape {column.shape[1:]} a token, those of the "
+                f"posted message_log {self._like.dtype} of {self._like.shape[1:]}: post the log without them."
+            )
+        self._like = column
+        self._data += column.data
+
+    def packed(self) -> PackedNumbers | None:
+        """All rows; `None` if there is none."""
+        return None if self._like is None else numbers_of(bytes(self._data), self._like.dtype, self._like.shape[1:])
+
+    def of_messages(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages of the log with their rows; those of whose tokens no row is known stay as they are."""
+        shown, all_rows, first = list[Message](), self.packed(), 0
+        for message in messages:
+            if all_rows is not None and first < all_rows.shape[0]:
+                rows = rows_between(all_rows, first, first + len(message.token_ids))
+                shown.append(message.model_copy(update={EXPERTS: rows}))
+            else:
+                shown.append(message)
+            first += len(message.token_ids)
+        return shown

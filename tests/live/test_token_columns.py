@@ -1,0 +1,144 @@
+"""Numbers beside the tokens, by a real engine, against a float32 forward pass of transformers.
+
+vLLM returns the experts of tokens from its GPU runner alone: `test_gpu_runner.py` runs this file on it.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from vllm.envs import disable_envs_cache
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.settings import EngineSettings
+from deployments.protocols.generation import IncludedColumns, SamplingOptions
+from rollout_client.contract.messages import Message, PackedNumbers
+from rollout_client.contract.rollouts import SampleResult
+from tests.live.forward_pass import logprobs_of_next
+from tests.live.test_engine import EngineGenerator, played
+from tests.model_families import EXPERTS, SIZES, random_model, save_with_tokenizer
+from tests.service.scripted import EpisodeRecipe
+
+pytestmark = pytest.mark.long
+ON_GPU_RUNNER = os.environ.get("GPU_RUNNER_RIG") == "1"
+FAMILY = "qwen3-moe"
+TEMPERATURE = 0.7
+NEAR = 2e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_tokenizer(random_model(FAMILY, 0), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+    given: dict[str, Any] = {
+        "device": "cpu",
+        "model": str(folder),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**25,
+        "enable_return_routed_experts": ON_GPU_RUNNER,
+    }
+    settings = EngineSettings.model_validate(given)
+    with patch.dict(os.environ, settings.process_variables), asyncio.Runner() as loop:
+        engine = loop.run(VLLMEngine.start(settings.engine_args()))
+        try:
+            yield engine, loop
+        finally:
+            engine.shutdown()
+            disable_envs_cache()
+
+
+def recipe(folder: Path, sampling: SamplingOptions) -> EpisodeRecipe:
+    prompt = [Message(role="user", content="Say", token_ids=[83, 97, 121])]
+    return EpisodeRecipe(
+        message_log=lambda _: prompt,
+        max_new_tokens=40,
+        max_rollout_turns=2,
+        retries=9,
+        tokenizer=TransformersChatTokenizer.load(str(folder)),
+        sampling=sampling,
+        include=IncludedColumns(
+            top_logprobs=3,
+            sampling_mask=bool(sampling.top_k),
+            entropy=bool(sampling.top_k),
+            routed_experts=ON_GPU_RUNNER,
+        ),
+    )
+
+
+def numbers(packed: PackedNumbers | None) -> torch.Tensor:
+    assert packed is not None
+    return torch.from_numpy(np.frombuffer(packed.data, packed.dtype).astype(np.float64).reshape(packed.shape))
+
+
+def check_numbers(result: SampleResult, logprobs: torch.Tensor) -> int:
+    """Holds all numbers against log-probabilities of all tokens after each place; returns how many tokens that were."""
+    place = tokens = 0
+    for message in result.message_log:
+        first, place = place, place + len(message.token_ids)
+        if message.generation_logprobs is None:
+            continue
+        own = logprobs[first - 1 : place - 1].double()
+        tokens += len(own)
+        ids = torch.tensor(message.token_ids)[:, None]
+        said = torch.tensor(message.generation_logprobs).double()
+        if message.sampling_mask is not None:
+            sizes = numbers(message.sampling_mask_sizes).long()
+            allowed = torch.zeros_like(own, dtype=torch.bool)
+            allowed[torch.arange(len(own)).repeat_interleave(sizes), numbers(message.sampling_mask).long()] = True
+            own = own.masked_fill(~allowed, -torch.inf).log_softmax(-1)
+            entropy = -(own.exp() * own.masked_fill(~allowed, 0)).sum(-1)
+            torch.testing.assert_close(numbers(message.entropy), entropy, atol=NEAR, rtol=0)
+        torch.testing.assert_close(own.gather(1, ids)[:, 0], said, atol=NEAR, rtol=0)
+        top = own.topk(3).values
+        torch.testing.assert_close(numbers(message.top_logprobs), top, atol=NEAR, rtol=0)
+        named = own.gather(1, numbers(message.top_token_ids).long())
+        torch.testing.assert_close(named, top, atol=NEAR, rtol=0)
+    return tokens
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.6}, {"top_k": 30, "min_p": 0.3}])
+def test_a_trainer_recomputes_the_log_probabilities_within_the_tokens_that_could_be_sampled(
+    engine: tuple[VLLMEngine, asyncio.Runner], folder: Path, sampling: dict[str, Any]
+) -> None:
+    running, loop = engine
+    options = SamplingOptions(temperature=TEMPERATURE, ignore_eos=True, seed=1, **sampling)
+    for cuts_s in ([], [0.02, 0.03, 0.05]):
+        result = loop.run(played(recipe(folder, options), EngineGenerator(running, cuts_s)))
+        assert result.error is None
+        ids = torch.tensor([id_ for message in result.message_log for id_ in message.token_ids])
+        assert check_numbers(result, logprobs_of_next(random_model(FAMILY, 0), ids, TEMPERATURE)) == 80
+
+
+def test_the_experts_of_all_tokens_but_the_last_one_come_back_where_the_engine_returns_them(
+    engine: tuple[VLLMEngine, asyncio.Runner], folder: Path
+) -> None:
+    running, loop = engine
+    assert running.describe().returns_experts is ON_GPU_RUNNER
+    options = SamplingOptions(temperature=TEMPERATURE, ignore_eos=True, seed=1)
+    for cuts_s in ([], [0.02, 0.03, 0.05]):
+        result = loop.run(played(recipe(folder, options), EngineGenerator(running, cuts_s)))
+        log = result.message_log
+        if not ON_GPU_RUNNER:
+            assert [message.routed_experts for message in log] == [None] * len(log)
+            continue
+        ids = torch.tensor([id_ for message in log for id_ in message.token_ids])
+        observation = len(log[-1].token_ids)
+        rows = torch.cat([numbers(message.routed_experts) for message in log if message.routed_experts is not None])
+        assert rows.shape == (len(ids) - observation - 1, SIZES["num_hidden_layers"], EXPERTS["num_experts_per_tok"])
+        with torch.inference_mode():
+            layers = random_model(FAMILY, 0)(ids[None], output_router_logits=True).router_logits
+        chosen = torch.stack([layer.topk(EXPERTS["num_experts_per_tok"]).indices for layer in layers], 1)
+        assert rows.long().sort(-1).values.tolist() == chosen[: len(rows)].sort(-1).values.tolist()

@@ -1,0 +1,183 @@
+"""Further numbers of each token: they stay with their tokens, whatever interrupts a generation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
+
+from deployments.protocols.generation import Generation, GenerationRequest, IncludedColumns
+from deployments.protocols.token_columns import (
+    EXPERTS,
+    MASK,
+    MASK_SIZES,
+    RoutedExperts,
+    first_rows,
+    numbers_of,
+    packed_rows,
+    rows_between,
+)
+from rollout_client.contract.messages import Message, PackedNumbers
+from rollout_client.contract.rollouts import SampleResult
+from service.jobs.journal import state_of, turn_entry
+from service.rollouts.episode import Episode
+from service.rollouts.loop import play_sample
+from tests import virtual_time
+from tests.service.rollouts.playing import (
+    InterruptedGenerator,
+    RandomEnvironment,
+    RandomGenerator,
+    async_context,
+    play,
+    recipes,
+)
+from tests.service.scripted import EpisodeRecipe, ids_of
+
+ALL = IncludedColumns(sampling_mask=True, entropy=True, routed_experts=True)
+
+
+def mask_at(place: int) -> list[int]:
+    return list(range(place % 4))
+
+
+def experts_of(token_ids: Sequence[int], place: int) -> list[int]:
+    """Of two layers with one expert a token each; they depend on the tokens up to this one."""
+    return [sum(token_ids[: place + 1]) % 256, place % 256]
+
+
+def columns_of(request: GenerationRequest, tokens: Sequence[int]) -> dict[str, PackedNumbers]:
+    """Each number says at which place of the log its token stands."""
+    begin, ids = len(request.prompt_token_ids), [*request.prompt_token_ids, *tokens]
+    places = range(begin, len(ids))
+    return {
+        "entropy": packed_rows([float(place) for place in places], "float32"),
+        MASK: packed_rows([id_ for place in places for id_ in mask_at(place)], "int32"),
+        MASK_SIZES: packed_rows([len(mask_at(place)) for place in places], "uint16"),
+        EXPERTS: packed_rows(
+            [expert for place in range(request.experts_from, len(ids) - 1) for expert in experts_of(ids, place)],
+            "uint8",
+            [2, 1],
+        ),
+    }
+
+
+class WholeGenerator(RandomGenerator):
+    async def generate(self, request: GenerationRequest) -> Generation:
+        whole = await super().generate(request)
+        return replace(whole, columns=columns_of(request, whole.token_ids))
+
+
+class PartGenerator(InterruptedGenerator):
+    async def generate(self, request: GenerationRequest) -> Generation:
+        part = await super().generate(request)
+        return replace(part, columns=columns_of(request, part.token_ids))
+
+
+def assert_numbers_are_with_their_tokens(result: SampleResult) -> None:
+    ids = [id_ for message in result.message_log for id_ in message.token_ids]
+    generated = [place for place, message in enumerate(result.message_log) if message.generation_logprobs is not None]
+    first = 0
+    experts: list[int] = []
+    for message in result.message_log:
+        places = range(first, first + len(message.token_ids))
+        first += len(message.token_ids)
+        rows = message.routed_experts
+        experts += list(rows.data) if rows is not None else []
+        if message.generation_logprobs is None:
+            assert (message.entropy, message.sampling_mask, message.sampling_mask_sizes) == (None, None, None)
+            continue
+        assert message.entropy == packed_rows([float(place) for place in places], "float32")
+        assert message.sampling_mask == packed_rows([id_ for place in places for id_ in mask_at(place)], "int32")
+        assert message.sampling_mask_sizes == packed_rows([len(mask_at(place)) for place in places], "uint16")
+    if generated:
+        last = sum(len(message.token_ids) for message in result.message_log[: generated[-1] + 1]) - 1
+        assert experts == [expert for place in range(last) for expert in experts_of(ids, place)]
+
+
+@given(recipes, st.integers(0, 2**32))
+def test_each_token_keeps_its_numbers_however_often_its_generation_is_interrupted(
+    recipe: EpisodeRecipe, seed: int
+) -> None:
+    recipe = replace(recipe, include=ALL, retries=10_000)
+    whole = play(recipe, WholeGenerator(), RandomEnvironment())
+    assert_numbers_are_with_their_tokens(whole)
+    assert play(recipe, PartGenerator(seed), RandomEnvironment()) == whole
+
+
+@given(recipes)
+def test_a_log_that_is_posted_again_goes_on_with_its_numbers(recipe: EpisodeRecipe) -> None:
+    recipe = replace(recipe, include=ALL)
+    first = play(replace(recipe, max_rollout_turns=1), WholeGenerator(), RandomEnvironment())
+    generator = WholeGenerator()
+    second = play(replace(recipe, message_log=lambda _: first.message_log), generator, RandomEnvironment())
+    assert_numbers_are_with_their_tokens(second)
+    computed = sum(0 if row.routed_experts is None else row.routed_experts.shape[0] for row in first.message_log)
+    assert [request.experts_from for request in generator.requests[:1]] in ([], [computed])
+
+
+def test_a_posted_log_without_experts_has_those_of_its_prompt_computed() -> None:
+    log = [Message(role="user", content="Q", token_ids=ids_of("Q"))]
+    generator = WholeGenerator()
+    recipe = EpisodeRecipe(message_log=lambda _: log, include=ALL, max_rollout_turns=1)
+    result = play(recipe, generator, RandomEnvironment())
+    assert generator.requests[0].experts_from == 0
+    assert result.message_log[0].routed_experts == packed_rows(experts_of(ids_of("Q"), 0), "uint8", [2, 1])
+
+
+def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_in_a_sentence() -> None:
+    log = [
+        Message(role="user", content="Q", token_ids=ids_of("Q"), routed_experts=packed_rows([1] * 3, "uint8", [3, 1]))
+    ]
+    recipe = EpisodeRecipe(message_log=lambda _: log, include=ALL)
+    result = play(recipe, WholeGenerator(), RandomEnvironment())
+    assert result.error is not None
+    assert (result.error.kind, result.error.message) == (
+        "generation",
+        "The model's routed_experts are uint8 of shape [2, 1] a token, those of the posted message_log uint8 of "
+        "[3, 1]: post the log without them.",
+    )
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
+def test_the_first_tokens_of_a_generation_keep_the_first_rows(sizes: list[int], data: st.DataObject) -> None:
+    tokens, prompt = len(sizes), 3
+    kept = data.draw(st.integers(0, tokens - 1))
+    columns = {
+        "top_logprobs": packed_rows(range(2 * tokens), "float32", [2]),
+        MASK: packed_rows(range(sum(sizes)), "int32"),
+        MASK_SIZES: packed_rows(sizes, "uint16"),
+        EXPERTS: packed_rows(range(prompt + tokens - 1), "uint8", [1, 1]),
+    }
+    assert first_rows(columns, kept, tokens) == {
+        "top_logprobs": packed_rows(range(2 * kept), "float32", [2]),
+        MASK: packed_rows(range(sum(sizes[:kept])), "int32"),
+        MASK_SIZES: packed_rows(sizes[:kept], "uint16"),
+        EXPERTS: packed_rows(range(prompt + kept), "uint8", [1, 1]),
+    }
+
+
+def test_rows_know_their_shape() -> None:
+    column = numbers_of(bytes(range(12)), "uint16", [3])
+    assert (column.shape, rows_between(column, 1, 9)) == ([2, 3], numbers_of(bytes(range(6, 12)), "uint16", [3]))
+    assert RoutedExperts().packed() is None
+
+
+def ended_episode() -> Episode:
+    episode = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
+    return virtual_time.run(play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
+
+
+def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:
+    ended = ended_episode()
+    entry = from_json(turn_entry(0, 0, ended.state()))
+    restored = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
+    restored.restore(state_of(entry["state"]))
+    assert restored.result() == ended.result()
+
+
+@pytest.mark.parametrize("data", [b"\0" * 3, b"\0" * 5])
+def test_bytes_that_are_not_the_numbers_of_the_shape_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"bytes are not the numbers of shape \[2\] in uint16"):
+        PackedNumbers(dtype="uint16", shape=[2], data=data)
