@@ -115,7 +115,7 @@ class TaskEnvironment(ABC):
         Args:
             message_log: all messages of the rollout so far: `role`, `content`, and where they have them `name` and
                 `tool_call_id`; responses also `tool_calls`, `reasoning_content`, `parsed_content` and `parse_error`, if
-                the service has parsers for them.
+                the service has parsers for them. The last one, which is judged, has `finish_reason` and `token_count`.
             extra_env_info: the state of this rollout, an instance of `ExtraEnvInfo`.
 
         Returns:

@@ -23,6 +23,9 @@ class PartSettings(BaseModel):
     """Keyword arguments of the class."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor of its rewards."""
+    judges_cut_replies: bool = True
+    """False gives it a reward of 0 for a reply that its length has cut (`finish_reason: length`), whatever it finds
+    there: an unfinished reply is then neither right nor wrong."""
 
     @model_validator(mode="after")
     def can_be_made(self) -> "PartSettings":
@@ -49,8 +52,9 @@ Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(r
 class MultiRewardEnvironment(TaskEnvironment):
     """The first part leads: its observation is the answer, and the rollout ends with it. The others only judge.
 
-    `extra_env_info` has one object for each part, by its name. Rewards are named after their parts: `math`, or
-    `math/correctness` where a part names its own. A part that has ended judges no further reply.
+    `extra_env_info` has one object for each part, by its name; that of a part without required fields may be missing.
+    Rewards are named after their parts: `math`, or `math/correctness` where a part names its own. A part that has ended
+    judges no further reply.
     """
 
     description: ClassVar[str] = "Replies that several environments judge."
@@ -59,6 +63,7 @@ class MultiRewardEnvironment(TaskEnvironment):
     def __init__(self, parts: Parts) -> None:
         """Loads the environments of `parts`, by name; the first one leads."""
         self._weights = {name: part.weight for name, part in parts.items()}
+        self._skip_cut_replies = {name for name, part in parts.items() if not part.judges_cut_replies}
         self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}
         self._leader = next(iter(parts))
         self.tools = self._environments[self._leader].tools
@@ -75,8 +80,9 @@ class MultiRewardEnvironment(TaskEnvironment):
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
         """Raises what a part raises; the steps of the others are cancelled then."""
-        state: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
-        ended = state.pop("ended", [])
+        given: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
+        ended = given.get("ended", [])
+        state = {name: given.get(name, {}) for name in self._environments}
         judging = [name for name in self._environments if name not in ended]
         outcomes = await outcomes_of(
             {
@@ -89,7 +95,7 @@ class MultiRewardEnvironment(TaskEnvironment):
             state[name] = state[name] if outcome.metadata is None else outcome.metadata
         return StepOutcome(
             observation=leading.observation,
-            reward=self._weighted(outcomes),
+            reward=self._weighted(outcomes, is_cut=message_log[-1].get("finish_reason") == "length"),
             terminated=leading.terminated,
             metadata={**state, "ended": [*ended, *(name for name in judging if self._judges_no_more(name, outcomes))]},
             next_stop_strings=leading.next_stop_strings,
@@ -122,12 +128,13 @@ class MultiRewardEnvironment(TaskEnvironment):
         """Whether the rollout can go on without this part."""
         return name != self._leader and outcomes[name].terminated
 
-    def _weighted(self, outcomes: dict[str, StepOutcome]) -> dict[str, float]:
+    def _weighted(self, outcomes: dict[str, StepOutcome], *, is_cut: bool) -> dict[str, float]:
         rewards: dict[str, float] = {}
         for name, outcome in outcomes.items():
+            is_skipped = is_cut and name in self._skip_cut_replies
             given = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
             for part, value in given.items():
-                rewards[f"{name}/{part}".rstrip("/")] = self._weights[name] * value
+                rewards[f"{name}/{part}".rstrip("/")] = 0.0 if is_skipped else self._weights[name] * value
         return rewards
 
     def _described(self) -> str:
@@ -151,7 +158,7 @@ async def outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> 
 
 def fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
     """A model with a field for the `extra_env_info` of each part."""
-    fields: dict[str, Any] = {name: (part.ExtraEnvInfo, ...) for name, part in environments.items()}
+    fields: dict[str, Any] = {name: (part.ExtraEnvInfo, field_of(part)) for name, part in environments.items()}
     _, *others = environments
     ended: Any = list[Literal[tuple(others)]] if others else Annotated[list[str], Field(max_length=0)]  # type: ignore[misc]
     return create_model(
@@ -160,3 +167,9 @@ def fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
         ended=(ended, Field(default=[], description="Parts that judge no further reply; the service sets it.")),
         **fields,
     )
+
+
+def field_of(part: TaskEnvironment) -> Any:
+    """The object of a part may be missing where it would be valid without a field."""
+    is_required = any(field.is_required() for field in part.ExtraEnvInfo.model_fields.values())
+    return ... if is_required else Field(default={}, validate_default=True)

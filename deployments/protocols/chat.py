@@ -5,7 +5,7 @@ The rollout loop calls both. `TransformersChatTokenizer` (`deployments/chat/chat
 `ResponseParser` with vLLM's parsers (`deployments/generation/response_parser.py`) in processes of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -78,6 +78,17 @@ def chat_message(message: Message | PromptMessage) -> ChatMessage:
     for name in OPTIONAL_FIELDS:
         if (value := fields.get(name)) is not None:
             chat[name] = value  # type: ignore[literal-required]  # one of ChatMessage's keys
+    return chat
+
+
+def judged_log(messages: Iterable[Message]) -> list[ChatMessage]:
+    """The messages as an environment gets them that judges the last one."""
+    log = list(messages)
+    chat = [chat_message(message) for message in log]
+    response = log[-1]
+    chat[-1]["token_count"] = len(response.token_ids)
+    if response.finish_reason is not None:
+        chat[-1]["finish_reason"] = response.finish_reason
     return chat
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.chat import chat_message
+from deployments.protocols.chat import judged_log
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
@@ -42,7 +42,7 @@ class SessionJudge:
         if environment is None:
             raise not_judgeable(without_task(sample.task_name, self._environments), sample.session_id)
         step = StepRequest(
-            message_log=[chat_message(message) for message in log_up_to(sample, generation_id)],
+            message_log=judged_log(log_up_to(sample, generation_id)),
             extra_env_info=sample.extra_env_info,
             request_id=request_id,
             rollout_id=sample.session_id,

@@ -17,7 +17,7 @@ from deployments.protocols.chat import (
     ParsedResponse,
     ResponseToParse,
     TokenizedObservation,
-    chat_message,
+    judged_log,
 )
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
@@ -198,7 +198,7 @@ class Episode:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
         identity = self.identity
         return StepRequest(
-            message_log=[chat_message(message) for message in self.log],
+            message_log=judged_log(self.log),
             extra_env_info=self._extra_env_info,
             request_id=identity.request_id,
             rollout_id=identity.rollout_id,

@@ -123,14 +123,15 @@ class InterruptedGenerator(RandomGenerator):
 
 
 class RandomEnvironment(ScriptedEnvironment):
-    """Its outcome and the time that it takes are drawn with the messages and `extra_env_info` as seed."""
+    """Its outcome and the time that it takes are drawn with what was said and `extra_env_info` as seed."""
 
     def __init__(self) -> None:
         super().__init__(script=[])
 
     async def step(self, request: StepRequest) -> StepOutcome:
         self.requests.append(request)
-        draw = random.Random(repr((request.message_log, request.extra_env_info)))
+        said = [(message["role"], message["content"]) for message in request.message_log]
+        draw = random.Random(repr((said, request.extra_env_info)))
         await asyncio.sleep(draw.randrange(4))
         return StepOutcome(
             {"role": "user", "content": "".join(draw.choices("xyz", k=draw.randrange(6)))},

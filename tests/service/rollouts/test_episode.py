@@ -141,11 +141,14 @@ def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> N
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
 
 
-def test_the_environment_gets_roles_and_contents_and_its_own_state() -> None:
+def test_the_environment_gets_roles_and_contents_the_length_of_the_response_and_its_own_state() -> None:
     episode = EpisodeRecipe(position=5).make()
     episode.add_generation(generation("A"))
     request = episode.step_request()
-    assert request.message_log == [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    assert request.message_log == [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A", "token_count": 1, "finish_reason": "stop"},
+    ]
     assert request.extra_env_info == {"state": 0}
     assert (request.request_id, request.rollout_id, request.sample) == ("request", "request-5-0", 5)
 

@@ -68,9 +68,10 @@ def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_b
         "reasoning_content": "Hm.",
         "parsed_content": "So:",
     }
-    assert environment.requests[0].message_log[-1] == seen
+    judged = {"finish_reason": "stop", "token_count": 27}
+    assert environment.requests[0].message_log[-1] == {**seen, **judged}
     assert environment.requests[1].message_log[1] == seen
-    assert environment.requests[1].message_log[-1] == {"role": "assistant", "content": "B"}
+    assert environment.requests[1].message_log[-1] == {"role": "assistant", "content": "B", **judged, "token_count": 1}
     response = result.message_log[1]
     assert {name: getattr(response, name) for name in seen} == seen
     assert text_of(response.token_ids) == response.content

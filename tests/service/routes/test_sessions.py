@@ -171,7 +171,10 @@ def test_the_environment_of_the_task_judges_the_last_branch() -> None:
     opened, answer = judged({"right": 1.0, "form": 0.5})
     assert (answer.status_code, answer.json()["id"]) == (200, opened.info["id"])
     [step] = opened.service.environments["math"].requests
-    assert step.message_log == [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    assert step.message_log == [
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "5", "token_count": 2, "finish_reason": "stop"},
+    ]
     assert (step.extra_env_info, step.sample, step.is_start) == ({"ground_truth": "5"}, 4, False)
     [sample] = opened.get("/samples").json()["samples"]
     assert (sample["rewards"], sample["total_reward"]) == ({"right": 1.0, "form": 0.5}, 1.5)
@@ -193,7 +196,7 @@ def test_a_judgement_of_an_earlier_message_sees_the_conversation_up_to_it() -> N
     for target in ({"generation_id": "answer"}, {}):
         opened.service.request("POST", f"{opened.path}/reward", json={"judge": True, **target})
     first, last = opened.service.environments["math"].requests
-    assert first.message_log == said
+    assert first.message_log == [said[0], {**said[1], "token_count": 2, "finish_reason": "stop"}]
     assert [message["content"] for message in last.message_log] == ["2 + 3?", "5", "More.", "5"]
     assert first.session_id != last.session_id
 
