@@ -113,9 +113,9 @@ class ChatMessage(TypedDict):
     parse_error: NotRequired[Text]
     """Reason why a response, or the calls in it, could not be parsed, such as invalid JSON."""
     finish_reason: NotRequired[Literal["stop", "length"]]
-    """Of the response that is judged: `length` if its length has cut it, `stop` if the policy ended it."""
+    """End of the response that is judged: `length` if its length has cut it, `stop` if the policy ended it."""
     token_count: NotRequired[int]
-    """Of the response that is judged: its length in tokens."""
+    """Length in tokens of the response that is judged."""
 
 
 ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"

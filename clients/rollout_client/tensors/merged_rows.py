@@ -139,7 +139,7 @@ class FlatTokens:
         return keys.view(np.uint8).reshape(len(keys), keys.itemsize)
 
 
-class TreeBranch(NamedTuple):
+class TreeRow(NamedTuple):
     """One rollout in a tree."""
 
     row: int
@@ -148,7 +148,7 @@ class TreeBranch(NamedTuple):
 
 
 class Tree(NamedTuple):
-    branches: list[TreeBranch]
+    branches: list[TreeRow]
     size: int
     """Number of tokens."""
     is_branched: bool
@@ -225,7 +225,7 @@ def trees_of(tokens: FlatTokens, groups: Sequence[int], token_budget: int | None
 
 
 def cut_into_trees(rows: Sequence[int], keys: Sequence[NDArray[np.uint8]], token_budget: int | None) -> Iterator[Tree]:
-    branches: list[TreeBranch] = []
+    branches: list[TreeRow] = []
     size, is_branched = 0, False
     for place, row in enumerate(rows):
         shared = common_prefix(keys[place - 1], keys[place]) if branches else 0
@@ -234,7 +234,7 @@ def cut_into_trees(rows: Sequence[int], keys: Sequence[NDArray[np.uint8]], token
             yield Tree(branches, size, is_branched)
             branches, size, is_branched, shared, added = [], 0, False, 0, len(keys[place])
         is_branched = is_branched or bool(branches and added and shared < len(keys[place - 1]))
-        branches.append(TreeBranch(row, shared))
+        branches.append(TreeRow(row, shared))
         size += added
     if branches:
         yield Tree(branches, size, is_branched)
