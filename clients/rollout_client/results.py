@@ -63,6 +63,44 @@ def is_clipped(sample: SampleResult) -> bool:
     return last_finish_reason(sample) == "length"
 
 
+def turn_rewards(sample: SampleResult, total: float | None) -> list[float]:
+    """The rewards of the turns of a rollout with this final reward, one for each response; see `rewards_by_turn`."""
+    generated = [message.generation_logprobs is not None for message in sample.message_log]
+    return rewards_by_turn(
+        generated,
+        [message.reward for message in sample.message_log],
+        total,
+        is_whole=sum(generated) <= sample.metrics.turn_count,
+    )
+
+
+def rewards_by_turn(
+    generated: Sequence[bool], rewards: Sequence[float | None], total: float | None, *, is_whole: bool
+) -> list[float]:
+    """The reward of each generated message with the messages up to the next one.
+
+    The last turn also has what the total has beyond them, such as the reward of a whole session: then the turns sum to
+    the total.
+
+    Args:
+        generated: whether the policy generated the message.
+        rewards: the messages' own; a missing one is 0.
+        total: the final reward of the rollout; `None` if it has none.
+        is_whole: whether the total is of all turns of the log. It is not where a rollout was continued from a posted
+            log, whose turns have the rewards of their messages alone.
+    """
+    turns: list[float] = []
+    for is_generated, reward in zip(generated, rewards, strict=True):
+        if is_generated:
+            turns.append(0.0)
+        # A message before the first response belongs to no turn.
+        if turns and reward is not None:
+            turns[-1] += reward
+    if turns and total is not None and is_whole:
+        turns[-1] += total - sum(turns)
+    return turns
+
+
 def reason_not_final(sample: SampleResult) -> str:
     reason = sample.status if sample.error is None else f"{sample.error.kind} error: {sample.error.message}"
     return f"idx {sample.idx} of task {sample.task_name}, generation {sample.generation_index}: {reason}"

@@ -1,5 +1,6 @@
 """Credit by turn: the rewards of the turns of rollouts, and the advantages that they become. Needs numpy."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
@@ -8,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_client.results import STD_EPSILON, group_relative_advantages
+from rollout_client.results import STD_EPSILON, group_relative_advantages, rewards_by_turn
 from rollout_client.tensors.rollouts import TokenColumns, boundaries
 
 CreditFunction = Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]]
@@ -57,31 +58,15 @@ def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]
     return returns[::-1]
 
 
-def turn_rewards(columns: TokenColumns, totals: Sequence[float | None], are_whole: Sequence[bool]) -> list[list[float]]:
-    """The rewards of each rollout's turns.
-
-    A turn's reward is that of its response and of the messages up to the next response. `total_reward` beyond these,
-    such as the reward of a whole session, is part of the last turn's, so that the turns sum to it.
-
-    Args:
-        totals: the final rewards of the rollouts.
-        are_whole: whether the total is of all turns of the log; it is not for one that was continued from a posted
-            log, whose turns have the rewards of their messages alone.
-    """
-    generated = columns.logprob_counts >= 0
-    rollout = columns.rollout_of_message
-    turn = np.cumsum(generated) - 1
-    rollout_of_turn = rollout[generated]
-    # A message before the first response of its rollout belongs to no turn.
-    belongs = (turn >= 0) & ~np.isnan(columns.rewards)
-    belongs[belongs] = rollout_of_turn[turn[belongs]] == rollout[belongs]
-    summed = np.bincount(turn[belongs], columns.rewards[belongs], minlength=len(rollout_of_turn))
-    ends = boundaries(columns.turn_counts).tolist()
-    turns = [summed[begin:end].tolist() for begin, end in pairwise(ends)]
-    for rewards, total, is_whole in zip(turns, totals, are_whole, strict=True):
-        if rewards and total is not None and is_whole:
-            rewards[-1] += total - sum(rewards)
-    return turns
+def turns_of(columns: TokenColumns, totals: Sequence[float | None], are_whole: Sequence[bool]) -> list[list[float]]:
+    """The rewards of each rollout's turns, as `rewards_by_turn` has them of one rollout."""
+    generated = (columns.logprob_counts >= 0).tolist()
+    rewards = [None if math.isnan(reward) else reward for reward in columns.rewards.tolist()]
+    parts = pairwise(boundaries(columns.message_counts).tolist())
+    return [
+        rewards_by_turn(generated[begin:end], rewards[begin:end], total, is_whole=is_whole)
+        for (begin, end), total, is_whole in zip(parts, totals, are_whole, strict=True)
+    ]
 
 
 def credited_tokens(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
-from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turn_rewards
+from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
 from rollout_client.tensors.rollouts import (
@@ -218,7 +218,7 @@ def to_tensors(
     else:
         if credit == "turn":
             credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
-        turns = turn_rewards(columns, at(rows, finals), at(rows, are_whole))
+        turns = turns_of(columns, at(rows, finals), at(rows, are_whole))
         credited = credited_tokens(columns, turns, at(rows, groups), is_final, credit)
         advantages = padded(credited, padding.mask(columns.lengths), 0, np.float32)
     tensors = RolloutTensors(

@@ -28,7 +28,7 @@ from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row
+from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row, turn_rewards
 from rollout_client.trainers.dataset_rows import (
     GenerationOptions,
     Prompt,
@@ -140,6 +140,8 @@ class Completion:
     answer: str | None = None
     finish_reason: str | None = None
     """Reason of the last response: `length` if its length has cut it."""
+    turn_rewards: Sequence[float] = ()
+    """Rewards of the turns, which sum to the reward."""
 
 
 class ServiceRolloutFunc:
@@ -190,9 +192,9 @@ class ServiceRolloutFunc:
 
         `prompt_ids`; `completion_ids`, from the first generated token to the last; `logprobs` and `env_mask` (1 for a
         generated token), both as long as the completion; and for the reward functions `total_reward` (float or None),
-        `rewards`, `status`, `answer` and `finish_reason` (of the last response: `stop` or `length`). A rollout that
-        failed or was cut off has the reward None, which TRL leaves out of its group's statistics, and an `env_mask` of
-        zeros.
+        `rewards`, `turn_rewards` (one for each response; they sum to the total), `status`, `answer` and `finish_reason`
+        (of the last response: `stop` or `length`). A rollout that failed or was cut off has the reward None, which TRL
+        leaves out of its group's statistics, and an `env_mask` of zeros.
 
         Raises:
             TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.
@@ -306,8 +308,9 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
 
 def completion_of(sample: SampleResult) -> Completion:
     tokens = token_row(sample).without_tail()
-    reason = last_finish_reason(sample)
-    return Completion(tokens, final_reward(sample), sample.rewards, sample.status, sample.answer, reason)
+    reward, reason = final_reward(sample), last_finish_reason(sample)
+    turns = turn_rewards(sample, reward)
+    return Completion(tokens, reward, sample.rewards, sample.status, sample.answer, reason, turns)
 
 
 def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, list[Any]]:
@@ -323,6 +326,7 @@ def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, l
         "status": [completion.status for completion in completions],
         "answer": [completion.answer for completion in completions],
         "finish_reason": [completion.finish_reason for completion in completions],
+        "turn_rewards": [list(completion.turn_rewards) for completion in completions],
     }
 
 

@@ -21,7 +21,7 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, last_finish_reason, token_row
+from rollout_client.results import TokenRow, last_finish_reason, token_row, turn_rewards
 from rollout_client.trainers.dataset_rows import Prompt, messages_of
 from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
 
@@ -117,7 +117,8 @@ def completion_of(rollout: AgentRollout) -> Completion:
     status = latest.status if rollout.error is None else "error"
     tokens = token_row(latest).without_tail()
     reason = last_finish_reason(latest)
-    return Completion(tokens, rollout.total_reward, latest.rewards, status, finish_reason=reason)
+    turns = turn_rewards(latest, rollout.total_reward)
+    return Completion(tokens, rollout.total_reward, latest.rewards, status, finish_reason=reason, turn_rewards=turns)
 
 
 def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:

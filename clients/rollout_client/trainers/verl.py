@@ -30,7 +30,9 @@ from rollout_client.results import (
     filled_in,
     final_reward,
     last_finish_reason,
+    prompt_length,
     token_row,
+    turn_rewards,
 )
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
 
@@ -71,6 +73,8 @@ class VerlSettings(BaseModel):
     `ground_truth` of `reward_model`."""
     reward_names: list[str] = []
     """Named rewards of the environment that verl logs. Every rollout should have them."""
+    turn_rewards: bool = False
+    """Score each turn at the last token of its response, in place of the whole rollout at its last token."""
     not_final: Literal["mask", "raise"] = "mask"
     """Treatment of rollouts that failed or were cut off; see `ServiceAgentLoopManager`."""
     check_tokenizer: bool = True
@@ -100,7 +104,8 @@ class Row:
 class ServiceAgentLoopManager:
     """Plays each row of a batch as one rollout of the service.
 
-    The environment's `total_reward` is the score of the row; verl's reward functions and reward models are not called.
+    The environment's `total_reward` is the score of the row, at its last token or, with `turn_rewards`, spread over the
+    last tokens of its turns; verl's reward functions and reward models are not called.
     A response is cut at `response_length`, as in verl's own agent loops.
 
     A row has no final reward if its rollout failed or was cut off, or if its prompt is longer than `prompt_length`.
@@ -164,7 +169,10 @@ class ServiceAgentLoopManager:
         timing = {f"rollout_service/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
         timing["rollout_service/not_final_rate"] = len(lost) / len(rows)
         return type(prompts).from_dict(
-            tensors=tensors_of(rows, scores, self._rollout_config, self._pad_id),
+            tensors={
+                **tensors_of(rows, self._rollout_config, self._pad_id),
+                "rm_scores": score_tensor(rows, scores, self._rollout_config, self._settings),
+            },
             non_tensors={
                 **kept,
                 "raw_prompt": prompts.non_tensor_batch["raw_prompt"],
@@ -271,9 +279,7 @@ def ground_truth(row: Mapping[str, Any]) -> JsonObject:
 # From the rollouts to verl's batch
 
 
-def tensors_of(
-    rows: Sequence[Row], scores: Sequence[float], rollout_config: Any, pad_id: int
-) -> dict[str, torch.Tensor]:
+def tensors_of(rows: Sequence[Row], rollout_config: Any, pad_id: int) -> dict[str, torch.Tensor]:
     longest_prompt, longest = rollout_config.prompt_length, rollout_config.response_length
     responses = [row.response for row in rows]
     prompt_mask = right_padded([[1] * len(row.prompt) for row in rows], longest_prompt, 0).flip(1)
@@ -281,9 +287,6 @@ def tensors_of(
     prompts = right_padded([row.prompt[::-1] for row in rows], longest_prompt, pad_id).flip(1)
     response_ids = right_padded([response.token_ids for response in responses], longest, pad_id)
     attention_mask = torch.cat([prompt_mask, response_attention], dim=1)
-    rm_scores = torch.zeros(len(rows), longest)
-    # The score is at the last token; in an empty response, at the last place, as verl has it.
-    rm_scores[torch.arange(len(rows)), response_attention.sum(1) - 1] = torch.tensor(scores, dtype=torch.float32)
     return {
         "prompts": prompts,
         "responses": response_ids,
@@ -292,8 +295,34 @@ def tensors_of(
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.cumsum(1) - 1).clip(min=0),
         "rollout_log_probs": right_padded([response.generation_logprobs for response in responses], longest, 0.0),
-        "rm_scores": rm_scores,
     }
+
+
+def score_tensor(
+    rows: Sequence[Row], scores: Sequence[float], rollout_config: Any, settings: VerlSettings
+) -> torch.Tensor:
+    """float32 [B, R]: the scores at the last tokens of what they score; each row sums to its score."""
+    rm_scores = torch.zeros(len(rows), rollout_config.response_length)
+    for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
+        ends = turn_ends(row) if settings.turn_rewards and row.reward is not None else []
+        if not ends:
+            # In an empty response it is at the last place, as verl has it.
+            rm_scores[place, len(row.response.token_ids) - 1] = score
+            continue
+        for end, reward in zip(ends, turn_rewards(row.sample, row.reward), strict=True):
+            rm_scores[place, end - 1] += reward
+    return rm_scores
+
+
+def turn_ends(row: Row) -> list[int]:
+    """The index after the last token of each turn in the response; the response's end for a turn that was cut away."""
+    ends, end = [], -prompt_length(row.sample.message_log)
+    for message in row.sample.message_log:
+        end += len(message.token_ids)
+        if message.generation_logprobs is not None:
+            # One without tokens has none before it if it is the first.
+            ends.append(max(min(end, len(row.response.token_ids)), 1))
+    return ends
 
 
 def right_padded(rows: Sequence[Sequence[float]], width: int, fill: float) -> torch.Tensor:

@@ -109,6 +109,8 @@ def answering(*fields: Json, log: list[Json] | None = None) -> Callable[[Json], 
         for place in range(len(body["samples"]) * generations):
             said: Json = {"message_log": log or two_turns(version), "total_reward": float(place), "answer": str(place)}
             said |= fields[place % len(fields)] if fields else {}
+            turns = sum("generation_logprobs" in message for message in said["message_log"])
+            said["metrics"] = result()["metrics"] | {"turn_count": turns}
             samples.append(result(place // generations, place % generations, **said))
         return JSONResponse({**SUMMARY, "samples": samples})
 

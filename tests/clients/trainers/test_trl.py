@@ -155,9 +155,21 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
         "status": ["completed", "completed"],
         "answer": ["0", "1"],
         "finish_reason": ["stop", "stop"],
+        "turn_rewards": [[0, 0], [0, 1]],
     }
     everything: dict[str, Any] = {"prompts": PROMPTS, **columns}
     assert service_reward(**everything) == [0, 1]
+
+
+def test_the_rewards_of_turns_reach_the_reward_functions_and_sum_to_the_total(
+    service: ScriptedService, client: PushingClient
+) -> None:
+    log = two_turns()
+    log[1]["reward"], log[3]["reward"] = 0.25, 0.5
+    service.rollouts.append(answering({"message_log": log, "total_reward": 0.75}, LOST | {"message_log": log}))
+    columns = ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
+    assert columns["turn_rewards"] == [[0.25, 0.5], [0.25, 0.5]]
+    assert columns["total_reward"] == [0.75, None]
 
 
 def test_a_completion_that_its_length_has_cut_says_so(service: ScriptedService, client: PushingClient) -> None:

@@ -289,6 +289,49 @@ def test_a_response_is_cut_at_its_length_and_scored_where_it_ends(service: Scrip
     assert came.non_tensor_batch["max_weight_version"].tolist() == [0]
 
 
+def rewarded_turns(*rewards: float | None) -> list[Json]:
+    log = two_turns()
+    for message, reward in zip([message for message in log if "generation_logprobs" in message], rewards, strict=True):
+        message["reward"] = reward
+    return log
+
+
+def test_turns_are_scored_at_the_last_tokens_of_their_responses_where_the_config_says_so(
+    service: ScriptedService, manager: Manager
+) -> None:
+    service.rollouts.append(
+        answering(
+            {"message_log": rewarded_turns(0.25, 0.5), "total_reward": 0.75},
+            {"message_log": rewarded_turns(2.0, None), "total_reward": 5.0},
+            {"message_log": [prompt_message()], "total_reward": 0.5},
+            LOST | {"message_log": rewarded_turns(9.0, 9.0)},
+        )
+    )
+    came = manager({"turn_rewards": True}).generate_sequences(gen_batch("a", "a", "b", "b"))
+    assert came.batch["rm_scores"].tolist() == [
+        [0, 0.25, 0, 0, 0, 0.5, 0, 0],
+        [0, 2, 0, 0, 0, 3, 0, 0],  # what the total has beyond the turns is the last one's
+        [0, 0, 0, 0, 0, 0, 0, 0.5],
+        [0, 0, 0, 0, 0, 0, 0, 0.5],
+    ]
+
+
+def test_the_reward_of_a_turn_that_was_cut_away_is_where_the_response_ends(
+    service: ScriptedService, manager: Manager
+) -> None:
+    for length, expected in ((3, [[0, 0.25, 0.5]]), (2, [[0, 0.75]])):
+        service.rollouts.append(answering({"message_log": rewarded_turns(0.25, 0.5), "total_reward": 0.75}))
+        came = manager({"turn_rewards": True}, response_length=length).generate_sequences(gen_batch("a"))
+        assert came.batch["rm_scores"].tolist() == expected
+
+
+def test_a_rollout_is_scored_at_its_last_token_by_default(service: ScriptedService, manager: Manager) -> None:
+    service.rollouts.append(answering({"message_log": rewarded_turns(0.25, 0.5), "total_reward": 0.75}))
+    came = manager().generate_sequences(gen_batch("a"))
+    assert came.batch["rm_scores"].tolist() == [[0, 0, 0, 0, 0, 0.75, 0, 0]]
+    assert came.non_tensor_batch["turn_scores"].tolist() == [[0.25, 0.5]]
+
+
 # Rows without a final reward
 
 
