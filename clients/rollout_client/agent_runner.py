@@ -9,9 +9,10 @@ from typing import Any
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.progress import counting_bar
-from rollout_client.contract.rollouts import SampleInput
+from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.errors import RolloutError
+from rollout_client.results import branches_beside
 
 AgentReward = float | dict[str, float] | None
 """One number, or named parts whose sum is the reward; `None` if the agent does not judge itself."""
@@ -34,6 +35,21 @@ class AgentRollout:
     failed."""
     error: Exception | None = None
     """The exception of the agent, `TimeoutError` after `timeout_s`, or the reason why its record could not be read."""
+
+    def as_result(self) -> SampleResult:
+        """The run as one rollout, in the form of a task that an agent plays.
+
+        It has the log and the rewards of the branch that was generated last, and the others as its `branches`. Its
+        total reward is `None` if that of the run is.
+
+        Raises:
+            ValueError: nothing was generated.
+        """
+        if not self.samples:
+            raise ValueError(f"Nothing was generated in the run of sample {self.idx}.")
+        *others, main = self.samples
+        unknown = {"total_reward": None} if self.total_reward is None else {}
+        return main.model_copy(update={"branches": branches_beside(main, others), **unknown})
 
     @property
     def generated_tokens(self) -> int:

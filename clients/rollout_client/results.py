@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import FinishReason, GivenMessage, Message
+from rollout_client.contract.messages import Branch, FinishReason, GivenMessage, Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.sessions import SessionSample
 from rollout_client.errors import RolloutError
 
 if TYPE_CHECKING:
@@ -243,6 +244,19 @@ def resumed(sample: SampleResult) -> SampleInput:
             "chat_template_kwargs": sample.chat_template_kwargs,
         }
     )
+
+
+def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[Branch]:
+    """The other branches of a session, beside the one that is the rollout's own log."""
+    known = set(main.generation_ids)
+    branches = []
+    for sample in others:
+        places = [place for place, message in enumerate(sample.message_log) if message.generation_logprobs is not None]
+        generated = zip(places, sample.generation_ids, strict=True)
+        shared = [place for place, generation_id in generated if generation_id in known]
+        known.update(sample.generation_ids)
+        branches.append(Branch.model_construct(message_log=sample.message_log, shared_messages=shared))
+    return branches
 
 
 UNKNOWN_VERSION = -1

@@ -21,6 +21,7 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionRequest, SessionSample
+from rollout_client.results import branches_beside
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
@@ -186,7 +187,14 @@ class AgentEpisode(Episode):
         result = super().result()
         if others := self._branches[:-1]:
             main = self._branches[-1]
-            result.branches = branches_beside(main, others)  # type: ignore[assignment]  # Arrow writes plain JSON alone
+            plain: list[Any] = [
+                {
+                    "message_log": list(map(plain_message, branch.message_log)),
+                    "shared_messages": branch.shared_messages,
+                }
+                for branch in branches_beside(main, others)
+            ]
+            result.branches = plain  # Arrow writes plain JSON alone.
         return result
 
     def _end(self) -> None:
@@ -218,19 +226,6 @@ class AgentEpisode(Episode):
                 self.metrics.add_observation(len(message.token_ids))
             length += len(message.token_ids)
         self.log.replace(main.message_log)
-
-
-def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[dict[str, Any]]:
-    """The other branches in the form of the contract's `Branch`, as plain JSON."""
-    known = set(main.generation_ids)
-    branches = []
-    for branch in others:
-        places = [place for place, message in enumerate(branch.message_log) if message.generation_logprobs is not None]
-        generated = dict(zip(places, branch.generation_ids, strict=True))
-        shared = [place for place, generation_id in generated.items() if generation_id in known]
-        known.update(branch.generation_ids)
-        branches.append({"message_log": list(map(plain_message, branch.message_log)), "shared_messages": shared})
-    return branches
 
 
 def plain_message(message: Message) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rollout_client import (
     agent_rollouts,
     play_agent,
 )
+from rollout_client.tensors import to_tensors
 from tests.clients.agent_service import AgentService
 from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
@@ -47,6 +48,31 @@ def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_gener
             assert (branch.idx, branch.generation_index) == (idx, rollout.generation_index)
             assert branch.rewards == {"style": 0.25, "sum": float(idx)}
             assert branch.message_log[-1].token_ids == [3, 4]
+
+
+def test_a_run_is_one_rollout_with_its_last_branch_as_the_log_and_the_others_beside_it() -> None:
+    service = AgentService()
+
+    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float | None:
+        for token_ids in ([3], [4, 5]):
+            await service.generate(base_url, token_ids)
+        return 0.5 if sample.idx else None
+
+    [[unknown], [rewarded], _] = service.call(lambda client: play_agent(client, agent, PROMPTS))
+    assert len(rewarded.samples) == 2
+    result = rewarded.as_result()
+    assert [message.token_ids for message in result.message_log] == [[1, 9], [4, 5]]
+    [other] = result.branches
+    assert ([message.token_ids for message in other.message_log], other.shared_messages) == ([[1, 9], [3]], [])
+    assert (result.idx, result.total_reward, rewarded.samples[-1].branches) == (1, 0.5, [])
+    assert unknown.as_result().total_reward is None
+    merged = to_tensors([result], pad_token_id=0, merge="prefix").merged
+    assert merged.input_ids.tolist() == [[1, 9, 3, 4, 5]]
+
+
+def test_a_run_in_which_nothing_was_generated_is_no_rollout() -> None:
+    with pytest.raises(ValueError, match="Nothing was generated in the run of sample 7"):
+        AgentRollout(7, 0, [], None).as_result()
 
 
 def test_an_agent_that_raises_or_takes_too_long_is_data_beside_the_others() -> None:
