@@ -27,9 +27,9 @@ def turn_advantages(
     """`(return - mean) / (std + epsilon)` of each turn, over the returns of all turns of all rollouts of one group.
 
     The return of a turn is its reward and the discounted rewards of the turns after it: each turn is a sample of its
-    own in the group of GRPO, as Kevin trains (arXiv:2507.11948). Where rollouts have one turn each, the results are
-    those of `group_relative_advantages`. A baseline for each turn's index would leave the last turns of the longest
-    rollout without others to be compared with.
+    own in the group of GRPO, as Kevin trains (arXiv:2507.11948, section 4). Where rollouts have one turn each, the
+    results are those of `group_relative_advantages`. A baseline for each turn's index would leave the last turns of the
+    longest rollout without others to be compared with.
 
     Args:
         rewards: by rollout and turn.
