@@ -73,6 +73,7 @@ def build(settings: ServiceSettings) -> Application:
             settings.limits.step_timeout_s,
             environment.models,
             {name: reward_models[name] for name in environment.reward_models},
+            environment.shadow,
         )
         for task_name, environment in settings.environments.items()
     }

@@ -106,7 +106,7 @@ class Ingress:
         access = AccessControl.of(settings.access, options.host)
         limits = settings.limits
 
-        rollout_metrics = RolloutMetrics() if settings.metrics else None
+        rollout_metrics = RolloutMetrics(settings.shadows_part_at) if settings.metrics else None
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
+from deployments.environments.shadows import ShadowSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings
@@ -83,9 +84,13 @@ class EnvironmentSettings(StrictSettings):
     """Models behind OpenAI-compatible servers that the environment may ask, by the names that it uses for them."""
     reward_models: list[str] = Field(default_factory=list)
     """Those of the service's `reward_models` that the environment may ask."""
+    shadow: dict[str, ShadowSettings] = Field(default_factory=dict)
+    """Further judges, by name, whose verdicts are in no reward: `shadow_rewards` of a result has them."""
 
     @model_validator(mode="after")
     def has_an_environment(self) -> Self:
+        if self.agent is not None and self.agent.scored_by == "agent" and self.shadow:
+            raise ValueError("shadow judges the steps of an environment, and here the agent scores: leave it out")
         if self.import_path:
             return self
         if self.agent is None or self.agent.scored_by != "agent":
@@ -259,6 +264,15 @@ class ServiceSettings(StrictSettings):
     def agents_by_task(self) -> dict[str, AgentSettings]:
         """The agents of the tasks that have one."""
         return {task_name: task.agent for task_name, task in self.environments.items() if task.agent is not None}
+
+    @property
+    def shadows_part_at(self) -> dict[tuple[str, str], float]:
+        """By how much the verdict of each shadow judge may differ from the reward, by task and judge."""
+        return {
+            (task_name, name): shadow.parts_at
+            for task_name, task in self.environments.items()
+            for name, shadow in task.shadow.items()
+        }
 
     @property
     def data_by_task(self) -> dict[str, DataSettings]:

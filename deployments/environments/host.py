@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments import logs
+from deployments.environments.shadows import Shadows, ShadowSettings
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
@@ -99,6 +100,7 @@ def kinds_in(schema: Any) -> Iterator[str]:
 MOST_ABANDONED_THREADS = 256
 CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wanted it has died.")
 NO_MODELS: Mapping[str, Any] = MappingProxyType({})
+NO_SHADOWS: Mapping[str, ShadowSettings] = MappingProxyType({})
 
 
 class TooManyThreads(Exception):
@@ -116,8 +118,9 @@ class EnvironmentHost:
         step_timeout_s: float | None,
         chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
         reward_models: Mapping[str, Any] = NO_MODELS,
+        shadows: Mapping[str, ShadowSettings] = NO_SHADOWS,
     ) -> None:
-        """Makes the environment.
+        """Makes the environment and its shadow judges.
 
         Args:
             reward_models: the handles of their deployments, by name.
@@ -130,12 +133,15 @@ class EnvironmentHost:
         claim_shared_memory()
         claim_folder()
         self._task_name = task_name
+        self._shadows = Shadows(shadows, step_timeout_s)
         self._environment = load_environment(import_path, arguments)
-        self._environment.use_models(
+        asked = (
             {name: HttpChatModel(settings, name) for name, settings in chat_models.items()},
             {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()},
         )
-        self._steps = StepRunner(self._environment, task_name, step_timeout_s)
+        self._environment.use_models(*asked)
+        self._shadows.use_models(*asked)
+        self._steps = StepRunner(self._environment, task_name, step_timeout_s, self._shadows)
         self._heartbeats = Heartbeats()
         self._callers_watch = CallerWatch(self._fail_steps)
         install(self.drain)
@@ -233,14 +239,16 @@ class EnvironmentHost:
         environment: TaskEnvironment | None = self.__dict__.pop("_environment", None)
         if environment is None:
             return None
-        if has_sessions(type(environment)):
-            return self._close_with_sessions(environment)
+        if has_sessions(type(environment)) or self._shadows.environments:
+            return self._close_all(environment)
         return self._close(environment)
 
-    async def _close_with_sessions(self, environment: TaskEnvironment) -> None:
+    async def _close_all(self, environment: TaskEnvironment) -> None:
+        """Closes the sessions first, and the shadow judges last."""
         await self._steps.close()
-        if (closing := self._close(environment)) is not None:
-            await closing
+        for each in (environment, *self._shadows.environments):
+            if (closing := self._close(each)) is not None:
+                await closing
 
     def _close(self, environment: TaskEnvironment) -> Awaitable[None] | None:
         try:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from deployments.environments.sessions import Sessions
+from deployments.environments.shadows import Shadows
 from deployments.environments.step_queue import Deadlines, FairSlots, StepBatches
 from deployments.failures import (
     EnvironmentBroken,
@@ -51,10 +52,18 @@ class StepRunner:
     after `hand_off` no step runs.
     """
 
-    def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
-        """Runs no step yet; `step_timeout_s` is None for no limit."""
+    def __init__(
+        self,
+        environment: TaskEnvironment,
+        task_name: str,
+        step_timeout_s: float | None,
+        shadows: Shadows | None = None,
+    ) -> None:
+        """Runs no step yet; `step_timeout_s` is None for no limit. The `shadows` judge each step too."""
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
         self._step = step_function(environment) if self._sessions is None else self._sessions.step
+        if shadows is not None:
+            self._step = shadows.beside(self._step)
         self._start_sample = of_request(partial(validated_start, environment))
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s

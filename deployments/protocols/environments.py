@@ -1,5 +1,6 @@
 """The records of environment steps and of tasks. Imported through `deployments/protocols/generation.py`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,14 @@ class StepRequest:
     """How many steps the rollout had before this one, those of a message log that was posted included."""
     traceparent: str = ""
     """The span of the step, as the header of the W3C; empty if it is not traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowedOutcome(StepOutcome):
+    """The outcome of a step that shadow judges have judged too."""
+
+    shadow_rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """The verdict of each judge on this step alone, by its name; `None` if it gave none."""
 
 
 @dataclass(frozen=True, slots=True)

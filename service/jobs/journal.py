@@ -101,13 +101,14 @@ def outlined(state: EpisodeState) -> list[Message]:
 
 def fields_of(state: EpisodeState) -> dict[str, Any]:
     fields = {name: getattr(state, name) for name in EpisodeState.__slots__}
-    experts = None if state.experts is None else state.experts.packed()
-    return {
-        **fields,
-        "experts": experts,
-        "metrics": asdict(state.metrics),
-        "messages": [set_fields(message) for message in state.messages],
-    }
+    # As before there were any: a service of that version can take the job over.
+    if state.experts is None:
+        del fields["experts"]
+    else:
+        fields["experts"] = state.experts.packed()
+    if not state.shadow_rewards:
+        del fields["shadow_rewards"]
+    return {**fields, "metrics": asdict(state.metrics), "messages": [set_fields(message) for message in state.messages]}
 
 
 def state_of(fields: dict[str, Any]) -> EpisodeState:

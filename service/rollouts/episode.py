@@ -19,7 +19,7 @@ from deployments.protocols.chat import (
     TokenizedObservation,
     judged_log,
 )
-from deployments.protocols.environments import StepRequest
+from deployments.protocols.environments import ShadowedOutcome, StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.rollouts import SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
@@ -70,6 +70,7 @@ class Episode:
         self._extra_env_info = start.extra_env_info
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
+        self._shadow_rewards: dict[str, float | None] = {}
         self._answer: str | None = None
         self.metrics = SampleMetricsAccumulator()
         self._terminated = False
@@ -229,7 +230,7 @@ class Episode:
             return
         if observed is None:
             observed = self.tokenized_observations(outcome)
-        self.log.set_reward(self._take_reward(outcome.reward))
+        self.log.set_reward(self._take_reward(outcome))
         # Messages that had no room left are not among those that were tokenized.
         for message, tokens in zip(outcome.observations, observed, strict=False):
             self.log.add_observation(message, tokens)
@@ -290,6 +291,7 @@ class Episode:
             "error": self.error,
             "tools": self.start.chat.tools,
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
+            "shadow_rewards": self._shadow_rewards.copy() or None,
         }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
@@ -305,6 +307,7 @@ class Episode:
             extra_env_info=self._extra_env_info,
             stop_strings=self._stop_strings,
             rewards=self._rewards.copy(),
+            shadow_rewards=self._shadow_rewards.copy(),
             answer=self._answer,
             metrics=self.metrics.counts(),
             terminated=self._terminated,
@@ -326,6 +329,7 @@ class Episode:
         self._extra_env_info = state.extra_env_info
         self._stop_strings = state.stop_strings
         self._rewards = dict(state.rewards)
+        self._shadow_rewards = dict(state.shadow_rewards)
         self._answer = state.answer
         self.metrics.restore(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
@@ -339,8 +343,14 @@ class Episode:
         """The status in which the episode has to end now, unless it has ended by itself."""
         return "stale" if self.versions.is_stale else self.interrupted_by
 
-    def _take_reward(self, reward: float | dict[str, float]) -> float:
-        named = reward if isinstance(reward, dict) else {UNNAMED_REWARD: reward}
+    def _take_reward(self, outcome: StepOutcome) -> float:
+        """Adds the rewards of a step and returns their sum. The verdicts of shadow judges are summed beside them."""
+        if isinstance(outcome, ShadowedOutcome):
+            for name, verdict in outcome.shadow_rewards.items():
+                before = self._shadow_rewards.get(name, 0.0)
+                # Without one of its verdicts the sum of a judge is not known.
+                self._shadow_rewards[name] = None if verdict is None or before is None else before + verdict
+        named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         return sum(named.values())

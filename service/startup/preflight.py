@@ -15,6 +15,7 @@ from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
+from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
@@ -93,6 +94,8 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
         try:
             environment_class = load_environment_class(environment.import_path)
             checked_arguments(environment_class, environment.arguments, environment.import_path)
+            for shadow in environment.shadow.values():
+                refuse_unloadable(shadow)
             if environment.data is not None:
                 info, starts = environment_class.ExtraEnvInfo, has_a_start(environment_class)
                 load_task_data(task_name, environment.data, info, starts)

@@ -10,7 +10,7 @@ from rollout_client.results import is_clipped, last_finish_reason
 with needed_for("A data frame", "pandas"):
     import pandas as pd
 
-FLATTENED = ("rewards", "metrics", "error")
+FLATTENED = ("rewards", "shadow_rewards", "metrics", "error")
 """Fields that have a column for each of their own fields."""
 
 

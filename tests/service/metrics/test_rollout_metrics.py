@@ -11,7 +11,7 @@ from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, IngressG
 from service.metrics.rollout_metrics import RolloutMetrics
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, shadowed
 
 Given = dict[tuple[str, str], list[float]]
 """By the name of a metric and its tags."""
@@ -105,6 +105,31 @@ def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
     }
 
 
+def test_verdicts_of_shadow_judges_are_counted_by_whether_they_part_from_the_reward(given: Given) -> None:
+    verdicts: list[dict[str, float | None]] = [
+        {"style": 0.75},
+        {"style": 0.25},
+        {"style": 0.0},
+        {"style": 1.75},
+        {"style": None},
+    ]
+    outcomes = [shadowed(outcome("O", 1.0, terminated=True), each) for each in verdicts]
+    episodes = [EpisodeRecipe(position=place).make() for place in range(5)]
+    results = collect(episodes, async_context(ScriptedGenerator(["A"]), ScriptedEnvironment(outcomes)))
+    metrics = RolloutMetrics({("task", "style"): 0.5})
+    for result in results.values():
+        metrics.ended(result, staleness=None)
+    metrics.ended(results[1].model_copy(update={"status": "error", "total_reward": None}), staleness=None)
+    assert {key: found for key, found in flushed(metrics, given).items() if "shadow" in key[0]} == {
+        ("rollout_shadow_gap_count", "task,style"): [4],
+        ("rollout_shadow_gap_sum", "task,style"): [2.75],
+        ("rollout_shadow_verdicts_total", "task,style,agrees"): [1],
+        ("rollout_shadow_verdicts_total", "task,style,reward_higher"): [2],
+        ("rollout_shadow_verdicts_total", "task,style,reward_lower"): [1],
+        ("rollout_shadow_verdicts_total", "task,style,missing"): [1],
+    }
+
+
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
     gauges = IngressGauges(lambda: pytest.fail("not looked at"))
     for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
@@ -150,7 +175,7 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
             pass
         rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
         rollouts.took("queue", 1.0)
-        rollouts.ended(result, staleness=1)
+        rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
         exporting = export(rollouts, http, lambda: GaugeSnapshot(0, 0, 0, 0, {"train": 0}, {"": 1}))
         await asyncio.sleep(3.0)

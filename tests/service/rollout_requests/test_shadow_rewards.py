@@ -1,0 +1,85 @@
+"""The verdicts of shadow judges in results: sums beside the rewards, in every form of the answer, through a restart."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollout_client import RolloutResponse, SampleResult
+from service.jobs.journal import fields_of, state_of
+from service.rollouts.episode import Episode
+from tests.service.rollouts.playing import async_context, collect
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, shadowed
+from tests.service.scripted_http import ScriptedHttp
+
+Verdicts = dict[str, float | None]
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
+
+
+def played(*verdicts: Verdicts) -> SampleResult:
+    """A rollout whose steps have these verdicts, and a reward of 1 each."""
+    last = len(verdicts) - 1
+    outcomes = [shadowed(outcome("O", 1.0, place == last), each) for place, each in enumerate(verdicts)]
+    [result] = collect(
+        [EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), ScriptedEnvironment(outcomes))
+    ).values()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "summed"),
+    [
+        ([{"style": 0.25}], {"style": 0.25}),
+        ([{"style": 0.25, "length": -1.0}, {"style": 0.5, "length": 2.0}], {"style": 0.75, "length": 1.0}),
+        ([{"style": 0.25}, {"style": None}, {"style": 0.5}], {"style": None}),
+        ([{"style": None}, {"style": 0.5}], {"style": None}),
+    ],
+)
+def test_the_verdicts_of_all_turns_are_summed_beside_the_rewards(verdicts: list[Verdicts], summed: Verdicts) -> None:
+    result = played(*verdicts)
+    assert (result.shadow_rewards, result.status) == (summed, "completed")
+    assert (result.total_reward, result.rewards) == (len(verdicts), {"reward": len(verdicts)})
+
+
+def test_a_result_without_shadows_has_no_field_for_them() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    [result] = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment)).values()
+    assert "shadow_rewards" not in result.model_fields_set
+    assert result.shadow_rewards == {}
+    assert b"shadow" not in ScriptedHttp().post({"samples": [SAMPLE]}).content
+
+
+def restored(episode: Episode) -> Episode:
+    other = EpisodeRecipe().make()
+    other.restore(state_of(fields_of(episode.state())))
+    return other
+
+
+def test_verdicts_outlive_the_process_that_has_them_and_those_of_before_there_were_any_can_be_read() -> None:
+    episode = EpisodeRecipe().make()
+    context = async_context(
+        ScriptedGenerator(["A"]), ScriptedEnvironment([shadowed(outcome("O", 1.0, True), {"style": 0.5})])
+    )
+    collect([episode], context)
+    assert restored(episode).result().shadow_rewards == {"style": 0.5}
+    fields = fields_of(replace(episode.state(), shadow_rewards={}))
+    assert "shadow_rewards" not in fields
+    assert state_of(fields).shadow_rewards == {}
+
+
+def test_json_streams_and_arrow_have_the_same_verdicts() -> None:
+    service = ScriptedHttp()
+    service.environments["math"] = ScriptedEnvironment(
+        [shadowed(outcome("O", 1.0, True), {"style": 0.25, "length": None})]
+    )
+
+    async def streamed(client: Any) -> list[SampleResult]:
+        async with client.stream([SAMPLE]) as rollouts:
+            return [sample async for sample in rollouts]
+
+    answer: RolloutResponse = service.call(lambda client: client.rollout([SAMPLE]))
+    arrow = service.call(lambda client: client.rollout_arrow([SAMPLE]))
+    [line] = service.call(streamed)
+    verdicts = {"style": 0.25, "length": None}
+    assert [each.shadow_rewards for each in (answer.samples[0], arrow.samples[0], line)] == [verdicts] * 3
+    assert answer.to_pandas()["shadow_rewards.style"].tolist() == [0.25]
