@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -25,6 +26,8 @@ from rollout_client.errors import RequestRejected
 from rollout_client.results import final_reward, generated_places
 
 ROLLOUTS_PER_REQUEST = 128
+TOKENS_PER_REQUEST = 2_000_000
+"""A token takes some 30 bytes of JSON, with its log-probability, and a body may have 256 MiB by default."""
 NO_RESPONSE = "it has no response"
 NOT_COMPLETE = "a response of it is not complete: it was interrupted"
 NOT_STEPPED = "not every response of it was judged by itself, as in the run of an agent"
@@ -113,6 +116,7 @@ class Replay:
         self.knows_info = given is not None
         self._info: Any = sample.extra_env_info if given is None else given.get("extra_env_info", {})
         self._places = generated_places(sample)
+        self.tokens = sum(len(message.token_ids) for message in sample.message_log)
         self._rewards: defaultdict[str, float] = defaultdict(float)
         self._turn_rewards: list[float] = []
         responses = [sample.message_log[place] for place in self._places]
@@ -226,7 +230,11 @@ class Rejudging:
         if not active:
             return None
         turn = min(replay.turn for replay in active)
-        self._posted = [replay for replay in active if replay.turn == turn][:ROLLOUTS_PER_REQUEST]
+        due = [replay for replay in active if replay.turn == turn][:ROLLOUTS_PER_REQUEST]
+        tokens = accumulate(replay.tokens for replay in due)
+        self._posted = [replay for replay, sent in zip(due, tokens, strict=True) if sent <= TOKENS_PER_REQUEST] or due[
+            :1
+        ]
         return [replay.posted() for replay in self._posted], turn + 1
 
     def add(self, results: Sequence[SampleResult]) -> None:

@@ -102,6 +102,33 @@ def test_sft_trains_the_same_tokens_from_texts_and_from_tokens(tokenizer: Any, t
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+MARKED = (
+    "{%- for message in messages -%}{{- '<|' + message['role'] + '|>\n' -}}"
+    "{%- if message['role'] == 'assistant' -%}{% generation %}{{- message['content'] + '<|end|>' -}}{% endgeneration %}"
+    "{{- '\n' -}}{%- else -%}{{- message['content'] + '<|end|>\n' -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"
+)
+"""A chat template that marks what was generated."""
+
+
+def test_assistant_only_loss_trains_the_responses_of_several_turns_and_not_what_is_said_between(
+    model: Any, tmp_path: Path
+) -> None:
+    marking = AutoTokenizer.from_pretrained(TINY_MODEL)
+    marking.chat_template = MARKED
+    log: list[Json] = [
+        {"role": "user", "content": "Guess.", "token_ids": [1]},
+        {"role": "assistant", "content": "4", "token_ids": [2], "generation_logprobs": [-1.0]},
+        {"role": "user", "content": "Higher.", "token_ids": [3]},
+        {"role": "assistant", "content": "7", "token_ids": [4], "generation_logprobs": [-1.0]},
+    ]
+    rows = loaded([SampleResult.model_validate(result(message_log=log))], "sft", tmp_path)
+    config = SFTConfig(**arguments(tmp_path), assistant_only_loss=True)
+    trainer: Any = SFTTrainer(model, args=config, train_dataset=rows, processing_class=marking)
+    [labels] = trainer.train_dataset["labels"]
+    assert marking.decode([label for label in labels if label != -100]) == "4<|end|>7<|end|>"
+
+
 PREFERENCES: list[tuple[ExportFormat, Callable[..., Any], Callable[..., Any], float]] = [
     ("dpo", DPOTrainer, DPOConfig, 0.6931),
     ("kto", KTOTrainer, KTOConfig, 0.5),

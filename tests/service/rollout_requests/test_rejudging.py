@@ -308,10 +308,13 @@ def test_the_sample_of_a_rollout_is_found_by_row_id_or_idx_and_must_be_its_own(
     assert (rollout.reason or "").startswith(reason or "")
 
 
-def test_more_rollouts_than_a_request_holds_are_judged_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_client.calls.rejudge.ROLLOUTS_PER_REQUEST", 2)
+@pytest.mark.parametrize(("limit", "value", "requests"), [("ROLLOUTS", 2, 3), ("TOKENS", 100, 3), ("TOKENS", 1, 5)])
+def test_more_rollouts_than_a_request_holds_are_judged_in_several(
+    limit: str, value: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"rollout_client.calls.rejudge.{limit}_PER_REQUEST", value)
     service = Service(TalkingEnvironment("Go on.", "Well done."))
     rollouts = service.play([asked()] * 5)
     hosted = service.set(TalkingEnvironment("Go on.", "Well done."))
     assert [rollout.new for rollout in service.rejudge(rollouts).rollouts] == [1.0] * 5
-    assert len({request.request_id for request in hosted.requests}) == 1 + 3 + 3
+    assert len({request.request_id for request in hosted.requests}) == 1 + 2 * requests
