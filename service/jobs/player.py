@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -108,31 +108,48 @@ class JobPlayer:
         await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:
+        selected = None
         try:
             last_line = await self._play_groups(rollouts)
-            completed = True
+            completed, selected = True, rollouts.selected
         except RequestProblem as problem:
             last_line, completed = self._problem(problem), False
         except Exception as error:
             logger.exception("A job failed unexpectedly.", extra=self._log_fields())
             last_line, completed = self._problem(internal_error(error)), False
-        await self._journal.end(last_line, completed)
+        await self._journal.end(last_line, completed, selected=selected)
 
     async def _play_groups(self, rollouts: EncodedRollouts) -> bytes:
         """Returns the line of the summary."""
+        size = self._num_generations
         lines: dict[int, dict[int, bytes]] = defaultdict(dict)
-        async with aclosing(rollouts.lines(skipped=self._journal.in_events)) as encoded:
+        async with aclosing(rollouts.lines(skipped=self._skipped(rollouts))) as encoded:
             async for position, line in encoded:
-                group = position // self._num_generations
+                group = position // size
                 lines[group][position] = line
-                if len(lines[group]) == self._num_generations:
-                    self._journal.add_group(group, lines.pop(group))
+                if len(lines[group]) == size:
+                    self._add_group(rollouts, group, lines.pop(group))
         return summary_line(await rollouts.summary())
+
+    def _skipped(self, rollouts: EncodedRollouts) -> Container[int]:
+        """The positions of the rollouts that an event holds."""
+        if rollouts.selected is None:
+            return self._journal.in_events
+        # Each event has a group, in the order of the answer.
+        return range(self.claim.record.last_event * self._num_generations)
+
+    def _add_group(self, rollouts: EncodedRollouts, group: int, lines: Mapping[int, bytes]) -> None:
+        if rollouts.selected is None:
+            self._journal.add_group(group, lines)
+            return
+        place = rollouts.place_of(group)
+        settled = range(len(self._journal.in_events), (place + 1) * self._num_generations)
+        self._journal.add_group(place, lines, settled, kept=group + 1)
 
     async def _load(self) -> None:
         journal = await self._entries("journal")
         outlines = await self._entries("outline")
-        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()))
+        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()), self._num_generations)
 
     async def _entries(self, kind: EntryKind) -> dict[EntryName, bytes]:
         names = sorted(name for name in self.claim.entries if name.kind == kind)

@@ -1,7 +1,7 @@
 """Samples that a caller need not send: those of a task's data, or else those that its environment makes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -14,10 +14,11 @@ from deployments.seeds import derived_seed
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
+from service.rollout_requests.keep_validation import DRAW_AT_MOST, draws_problem, keep_problems
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
 
@@ -101,17 +102,31 @@ class TaskSampler:
         if any(drawn.revision is not None for drawn in request.samples_from):
             await self.with_revisions(request.samples_from)
         body = SamplesJson()
-        for place, wanted in enumerate(request.samples_from):
-            field = f"samples_from[{place}]"
+        for field, wanted in self._wanted(request):
             count_before = body.count
             lines = self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
             await self._add(body, lines, field, hold)
             if body.count < count_before + wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
-                raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
+                at, value = f"{field}.count", wanted.count
+                if request.keep.where is not None:
+                    at, value = DRAW_AT_MOST, request.sample_count
+                raise invalid_request(FieldProblem(field=at, message=message, value=value))
         size = body.size
         request.samples = (await parser.parse(body.document({}), JSON)).samples
         return size
+
+    def _wanted(self, request: RolloutRequest) -> Iterator[tuple[str, SampleRange]]:
+        """The ranges that are read, with their fields. With `keep.where` those that follow them as well."""
+        given = request.samples_from
+        wanted: Iterable[SampleRange] = given
+        if request.keep.where is not None:
+            wanted = drawn_ranges(given, request.sample_count)
+            if len(given) == 1 and given[0].task_name in self.tasks_with_data:
+                # Data have the same samples in one range; what an environment makes depends on where a range starts.
+                wanted = joined_ranges(list(wanted))
+        for place, drawn in enumerate(wanted):
+            yield f"samples_from[{place % len(given)}]", drawn
 
     def _refuse_invalid(self, request: RolloutRequest, limits: RequestLimits) -> None:
         problems = [
@@ -120,8 +135,13 @@ class TaskSampler:
             if wanted.task_name not in self.environments
         ]
         most = limits.max_rollouts_per_request
-        if too_many := rollouts_problem(request.sample_count, request.num_generations, most):
-            problems.append(too_many.model_copy(update={"field": "samples_from"}))
+        if request.keep.where is not None:
+            too_many = draws_problem(request, most)
+            problems += keep_problems(request)
+        elif too_many := rollouts_problem(request.sample_count, request.num_generations, most):
+            too_many = too_many.model_copy(update={"field": "samples_from"})
+        if too_many is not None:
+            problems.append(too_many)
         if problems:
             raise invalid_request(*problems)
 
@@ -163,6 +183,13 @@ class TaskSampler:
         chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in wanted.pieces())
         samples = within_bytes(map(to_json, chain.from_iterable(chosen)), most_bytes)
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
+
+
+def joined_ranges(ranges: Sequence[SampleRange]) -> list[SampleRange]:
+    """One range of ranges that follow one another in the same data."""
+    without = [left_out for drawn in ranges for left_out in drawn.without]
+    count = ranges[-1].end - ranges[0].start
+    return [ranges[0].model_copy(update={"count": count, "without": without})]
 
 
 @contextmanager

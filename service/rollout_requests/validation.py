@@ -16,6 +16,7 @@ from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from service.problems import NON_FINITE, invalid_request, unknown_task
+from service.rollout_requests.keep_validation import keep_problems
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
 
@@ -49,8 +50,12 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
         yield from sample_problems(f"samples[{position}]", sample, capabilities)
 
 
-def refuse_large_echo(num_generations: int, body_bytes: int, limits: RequestLimits) -> None:
+def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestLimits) -> None:
     """Raises `RequestProblem` (422) if the results would repeat too much of the samples."""
+    num_generations = request.num_generations
+    if request.keep.where is not None:
+        # Only the groups that are kept are in the answer.
+        body_bytes = body_bytes * min(request.keep.groups or 1, request.sample_count) // request.sample_count
     most_bytes, echoed_bytes = limits.max_echoed_bytes_per_request, body_bytes * num_generations
     if echoed_bytes > most_bytes:
         message = (
@@ -70,21 +75,6 @@ def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterat
             field="max_seq_len",
             message=f"the model takes at most {max_model_len} tokens; ask for no more",
             value=request.max_seq_len,
-        )
-
-
-def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
-    if (request.keep.per_group or 0) > request.num_generations:
-        yield FieldProblem(
-            field="keep.per_group",
-            message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
-            value=request.keep.per_group,
-        )
-    if (request.keep.groups or 0) > len(request.samples):
-        yield FieldProblem(
-            field="keep.groups",
-            message=f"there are only {len(request.samples)} groups, one per sample; keep fewer",
-            value=request.keep.groups,
         )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -21,11 +21,10 @@ from deployments.protocols.generation import Generation, GenerationRequest, Weig
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
 from rollout_env import StepOutcome
-from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory, RequestContext
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
@@ -265,18 +264,18 @@ class NotingFactory(EpisodeFactory):
     waits = False
     loop_went_on = threading.Event()
 
-    def episodes(
+    def groups(
         self,
         request: RolloutRequest,
-        request_id: str,
-        tasks: TaskDescriptions = NO_DESCRIPTIONS,
-        not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
-        caller: Caller = ANYBODY,
+        context: RequestContext,
+        places: Iterable[int],
+        tasks: TaskDescriptions,
+        not_started: Mapping[int, RolloutFailure],
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().episodes(request, request_id, tasks, not_started, caller)
+        return super().groups(request, context, places, tasks, not_started)
 
 
 @pytest.fixture
@@ -314,6 +313,8 @@ def test_the_event_loop_goes_on_while_a_large_request_is_prepared(
         preparing = asyncio.create_task(
             service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
         )
+        while not noting_factory.threads:
+            await asyncio.sleep(0.001)
         await virtual_time.settled()
         assert len(noting_factory.threads) == 1
         assert not preparing.done()
@@ -333,7 +334,8 @@ def test_a_request_that_is_cancelled_while_a_thread_prepares_it_ends_when_the_th
         preparing = asyncio.create_task(
             service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
         )
-        await virtual_time.settled()
+        while not noting_factory.threads:
+            await asyncio.sleep(0.001)
         preparing.cancel()
         await virtual_time.settled()
         assert not preparing.done()
