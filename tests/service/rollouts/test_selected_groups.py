@@ -107,14 +107,12 @@ async def test_at_the_deadline_what_runs_is_dropped_and_what_is_being_drawn_is_n
 
 @virtual_time.test
 async def test_what_noting_an_end_raises_ends_the_request_and_cancels_what_runs() -> None:
-    drawing = Drawing([(60, 1.0), (1, 1.0)])
+    class Refusing(Drawing):
+        def note_end(self, episode: Episode, result: SampleResult) -> None:
+            raise GenerationRejected("no")
 
-    def refuse(_episode: Episode, _result: SampleResult) -> None:
-        raise GenerationRejected("no")
-
-    drawing.note_end = refuse  # type: ignore[method-assign]
     with pytest.raises(GenerationRejected):
-        await drawing.play()
+        await Refusing([(60, 1.0), (1, 1.0)]).play()
     assert (virtual_time.now(), asyncio.all_tasks()) == (1, {asyncio.current_task()})
 
 
