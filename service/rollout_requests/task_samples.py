@@ -18,8 +18,8 @@ from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
-from service.rollout_requests.keep_validation import DRAW_AT_MOST, draws_problem, keep_problems
 from service.rollout_requests.parsing import rollouts_problem
+from service.rollout_requests.validation import DRAW_AT_MOST, draws_problem, keep_problems
 from service.settings import RequestLimits
 
 

@@ -47,7 +47,7 @@ class GroupSelection:
         self._ended = 0
         self._passed = 0
         self._verdicts: dict[int, str | None] = {}
-        """Of groups that have ended and are not decided, by place: why one is dropped, or `None` if it passes."""
+        """By place, for groups that have ended and are not decided: why one is dropped, or `None` if it passes."""
         self._decided = 0
         self._kept = 0
         self._dropped: Counter[str] = Counter()
@@ -64,7 +64,7 @@ class GroupSelection:
 
     @property
     def counts(self) -> GroupCounts:
-        """What an answer says of them."""
+        """The counts for the answer."""
         return GroupCounts(
             drawn=self._decided, kept=self._kept, dropped=dict(self._dropped), ahead=self._begun - self._decided
         )

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
-from service.rollout_requests.keep_validation import draws_problem, keep_problems
+from service.rollout_requests.validation import draws_problem, keep_problems
 from service.settings import RequestLimits
 from tests.service.rollout_requests.test_task_samples import service
 
