@@ -90,10 +90,14 @@ class JobPlayer:
         size = len(body)
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
+        stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
+        if RANGES in stored and any(drawn.select for drawn in request.samples_from):
+            # The samples that were selected when the job began.
+            request.samples_from = ranges_in(stored[RANGES])
         size += await rollouts.take_samples(request, admitted.hold_body)
         self._num_generations = request.num_generations
         if request.samples_from:
-            await self._begin_ledger(request.samples_from)
+            await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
         if record.epoch > 1:
             await self._load()
             request.deadline_s = left_of(request, record.played_s)
@@ -101,10 +105,8 @@ class JobPlayer:
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
 
-    async def _begin_ledger(self, asked: Sequence[SampleRange]) -> None:
+    async def _begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
-        stored = await self._read([RANGES]) if self.claim.record.epoch > 1 else {}
-        ranges = ranges_in(stored[RANGES]) if RANGES in stored else asked
         await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:

@@ -1,7 +1,7 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ from deployments.protocols.chat import ResponseParser
 from deployments.protocols.generation import Environment, Generator
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
-from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, moved_past
+from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, following, moved_past
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
@@ -77,6 +77,7 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
+        note_result: Callable[[SampleResult, str | None, int | None], None],
     ) -> None:
         self.request_id = request_id
         self._request = request
@@ -86,6 +87,7 @@ class RunningRollout:
         """The places of the groups that were selected so far."""
         self._context = context
         self._current_version = current_version
+        self._note_result = note_result
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
@@ -111,11 +113,10 @@ class RunningRollout:
     def _optional_fields(self) -> dict[str, Any]:
         drawn = self._request.samples_from
         if self._selection is None:
-            return {"next_samples_from": list(map(next_range, drawn))} if drawn else {}
+            return {"next_samples_from": next_ranges(map(following, drawn))} if drawn else {}
         fields: dict[str, Any] = {"groups": self._selection.counts}
         if drawn:
-            moved = moved_past(drawn, self._selection.decided)
-            fields["next_samples_from"] = [NextSampleRange(**without_empty(moved_on)) for moved_on in moved]
+            fields["next_samples_from"] = next_ranges(moved_past(drawn, self._selection.decided))
         return fields
 
     def place_of(self, group: int) -> int:
@@ -176,6 +177,7 @@ class RunningRollout:
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._context.progress is not None:
             self._context.progress.ended(episode)
+        self._note_result(result, self._request.policy.name, self._current_version())
         self.observer.ended(result, episode.versions.at_end)
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
@@ -225,7 +227,8 @@ class RolloutService:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
         if not request.samples_from:
             return 0
-        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold)
+        version = self.policy.current(request.policy.name)
+        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
 
     async def rollout(
         self,
@@ -279,7 +282,8 @@ class RolloutService:
             await self.policy.learn_version()
         name = request.policy.name
         context = self._context(request, caller, progress)
-        return RunningRollout(request, request_id, prepared, context, lambda: self.policy.current(name))
+        current = partial(self.policy.current, name)
+        return RunningRollout(request, request_id, prepared, context, current, self.task_sampler.note)
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
         if maker.request.keep.where is None:
@@ -325,12 +329,7 @@ async def free_beside_others(samples: list[SampleInput]) -> None:
         await asyncio.to_thread(free_items, samples)
 
 
-def next_range(drawn: SampleRange) -> NextSampleRange:
-    """As many samples, from where these ended."""
-    given = drawn.model_dump(exclude_unset=True, exclude={"without"})
-    return NextSampleRange.model_validate({**given, "start": drawn.start + drawn.count})
-
-
-def without_empty(drawn: SampleRange) -> dict[str, Any]:
-    """The fields of the range that were given, without an empty `without`."""
-    return drawn.model_dump(exclude_unset=True, exclude=set() if drawn.without else {"without"})
+def next_ranges(moved: Iterable[SampleRange]) -> list[NextSampleRange]:
+    """The ranges with the fields that were given; an empty `without` is left out."""
+    given = (drawn.model_dump(exclude_unset=True, exclude=set() if drawn.without else {"without"}) for drawn in moved)
+    return [NextSampleRange(**fields) for fields in given]
