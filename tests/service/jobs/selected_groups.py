@@ -31,10 +31,9 @@ class TableEnvironment(ScriptedEnvironment):
         return StepOutcome([], {"correct": reward}, terminated=True)
 
 
-def cluster(seed: int = 0, **options: Any) -> ScriptedIngresses:
-    return ScriptedIngresses(
-        generator=ScriptedGenerator(["A"]), environment=TableEnvironment(seed), data=Rows(), **options
-    )
+def cluster(seed: int = 0, slowest_s: int = 20) -> ScriptedIngresses:
+    environment = TableEnvironment(seed, slowest_s)
+    return ScriptedIngresses(generator=ScriptedGenerator(["A"]), environment=environment, data=Rows())
 
 
 def request_for(groups: int, start: int = 0, count: int = 4, **fields: Any) -> dict[str, Any]:

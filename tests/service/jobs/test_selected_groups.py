@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
+from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import run
 from tests.service.jobs.selected_groups import VARIED, cluster, request_for
 
@@ -164,6 +165,30 @@ def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_af
     assert [each["position"] for event in groups for each in event["samples"]] == list(range(10))
     assert without_ahead(last["summary"]["groups"]) == SUMMARY_OF_5
     assert last["summary"]["metrics"]["total_turns"] == 18
+
+
+async def events_by(service: Any, job_id: str, events: int) -> float:
+    """The time at which the job has so many."""
+    while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < events:
+        await asyncio.sleep(0.01)
+    return virtual_time.now()
+
+
+def test_a_job_whose_deadline_passes_when_its_replica_is_lost_has_all_groups_of_its_events_in_its_summary() -> None:
+    async def scenario() -> tuple[int, int]:
+        service = cluster(slowest_s=2)
+        job_id = (await service.post(0, request_for(7), "/jobs")).json()["job_id"]
+        takes_s = await events_by(service, job_id, 5)
+        service, began = cluster(slowest_s=2), virtual_time.now()
+        job_id = (await service.post(0, request_for(7, deadline_s=takes_s + 0.3), "/jobs")).json()["job_id"]
+        await asyncio.sleep(began + takes_s + 0.2 - virtual_time.now())
+        service.kill(0)
+        service.kill(1)
+        await service.ended(job_id)
+        *groups, last = await service.events(job_id)
+        return len(groups), last["summary"]["groups"]["kept"]
+
+    assert run(scenario) == (5, 5)
 
 
 SUMMARY_OF_5 = {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}

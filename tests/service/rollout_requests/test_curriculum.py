@@ -104,20 +104,20 @@ def test_selected_samples_are_the_pool_from_which_groups_are_kept() -> None:
 def test_a_job_plays_the_samples_that_were_selected_when_it_began_whatever_dies() -> None:
     async def scenario() -> tuple[set[str], Any]:
         ingresses = cluster()
-        await ingresses.post(0, {"samples_from": [{"task_name": "task", "count": 16}], "num_generations": 2})
+        await ingresses.post(0, {"samples_from": [{"task_name": "task", "count": 8}], "num_generations": 2})
         await asyncio.sleep(1)
         job_id = (await ingresses.post(0, select_request(4), "/jobs")).json()["job_id"]
-        await asyncio.sleep(3)
-        # Now others would be selected.
-        await ingresses.post(1, {"samples_from": [{"task_name": "task", "count": 9}], "num_generations": 2})
+        # From now on these are not new any more, and others would be selected.
+        known = {"samples_from": [{"task_name": "task", "start": 8, "count": 4}], "num_generations": 2}
+        await ingresses.post(1, {**known, "deadline_s": 8})
         ingresses.kill(0)
         await ingresses.ended(job_id)
         *groups, end = await ingresses.events(job_id, 1)
         return {event["samples"][0]["sample"]["id"] for event in groups}, end["summary"]["next_samples_from"]
 
     played, following = run(scenario)
-    assert played == {"s0", "s3", "s5", "s7"}
-    assert [(drawn["start"], drawn["count"], drawn["select"]) for drawn in following] == [(8, 4, SELECT)]
+    assert played == {"s8", "s9", "s10", "s11"}
+    assert [(drawn["start"], drawn["count"], drawn["select"]) for drawn in following] == [(12, 4, SELECT)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
+from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
 from service.problems import RequestProblem
@@ -34,6 +35,7 @@ from service.rollout_requests.rollout_service import (
 from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
+from service.rollouts.progress import ProgressLog
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -165,6 +167,57 @@ def test_nothing_of_a_request_with_a_bad_sample_is_started(sample: dict[str, Any
     with pytest.raises(RequestProblem):
         virtual_time.run(service.play(request_of(SAMPLE, sample)))
     assert (environment.started, service.has_started_something) == (0, False)
+
+
+PASSES = {"groups": 2, "where": {"reward_mean": {"ge": 0}}}
+
+
+def test_only_samples_that_are_drawn_are_started() -> None:
+    class Counting(Starting):
+        started: list[int | None] = []  # noqa: RUF012 - one test
+
+        async def start(self, request: StepRequest) -> StepOutcome:
+            self.started.append(request.sample)
+            return await super().start(request)
+
+    environment = Counting([outcome(terminated=True)])
+    results = virtual_time.run(Service(math=environment).play(request_of(*[SAMPLE] * 6, keep=PASSES)))
+    assert [(position, result.idx) for position, result in results.items()] == [(0, 0), (1, 1)]
+    assert environment.started == [0, 1]
+
+
+@virtual_time.test
+async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
+    class FiveBegun(ProgressLog):
+        started, begun_groups = MappingProxyType[int, SampleInput]({}), 5
+        restored: list[int] = []  # noqa: RUF012 - one test
+
+        async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
+            raise AssertionError
+
+        def restore(self, episodes: Iterable[Episode]) -> None:
+            self.restored += [episode.identity.group for episode in episodes]
+
+        async def turn_ended(self, episode: Episode) -> None:
+            raise AssertionError
+
+        def ended(self, episode: Episode) -> None:
+            raise AssertionError
+
+    progress = FiveBegun()
+    await Service().service.rollout(request_of(*[SAMPLE] * 6, keep=PASSES), "request", 0, progress=progress)
+    assert progress.restored == [0, 1, 2, 3, 4]
+
+
+@virtual_time.test
+async def test_with_on_error_fail_the_first_failure_of_a_selected_request_ends_it() -> None:
+    service = Service(generator=ScriptedGenerator([GenerationRejected("no")]))
+    running = await service.service.rollout(
+        request_of(*[SAMPLE] * 3, keep=PASSES, on_error="fail", retries=0), "request", 0
+    )
+    with pytest.raises(SampleFailed) as failed:
+        _ = [ended async for ended in running]
+    assert (failed.value.sample_position, failed.value.kind) == (0, "generation")
 
 
 def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:

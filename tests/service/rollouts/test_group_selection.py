@@ -96,6 +96,13 @@ def test_more_groups_are_drawn_ahead_the_fewer_have_passed() -> None:
     assert selection.draw() == range(36, 36)
 
 
+def test_a_group_that_has_passed_and_is_not_decided_is_not_drawn_for_again() -> None:
+    selection = GroupSelection(2, 10, 4)
+    selection.draw()
+    assert selection.end(1, None) == []
+    assert selection.draw() == range(2, 2)
+
+
 def test_a_group_that_enough_groups_before_it_have_passed_is_not_needed() -> None:
     selection = GroupSelection(2, 10, 4)
     selection.draw()

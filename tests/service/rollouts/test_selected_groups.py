@@ -93,16 +93,21 @@ async def test_what_is_not_needed_is_cancelled_before_the_last_that_is_needed_ha
 
 @virtual_time.test
 async def test_a_group_whose_drawing_ends_when_it_is_not_needed_any_more_is_never_played() -> None:
-    drawing = Drawing([(1, 0.0), (5, 1.0), (1, 1.0), (1, 1.0)], draw_s=3)
-    assert await drawing.play() == [(0, False), (1, True), (2, True)]
-    assert drawing.drawn == {0: 0, 1: 0, 2: 4, 3: 4}
+    plan = [(20, 1.0), *[(1, 0.0)] * 3, *[(5, 1.0)] * 2, (1, 1.0)]
+    drawing = Drawing(plan, draw_s=10)
+    judged = await drawing.play(at_least=6)
+    assert [place for place, is_kept in judged if is_kept] == [0, 4]
+    # The seventh is drawn at the failures of three, and there when two others have passed.
+    assert drawing.drawn[6] == 11
+    assert {request.sample for request in drawing.environment.requests} == set(range(6))
 
 
 @virtual_time.test
 async def test_at_the_deadline_what_runs_is_dropped_and_what_is_being_drawn_is_not_played() -> None:
-    drawing = Drawing([(1, 1.0), (60, 1.0), (1, 1.0)], keep=KEEP.model_copy(update={"groups": 2}))
-    assert await drawing.play(deadline_s=4) == [(0, True), (1, False)]
-    assert drawing.selection.counts.dropped == {"not_full": 1}
+    drawing = Drawing([(1, 0.0), (60, 1.0), (1, 1.0), (1, 1.0)], draw_s=10)
+    assert await drawing.play(deadline_s=4) == [(0, False), (1, False), (2, False), (3, False)]
+    assert drawing.selection.counts.dropped == {"reward_mean.gt": 1, "not_full": 3}
+    assert {request.sample for request in drawing.environment.requests} == {0, 1}
 
 
 @virtual_time.test
