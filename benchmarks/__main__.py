@@ -18,6 +18,7 @@ PROGRAMS = {
     "cancellation": Program("benchmarks.cancellation", "how long work goes on that nobody waits for"),
     "journal": Program("benchmarks.journal", "what an Idempotency-Key costs, with simulated engines"),
     "payload": Program("benchmarks.payload", "a large answer as JSON and as Arrow, from the last token to tensors"),
+    "merge": Program("benchmarks.merged_prefixes", "tokens to train where shared prefixes stand once"),
     "async": Program("benchmarks.async_step", "a step of an asynchronous training, against its two halves alone"),
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "delta": Program("benchmarks.delta_push", "a push of a 200 MB model of which 1% has changed, against all weights"),

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import matplotlib.pyplot as plt
 import torch
@@ -34,7 +34,7 @@ from service.startup.local_service import local_service, sentences_for_the_user
 MEAN_BOUND, LARGEST_BOUND, TIMES_FARTHER = 0.06, 0.6, 5.0
 NEW_TOKENS = 48
 LORA_RANK = 8
-CHANGE = 0.03
+CHANGE = 0.04
 """Standard deviation of a perturbed weight, of itself."""
 LORA_SHARE = 0.25
 """Of the size of PEFT's random matrices. Whole, they change log-probabilities by 1.6 in the mean: no training does."""
@@ -63,10 +63,14 @@ def main(
     rollouts: Annotated[int, typer.Option(min=6, help="Of all versions together.")] = 1000,
     also_elsewhere: Annotated[int, typer.Option(min=1, help="Of each part, also under every other version.")] = 20,
     picture: Annotated[Path, typer.Option(help="File for the distances, a PNG.")] = Path("precision.png"),
+    head: Annotated[
+        Literal["float32", "model"], typer.Option(help="Type in which the engine computes logits.")
+    ] = "float32",
 ) -> None:
     with sentences_for_the_user(console), no_process_left():
         folder = smollm2.made(console)
-        with local_service(config_of_model(str(folder), LORA_RANK), console) as url, RolloutClient(url) as client:
+        config = config_of_model(str(folder), LORA_RANK, hf_overrides={"head_dtype": head})
+        with local_service(config, console) as url, RolloutClient(url) as client:
             parts, models = play_while_pushing(client, folder, -(-rollouts // (2 + len(WAYS))))
     own, elsewhere = distances_of(parts, models, also_elsewhere)
     draw(own, elsewhere, picture)
@@ -124,7 +128,7 @@ class Policy:
             return version, adapted.merge_and_unload()
         adapted.merge_adapter()
         version = self._pusher.push(adapted).version
-        return version, rounded(adapted.merge_and_unload())
+        return version, rounded(adapted)
 
 
 def lora() -> LoraConfig:

@@ -118,9 +118,13 @@ def model_and_recipe(model: str | None, console: Console) -> tuple[str, Recipe]:
     return named, EMBEDDED if named == str(EMBEDDED_MODEL) else SMALL
 
 
-def config_of_model(model: str, adapter_rank: int) -> ServeDeploySchema:
-    """A service of the model with the task `math`, which takes adapters of this rank; with 0 none."""
-    engine = {"enable_lora": True, "max_lora_rank": adapter_rank} if adapter_rank else {}
+def config_of_model(model: str, adapter_rank: int, **engine: Any) -> ServeDeploySchema:
+    """A service of the model with the task `math`, which takes adapters of this rank; with 0 none.
+
+    `engine` are further settings of its section.
+    """
+    if adapter_rank:
+        engine |= {"enable_lora": True, "max_lora_rank": adapter_rank}
     raw = generated_config(ServedModel(model, gpus=0, engine=engine), ["math"], {"port": free_port()}, {})
     return config_of(raw, BUNDLED / "serve_config.yaml")
 

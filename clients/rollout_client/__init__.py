@@ -6,6 +6,7 @@ from rollout_client.calls.async_client.pusher import AsyncPolicyPusher
 from rollout_client.calls.async_client.rollouts import AsyncRolloutStream
 from rollout_client.calls.options import CallOptions, ClientOptions
 from rollout_client.calls.policy import UpdateOptions
+from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.rollouts import RolloutOptions, ScoreOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
@@ -29,6 +30,7 @@ from rollout_client.contract.rollouts import (
 )
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.data_out.export import Export, ExportSelection, NothingToExport, export_rollouts
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
@@ -59,6 +61,8 @@ __all__ = [
     "CallOptions",
     "ClientOptions",
     "ContractDiffers",
+    "Export",
+    "ExportSelection",
     "FieldProblem",
     "GivenMessage",
     "JobCursor",
@@ -68,6 +72,7 @@ __all__ = [
     "Message",
     "NoActiveRun",
     "NotSafetensors",
+    "NothingToExport",
     "PolicyLayout",
     "PolicyPusher",
     "PolicyState",
@@ -76,6 +81,8 @@ __all__ = [
     "Problem",
     "PromptMessage",
     "PushResult",
+    "RejudgedRollout",
+    "Rejudgement",
     "RequestRejected",
     "ResponseNotUnderstood",
     "RolloutClient",
@@ -112,6 +119,7 @@ __all__ = [
     "WeightsDoNotFit",
     "__version__",
     "agent_rollouts",
+    "export_rollouts",
     "log_rollouts",
     "play_agent",
     "read_rollouts",

@@ -38,6 +38,15 @@ def final_reward(sample: SampleResult) -> float | None:
     return sample.total_reward if sample.status in FINAL_STATUSES else None
 
 
+def is_generated(message: Message) -> bool:
+    return message.generation_logprobs is not None
+
+
+def generated_places(sample: SampleResult) -> list[int]:
+    """The indexes of the responses in the log."""
+    return [place for place, message in enumerate(sample.message_log) if is_generated(message)]
+
+
 def finish_reasons(sample: SampleResult) -> list[FinishReason | None]:
     """The finish reason of each response of the log; `None` for one whose generation was interrupted."""
     return [message.finish_reason for message in sample.message_log if message.generation_logprobs is not None]

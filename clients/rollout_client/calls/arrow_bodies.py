@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, PrivateAttr, ValidationError, computed_field
 from pydantic_core import to_json
 
@@ -140,7 +141,7 @@ def check_tables(rollouts: pa.Table, tokens: pa.Table) -> None:
 
 def message_counts(lists: pa.ChunkedArray) -> list[int | None]:
     """The length of each row's list; `None` where it is null."""
-    counts: list[int | None] = pa.compute.list_value_length(lists).to_pylist()
+    counts: list[int | None] = pc.list_value_length(lists).to_pylist()
     return counts
 
 

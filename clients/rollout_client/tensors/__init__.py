@@ -1,5 +1,16 @@
 """Rollouts as the padded tensors of a training step: `to_tensors`. Needs the extra `torch`."""
 
-from rollout_client.tensors.rollout_tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors.credit import Credit, turn_advantages
+from rollout_client.tensors.merged_rows import MergedRows
+from rollout_client.tensors.rollout_tensors import MergedTensors, NotFinal, PaddingSide, RolloutTensors, to_tensors
 
-__all__ = ["NotFinal", "PaddingSide", "RolloutTensors", "to_tensors"]
+__all__ = [
+    "Credit",
+    "MergedRows",
+    "MergedTensors",
+    "NotFinal",
+    "PaddingSide",
+    "RolloutTensors",
+    "to_tensors",
+    "turn_advantages",
+]

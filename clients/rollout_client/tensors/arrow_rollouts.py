@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from rollout_client.arrow.rows import values_of
-from rollout_client.arrow.schema import ROLLOUTS, SPAN
+from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN
 from rollout_client.calls.arrow_bodies import ArrowResponse
+from rollout_client.contract.messages import Branch
 from rollout_client.results import FINAL_STATUSES
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 
 REWARDS = ROLLOUTS.field("rewards")
+BRANCHES = TypeAdapter(list[Branch])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,10 @@ class ArrowRollouts(Rollouts):
     def named_rewards(self) -> list[Mapping[str, float]]:
         return [rewards for chunk in self.response.rollouts["rewards"].chunks for rewards in values_of(chunk, REWARDS)]
 
+    def turns_played(self) -> list[int]:
+        counts: list[int] = pc.struct_field(self.response.rollouts["metrics"], "turn_count").to_pylist()
+        return counts
+
     def groups(self, group_of: GroupOf) -> list[Hashable]:
         if group_of is idx_of:
             keys: list[Hashable] = self.response.rollouts["idx"].to_pylist()
@@ -38,7 +47,13 @@ class ArrowRollouts(Rollouts):
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
         versions = weight_versions(logs)
-        columns = [tokens["token_ids"], tokens["generation_logprobs"], versions, clipped_messages(logs)]
+        columns = [
+            tokens["token_ids"],
+            tokens["generation_logprobs"],
+            versions,
+            clipped_messages(logs),
+            rewards_of_messages(logs),
+        ]
         if len(positions) < len(versions):
             columns = [rows_at(positions, column) for column in columns]
         token_ids, logprobs = map(MessageNumbers.of, columns[:2])
@@ -47,10 +62,16 @@ class ArrowRollouts(Rollouts):
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
             clipped=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[3].chunks], np.bool_),
+            rewards=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[4].chunks], np.float64),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
             spans=spans_of(columns[2]),
         )
+
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        column = self.response.rollouts[FURTHER_FIELDS.name]
+        fields = [column[position].as_py() for position in positions]
+        return [BRANCHES.validate_python(from_json(text or "{}").get("branches", [])) for text in fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +116,7 @@ def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArra
 
 
 def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
-    lengths: NDArray[np.int32] = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
+    lengths: NDArray[np.int32] = pc.list_value_length(lists).fill_null(0).to_numpy()
     return lengths
 
 
@@ -119,19 +140,27 @@ def clipped_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
     lists = pa.list_(pa.bool_())
     chunks = [
         pa.ListArray.from_arrays(
-            log.offsets, pa.compute.equal(log.values.field("finish_reason"), "length").fill_null(False), lists
+            log.offsets, pc.equal(log.values.field("finish_reason"), "length").fill_null(False), lists
         )
         for log in logs.chunks
     ]
     return pa.chunked_array(chunks, lists)
 
 
+def rewards_of_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The `reward` of each message of each rollout."""
+    lists = pa.list_(pa.float64())
+    return pa.chunked_array(
+        [pa.ListArray.from_arrays(log.offsets, log.values.field("reward"), lists) for log in logs.chunks], lists
+    )
+
+
 def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
     """The `weight_versions` of all messages, as `TokenColumns.spans` holds them."""
     by_message = pa.chunked_array([chunk.flatten() for chunk in versions.chunks], pa.list_(SPAN)).combine_chunks()
     spans = by_message.flatten()
-    message = pa.compute.list_parent_indices(by_message)
+    message = pc.list_parent_indices(by_message)
     # Of a named policy the name comes before the number: run-b/7.
-    version = pa.compute.replace_substring_regex(spans.field("version"), "^.*/", "").cast(pa.int64())
+    version = pc.replace_substring_regex(spans.field("version"), "^.*/", "").cast(pa.int64())
     columns = (message, version, spans.field("start"), spans.field("end"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -1,9 +1,11 @@
 """`to_tensors`: rollouts as the padded tensors of a training step. Needs the extra `torch`."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from operator import itemgetter, methodcaller
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -12,7 +14,18 @@ from torch import Tensor
 
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
-from rollout_client.tensors.rollouts import GroupOf, Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
+from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turn_rewards
+from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
+from rollout_client.tensors.rollouts import (
+    GroupOf,
+    Integers,
+    ListedRollouts,
+    Rollouts,
+    TokenColumns,
+    columns_of,
+    idx_of,
+    joined_columns,
+)
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -48,7 +61,8 @@ class RolloutTensors:
     rewards: Mapping[str, Tensor]
     """float32 [B] by reward name; NaN where a rollout has no reward of that name, or its `sample_mask` is 0."""
     advantages: Tensor
-    """float32 [B]; 0 in a row whose `sample_mask` is 0."""
+    """float32 [B]; 0 in a row whose `sample_mask` is 0. With another `credit` than `total` it is [B, T]: the advantage
+    of the turn of each token; 0 where `loss_mask` is 0."""
     groups: Tensor
     """int64 [B]: number of the rollout's group, counted from 0 in order of first appearance."""
     positions: Tensor
@@ -59,13 +73,75 @@ class RolloutTensors:
     """int64 [B]: 1 for a rollout whose last response was cut by its length (`finish_reason: length`). TRL takes those
     out of the loss with `mask_truncated_completions`: multiply `loss_mask` by `1 - clipped_mask[:, None]`."""
 
-    def to(self, device: torch.device | str) -> "RolloutTensors":
-        moved: dict[str, Any] = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        return RolloutTensors(**moved, rewards={name: reward.to(device) for name, reward in self.rewards.items()})
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **changed(self, methodcaller("to", device)))
+
+
+@dataclass(frozen=True, slots=True)
+class MergedTensors(RolloutTensors):
+    """`RolloutTensors` with a row for each rollout and, after these, for each of their `branches`, in which a rollout's
+    values are repeated; and `merged`, what the model is to be given in their place."""
+
+    merged: MergedRows
+    """The tokens of the rows, each once."""
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **changed(self, methodcaller("to", device)), merged=self.merged.to(device))
+
+    def split(self) -> Iterator[Self]:
+        """One part for each row of `merged`, with the rollouts and branches that stand in it: a microbatch. The loss of
+        all is the sum of the losses of the parts."""
+        for merged in self.merged.split():
+            # All tokens of a rollout stand in one row of `merged`.
+            rows = (merged.row_tokens >= 0).any(dim=1)
+            others = changed(self, itemgetter(rows))
+            yield replace(self, **others, merged=replace(merged, row_tokens=merged.row_tokens[rows]))
+
+
+def changed(tensors: RolloutTensors, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The fields of `RolloutTensors`, with what `change` makes of each tensor."""
+    values = {field.name: getattr(tensors, field.name) for field in fields(RolloutTensors)}
+    rewards: Mapping[str, Tensor] = values.pop("rewards")
+    return {
+        **{name: change(tensor) for name, tensor in values.items()},
+        "rewards": {name: change(tensor) for name, tensor in rewards.items()},
+    }
+
+
+@overload
+def to_tensors(
+    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
+    *,
+    pad_token_id: int,
+    padding_side: PaddingSide = "right",
+    pad_to_multiple_of: int = 1,
+    not_final: NotFinal = "drop",
+    scale_rewards: bool = True,
+    epsilon: float = STD_EPSILON,
+    group_of: GroupOf = idx_of,
+    credit: Credit = "total",
+    discount: float = 1.0,
+    merge: None = None,
+    token_budget: None = None,
+) -> RolloutTensors: ...
+
+
+@overload
+def to_tensors(
+    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
+    *,
+    pad_token_id: int,
+    padding_side: PaddingSide = "right",
+    pad_to_multiple_of: int = 1,
+    not_final: NotFinal = "drop",
+    scale_rewards: bool = True,
+    epsilon: float = STD_EPSILON,
+    group_of: GroupOf = idx_of,
+    credit: Credit = "total",
+    discount: float = 1.0,
+    merge: Literal["prefix"],
+    token_budget: int | None = None,
+) -> MergedTensors: ...
 
 
 def to_tensors(
@@ -78,6 +154,10 @@ def to_tensors(
     scale_rewards: bool = True,
     epsilon: float = STD_EPSILON,
     group_of: GroupOf = idx_of,
+    credit: Credit = "total",
+    discount: float = 1.0,
+    merge: Literal["prefix"] | None = None,
+    token_budget: int | None = None,
 ) -> RolloutTensors:
     """The tensors of `samples`: one row per rollout, in their order.
 
@@ -86,7 +166,7 @@ def to_tensors(
             Arrow's buffers, and no Python object is made per token.
         pad_token_id: fills the padding of `input_ids`. `weight_versions` is padded with -1, all others with 0.
         padding_side: the side on which padding is added.
-        pad_to_multiple_of: T is rounded up to a multiple of this; at least 1.
+        pad_to_multiple_of: T is rounded up to a multiple of this, and so is the width of `merged`; at least 1.
         not_final: what happens to rollouts that failed, or were cut off by a deadline or a cancellation. They enter no
             statistic of their group in either case. `drop` leaves them out; `mask` keeps their rows with advantage 0
             and loss mask 0, for trainers that need batches of a fixed size.
@@ -95,29 +175,81 @@ def to_tensors(
         group_of: the group of a rollout; equal values are one group. The default is `idx`, which is unique within one
             request. For rollouts of several requests, or samples with equal `idx`, pass a function that tells them
             apart.
+        credit: what makes the advantages. `total`: the total reward of the rollout against the others of its group.
+            `turn`: each turn by the rewards from it on, against all turns of its group (`turn_advantages`). A function:
+            gets the rewards of the turns of one group, by rollout and turn, and returns the advantages of these turns.
+            The rewards of a rollout's turns are those of its messages; the last turn has what `total_reward` has
+            beyond them.
+        discount: for `credit="turn"`, the factor of a reward for each turn that it lies ahead; from 0 to 1.
+        merge: `prefix`: adds rows for the `branches` of rollouts, and `merged`: what the rollouts of a group share at
+            their beginning, the branches of a session included, stands there once. The model computes `merged`; its
+            loss and gradients are those of the rows.
+        token_budget: with `merge`, most tokens of a row of `merged`; by default those of the largest group.
 
     Raises:
-        ValueError: a generated message does not have one log-probability per token.
+        ValueError: a generated message does not have one log-probability per token, the credit function does not
+            return one advantage per turn, or a rollout is longer than `token_budget`.
     """
     given = rollouts_of(samples)
     finals = given.final_rewards()
     positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
     finals = at(positions, finals)
     groups = numbered(at(positions, given.groups(group_of)))
-    advantages = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
-    is_final = [final is not None for final in finals]
-    padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
     columns = given.columns(positions)
-    return RolloutTensors(
-        **token_tensors(columns, is_final, padding),
+    # The total is not of all turns where the rollout was continued from a posted log.
+    are_whole = (columns.turn_counts <= np.array(at(positions, given.turns_played()), np.int64)).tolist()
+    rows = list(range(len(positions)))
+    if merge:
+        branches = given.branches(positions)
+        rows += [row for row, others in enumerate(branches) for _ in others]
+        columns = joined_columns(columns, columns_of([branch.message_log for others in branches for branch in others]))
+    padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
+    is_final = [finals[row] is not None for row in rows]
+    tokens = token_tensors(columns, is_final, padding)
+    if credit == "total":
+        of_rollouts = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
+        advantages = torch.tensor(at(rows, of_rollouts), dtype=torch.float32)
+    else:
+        if credit == "turn":
+            credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
+        turns = turn_rewards(columns, at(rows, finals), at(rows, are_whole))
+        credited = credited_tokens(columns, turns, at(rows, groups), is_final, credit)
+        advantages = padded(credited, padding.mask(columns.lengths), 0, np.float32)
+    tensors = RolloutTensors(
+        **tokens,
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
-        total_reward=reward_tensor(finals),
-        rewards=reward_tensors(at(positions, given.named_rewards()), finals),
-        advantages=torch.tensor(advantages, dtype=torch.float32),
-        groups=torch.tensor(groups, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
+        total_reward=reward_tensor(at(rows, finals)),
+        rewards=reward_tensors(at(at(rows, positions), given.named_rewards()), at(rows, finals)),
+        advantages=advantages,
+        groups=torch.tensor(at(rows, groups), dtype=torch.int64),
+        positions=torch.tensor(at(rows, positions), dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
     )
+    return with_merged_rows(tensors, padding, token_budget) if merge else tensors
+
+
+def with_merged_rows(tensors: RolloutTensors, padding: "Padding", token_budget: int | None) -> MergedTensors:
+    """Raises `ValueError` if a rollout is longer than `token_budget`."""
+    mask = tensors.attention_mask.bool()
+    advantages = tensors.advantages if tensors.advantages.ndim == 2 else tensors.advantages[:, None]
+    by_token = advantages * tensors.loss_mask
+    flat = FlatTokens(
+        lengths=tensors.lengths.numpy(),
+        token_ids=tensors.input_ids[mask].numpy(),
+        is_trained=tensors.loss_mask[mask].numpy().astype(np.bool_),
+        generation_logprobs=tensors.generation_logprobs[mask].numpy(),
+        weight_versions=tensors.weight_versions[mask].numpy(),
+        advantages=by_token[mask].numpy(),
+    )
+    merged = merged_rows(
+        flat,
+        tensors.groups.tolist(),
+        mask.numpy(),
+        token_budget=token_budget,
+        pad_token_id=padding.token_id,
+        pad_to_multiple_of=padding.to_multiple_of,
+    )
+    return MergedTensors(**{field.name: getattr(tensors, field.name) for field in fields(tensors)}, merged=merged)
 
 
 def at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:

@@ -5,7 +5,7 @@ Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract.base import read_label
+from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import UNKNOWN_VERSION, final_reward
 
@@ -31,6 +32,8 @@ class TokenColumns:
     """[M]: number of `generation_logprobs` of each message; -1 for a message without them."""
     clipped: NDArray[np.bool_]
     """[M]: whether the message's `finish_reason` is `length`."""
+    rewards: NDArray[np.float64]
+    """[M]: the message's own reward; NaN for a message without one."""
     token_ids: NDArray[Any]
     """[N], int32 or int64."""
     generation_logprobs: NDArray[Any]
@@ -45,15 +48,25 @@ class TokenColumns:
         return np.diff(boundaries(self.token_counts)[boundaries(self.message_counts)])
 
     @property
+    def rollout_of_message(self) -> Integers:
+        """[M]: the rollout that has the message."""
+        return np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+
+    @property
     def is_generated(self) -> NDArray[np.bool_]:
         """[N]: whether the policy generated the token."""
         return np.repeat(self.logprob_counts >= 0, self.token_counts)
 
     @property
+    def turn_counts(self) -> Integers:
+        """[B]: number of messages that the policy generated."""
+        return np.bincount(self.rollout_of_message[self.logprob_counts >= 0], minlength=len(self.message_counts))
+
+    @property
     def prompt_lengths(self) -> Integers:
         """[B]: number of tokens before the first generated token; all tokens where none was generated."""
         prompts = self.lengths
-        rollout = np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+        rollout = self.rollout_of_message
         message_begins = boundaries(self.token_counts)
         rollout_begins = message_begins[boundaries(self.message_counts)[:-1]]
         begins_in_rollout = message_begins[:-1] - rollout_begins[rollout]
@@ -65,7 +78,7 @@ class TokenColumns:
     def clipped_rollouts(self) -> NDArray[np.bool_]:
         """[B]: whether its length has cut the last generated message of the rollout."""
         clipped = np.zeros(len(self.message_counts), np.bool_)
-        rollout = np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+        rollout = self.rollout_of_message
         generated = np.flatnonzero(self.logprob_counts >= 0)
         is_last = np.ones(len(generated), np.bool_)
         is_last[:-1] = rollout[generated[1:]] != rollout[generated[:-1]]
@@ -122,12 +135,20 @@ class Rollouts(Protocol):
         """The rewards by name."""
         ...
 
+    def turns_played(self) -> list[int]:
+        """The number of turns that the total reward is of: those before them were in a posted log."""
+        ...
+
     def groups(self, group_of: GroupOf) -> list[Hashable]:
         """The group that `group_of` names."""
         ...
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         """The tokens of the rollouts at `positions`, which ascend."""
+        ...
+
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        """The further conversations of the rollouts at `positions`."""
         ...
 
 
@@ -141,26 +162,48 @@ class ListedRollouts(Rollouts):
     def named_rewards(self) -> list[Mapping[str, float]]:
         return [sample.rewards for sample in self.samples]
 
+    def turns_played(self) -> list[int]:
+        return [sample.metrics.turn_count for sample in self.samples]
+
     def groups(self, group_of: GroupOf) -> list[Hashable]:
         return [group_of(sample) for sample in self.samples]
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
-        logs = [self.samples[position].message_log for position in positions]
-        messages = list(chain.from_iterable(logs))
-        logprobs = [message.generation_logprobs for message in messages]
-        return TokenColumns(
-            message_counts=lengths_of(logs),
-            token_counts=lengths_of([message.token_ids for message in messages]),
-            logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
-            clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
-            token_ids=flattened([message.token_ids for message in messages], np.int64),
-            generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
-            spans=[
-                (place, read_label(span.version).number, span.start, span.end)
-                for place, message in enumerate(messages)
-                for span in message.weight_versions or ()
-            ],
-        )
+        return columns_of([self.samples[position].message_log for position in positions])
+
+    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
+        return [self.samples[position].branches for position in positions]
+
+
+def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
+    messages = list(chain.from_iterable(logs))
+    logprobs = [message.generation_logprobs for message in messages]
+    return TokenColumns(
+        message_counts=lengths_of(logs),
+        token_counts=lengths_of([message.token_ids for message in messages]),
+        logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
+        clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
+        rewards=np.array([message.reward for message in messages], np.float64),
+        token_ids=flattened([message.token_ids for message in messages], np.int64),
+        generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
+        spans=[
+            (place, read_label(span.version).number, span.start, span.end)
+            for place, message in enumerate(messages)
+            for span in message.weight_versions or ()
+        ],
+    )
+
+
+def joined_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
+    """The rollouts of `first`, then those of `second`."""
+    arrays = {
+        field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
+        for field in fields(TokenColumns)
+        if field.name != "spans"
+    }
+    before = len(first.token_counts)
+    moved = [(message + before, version, start, end) for message, version, start, end in second.spans]
+    return TokenColumns(**arrays, spans=[*first.spans, *moved])
 
 
 def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:

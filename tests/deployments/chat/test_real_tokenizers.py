@@ -102,18 +102,21 @@ def test_an_observation_that_is_cut_inside_a_character_shows_what_its_ids_say(
         assert text.startswith(cut.content) or text.strip().startswith(cut.content)
         if options is RAW and "\ufffd" not in text:
             shown, content = vendor(name).text_of([*cut.token_ids]), unicodedata.normalize("NFC", cut.content)
-            said = shown.partition("\ufffd")[0]
+            said = unicodedata.normalize("NFC", shown.partition("\ufffd")[0])
             # Gemma's decoder shows no byte of a run of bytes that is not valid as a whole.
             assert content.startswith(said) if name == "real gemma3" and "\ufffd" in shown else content == said
 
 
 async def longest_gap(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What the work returns, which runs in a thread, and the longest time for which the event loop stood still."""
+    """The result of the work, which runs in a thread, and the longest time for which the event loop stood still.
+
+    The process's own processor time counts: other work of the machine takes none of it.
+    """
     gaps, running = [0.0], asyncio.create_task(asyncio.to_thread(work))
-    last = time.perf_counter()
+    last = time.process_time()
     while not running.done():
         await asyncio.sleep(0.001)
-        now = time.perf_counter()
+        now = time.process_time()
         gaps.append(now - last)
         last = now
     return await running, max(gaps)

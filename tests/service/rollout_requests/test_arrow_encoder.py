@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import PolicyVersions
-from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors import Credit, MergedRows, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
@@ -359,32 +360,48 @@ versions = st.lists(
     max_size=2,
 )
 finish_reasons = st.sampled_from([None, "stop", "length"])
+message_rewards = st.none() | st.floats(-9, 9)
 given_messages = st.builds(
-    lambda ids, reason: {"role": "user", "content": "", "token_ids": ids, "finish_reason": reason},
+    lambda ids, reason, reward: {
+        "role": "user",
+        "content": "",
+        "token_ids": ids,
+        "finish_reason": reason,
+        "reward": reward,
+    },
     token_ids,
     finish_reasons,
+    message_rewards,
 )
 generated_messages = st.builds(
-    lambda ids, spans, reason: {
+    lambda ids, spans, reason, reward: {
         "role": "assistant",
         "content": "",
         "token_ids": ids,
         "generation_logprobs": [-0.125 * place for place in range(len(ids))],
         "weight_versions": spans,
         "finish_reason": reason,
+        "reward": reward,
     },
     token_ids,
     versions,
     finish_reasons,
+    message_rewards,
 )
 trained = st.builds(
-    lambda log, idx, reward, status: plain(
-        idx, message_log=log, total_reward=reward, rewards={"sum": reward}, status=status
+    lambda log, idx, reward, status, turns: plain(
+        idx,
+        message_log=log,
+        total_reward=reward,
+        rewards={"sum": reward},
+        status=status,
+        metrics=result()["metrics"] | {"turn_count": turns},
     ),
     st.lists(given_messages | generated_messages, max_size=4),
     st.integers(0, 2),
     st.floats(-9, 9),
     st.sampled_from(["completed", "truncated", "deadline", "error"]),
+    st.integers(0, 4),
 )
 
 
@@ -408,16 +425,40 @@ def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.
     st.sampled_from(["left", "right"]),
     st.sampled_from(["drop", "mask"]),
     st.integers(1, 5),
+    st.sampled_from(["total", "turn"]),
 )
 def test_tensors_of_either_answer_are_the_same(
-    samples: list[SampleResult], padding_side: PaddingSide, not_final: NotFinal, multiple: int
+    samples: list[SampleResult], padding_side: PaddingSide, not_final: NotFinal, multiple: int, credit: Credit
 ) -> None:
     of_arrow, of_list, of_json = (
-        to_tensors(given, pad_token_id=9, padding_side=padding_side, pad_to_multiple_of=multiple, not_final=not_final)
+        to_tensors(
+            given,
+            pad_token_id=9,
+            padding_side=padding_side,
+            pad_to_multiple_of=multiple,
+            not_final=not_final,
+            credit=credit,
+        )
         for given in (as_arrow(samples), samples, as_json(samples))
     )
     assert_same(of_arrow, of_list)
     assert_same(of_arrow, of_json)
+
+
+@given(st.lists(st.tuples(trained, st.lists(st.lists(generated_messages, max_size=2), max_size=2)), max_size=4))
+def test_merged_rows_of_either_answer_are_the_same_with_the_branches_of_agents(
+    played: list[tuple[SampleResult, list[list[Json]]]],
+) -> None:
+    # The service writes branches as plain JSON, and leaves them out where there are none.
+    samples = [
+        sample.model_copy(update={"branches": [{"message_log": log} for log in logs]}) if logs else sample
+        for sample, logs in played
+    ]
+    parsed = as_json(samples).samples
+    of_arrow, of_list = (to_tensors(given, pad_token_id=9, merge="prefix") for given in (as_arrow(samples), parsed))
+    assert_same(of_arrow, of_list)
+    for name in MergedRows.__slots__:
+        assert torch.equal(getattr(of_arrow.merged, name), getattr(of_list.merged, name)), name
 
 
 def test_selecting_rollouts_copies_none_of_their_text() -> None:
@@ -514,6 +555,19 @@ def test_a_sample_that_fails_a_request_is_a_problem_document_too() -> None:
 
 
 @pytest.mark.slow
+def test_an_answer_is_read_where_nothing_else_has_imported_pyarrow(tmp_path: Path) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(arrow_body([plain()]))
+    program = (
+        "import pathlib, sys\n"
+        "from rollout_client.calls.arrow_bodies import read_response\n"
+        "sys.exit(str(len(read_response(pathlib.Path(sys.argv[1]).read_bytes()).samples)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, body], check=False, capture_output=True, text=True)
+    assert ended.stderr.strip() == "1"
+
+
+@pytest.mark.slow
 def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
@@ -524,3 +578,17 @@ def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert ended.stderr.strip() == 'Arrow needs pyarrow: pip install "rollout-client[arrow]"'
+
+
+def test_a_process_that_has_imported_nothing_else_reads_an_answer_and_makes_tensors_of_it() -> None:
+    program = (
+        "import sys\n"
+        "from rollout_client.calls.arrow_bodies import read_response\n"
+        "response = read_response(sys.stdin.buffer.read())\n"
+        "from rollout_client.tensors import to_tensors\n"
+        "print(response.samples[0].idx, to_tensors(response, pad_token_id=0).lengths.tolist())"
+    )
+    message = {"role": "user", "content": "A", "token_ids": [1, 2]}
+    answer = arrow_body([plain(7, message_log=[message])])
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, input=answer)
+    assert ended.stdout.decode().split() == ["7", "[2]"]

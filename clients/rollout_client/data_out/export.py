@@ -1,0 +1,305 @@
+"""Stored rollouts as rows of other projects' training data: `export_rollouts`. Needs only pydantic.
+
+| format | a row is | read by |
+| --- | --- | --- |
+| `sft` | `prompt` and `completion`, chat messages | TRL's `SFTTrainer` |
+| `dpo` | `prompt`, `chosen` and `rejected`, chat messages of two rollouts of a group | TRL's `DPOTrainer` |
+| `kto` | `prompt`, `completion` and `label` | TRL's `KTOTrainer` |
+| `trl` | `input_ids` and `labels`, -100 where no response is trained | TRL's `SFTTrainer`, as it is |
+| `verl` | `messages`, where needed `tools` and `enable_thinking` | verl's `MultiTurnSFTDataset`, from Parquet |
+| `tinker` | `model_input` and `loss_fn_inputs` of a `tinker.Datum` | tinker's `forward_backward`, `cross_entropy` |
+| `openai` | `messages` with a `weight` of each assistant message | fine-tuning APIs in OpenAI's form |
+
+`trl` and `tinker` have the tokens that the engine saw and generated. The others have texts, which their readers render
+with a chat template: calls and reasoning that were parsed are fields of the message there. A row ends with its last
+trained response: what the environment said after that is in no row.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic_core import to_json
+
+from rollout_client.contract.rollouts import SampleResult, SampleStatus
+from rollout_client.data_out.files import JSON_LINES, PARQUET, is_parquet
+from rollout_client.data_out.training_rows import (
+    Conversation,
+    DoesNotFit,
+    Row,
+    Turns,
+    datum_row,
+    labelled_row,
+    openai_row,
+    template_fields,
+    trained_tokens,
+    verl_row,
+)
+from rollout_client.errors import RolloutError, needed_for
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated
+
+ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSelection:
+    """Which rollouts become rows, and what of them is trained."""
+
+    statuses: Collection[SampleStatus] = FINAL_STATUSES
+    """The statuses that are kept."""
+    best_of_group: bool = False
+    """Keep of each group the rollout with the highest final reward; of equal ones the first."""
+    min_reward: float | None = None
+    """Keep rollouts with this final reward or a higher one."""
+    min_gap: float = 0.0
+    """Least difference between the rewards of a pair (`dpo`), which is more than 0 in any case."""
+    pairs_per_group: int = 1
+    """Most pairs of a group (`dpo`), those with the largest differences first: 1 is the best with the worst."""
+    passes_at: float = 1.0
+    """Final reward from which on the label is true (`kto`)."""
+    turns: Turns = "all"
+
+    @property
+    def needs_rewards(self) -> bool:
+        return self.best_of_group or self.min_reward is not None
+
+
+class NothingToExport(RolloutError):
+    """No rollout gives a row: no rollouts, no rewards, no pair in any group, no tokens; the message counts why.
+
+    Args:
+        left_out: the number of rollouts by the reason for which each is in no row.
+    """
+
+    def __init__(self, format: ExportFormat, left_out: Mapping[str, int]) -> None:
+        reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items())
+        super().__init__(f"Nothing can be exported as {format}: {reasons or 'there are no rollouts'}.")
+        self.format, self.left_out = format, dict(left_out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.format, self.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The rows, and an account of the rollouts that are in none of them."""
+
+    format: ExportFormat
+    rows: list[Row]
+    rollouts: int
+    """Number of rollouts that were read."""
+    left_out: Mapping[str, int]
+    """Number of rollouts by the reason for which each is in no row."""
+    notes: Mapping[str, int]
+    """Number of rows, or of branches, by what is not as a reader may expect it."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes the rows to `path`: JSON lines (`.jsonl`); for verl, and if wanted for `trl`, Parquet (`.parquet`).
+
+        Raises:
+            ValueError: the name ends otherwise, or rows do not fit into the same columns.
+            ModuleNotFoundError: `.parquet` without the extra `arrow`.
+        """
+        path = Path(path)
+        if is_parquet(path) and self.format in ("verl", "trl"):
+            write_parquet(self.rows, path)
+        elif is_parquet(path):
+            raise ValueError(f"{path} must end in {JSON_LINES}: a column would give each message the fields of all.")
+        elif self.format == "verl":
+            raise ValueError(f"{path} must end in {PARQUET}: verl reads nothing else.")
+        else:
+            path.write_bytes(b"".join(to_json(row) + b"\n" for row in self.rows))
+
+
+def export_rollouts(
+    rollouts: Iterable[SampleResult], format: ExportFormat, selection: ExportSelection = ExportSelection()
+) -> Export:
+    """The rows of `rollouts` in `format`, in their order; pairs in the order of their groups.
+
+    A group is made of the rollouts that have task, `input_row` or `idx`, `id` and prompt in common, wherever they
+    stand. A rollout that needs a reward and has no final one is left out, as is everything that the format cannot hold.
+
+    Raises:
+        NothingToExport: there is no row.
+        ValueError: pairs are to be made of the best of each group.
+    """
+    if format == "dpo" and selection.best_of_group:
+        raise ValueError("best_of_group keeps one rollout of each group, and a pair (dpo) needs two.")
+    exporter = Exporter(format, selection)
+    rows = list(exporter.pair_rows(rollouts) if format == "dpo" else exporter.rows(rollouts))
+    if not rows:
+        raise NothingToExport(format, exporter.left_out)
+    if any("chat_template_kwargs" in row for row in rows):
+        # TRL cannot take the null that a reader of the file gives to the others.
+        rows = [{**row, "chat_template_kwargs": row.get("chat_template_kwargs", {})} for row in rows]
+    return Export(format, rows, exporter.rollouts, dict(exporter.left_out), dict(exporter.notes))
+
+
+class Exporter:
+    """Makes rows and counts what it leaves out."""
+
+    def __init__(self, format: ExportFormat, selection: ExportSelection) -> None:
+        self.left_out: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.rollouts = 0
+        self._format = format
+        self._selection = selection
+
+    def rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
+        kept = self._kept(rollouts)
+        for sample in self._best(kept) if self._selection.best_of_group else kept:
+            row = self._try(partial(self._row, sample))
+            if row is not None:
+                self._note(sample)
+                yield row
+
+    def _try(self, make: Callable[[], Value]) -> Value | None:
+        try:
+            return make()
+        except DoesNotFit as reason:
+            self.left_out[str(reason)] += 1
+            return None
+
+    def _kept(self, rollouts: Iterable[SampleResult]) -> Iterator[SampleResult]:
+        for sample in rollouts:
+            self.rollouts += 1
+            if self._try(partial(self._check, sample)) is not None:
+                yield sample
+
+    def _check(self, sample: SampleResult) -> bool:
+        reward, least = final_reward(sample), self._selection.min_reward
+        if sample.status not in self._selection.statuses:
+            raise DoesNotFit(f"status {sample.status}")
+        if reward is None and (self._selection.needs_rewards or self._format in ("dpo", "kto")):
+            raise DoesNotFit("no final reward")
+        if least is not None and reward is not None and reward < least:
+            raise DoesNotFit(f"a reward below {least:g}")
+        return True
+
+    def _best(self, rollouts: Iterable[SampleResult]) -> Iterator[SampleResult]:
+        for group in groups_of(rollouts):
+            self.left_out["not the best of its group"] += len(group) - 1
+            yield max(group, key=reward_of)
+        self.left_out = +self.left_out
+
+    def _row(self, sample: SampleResult) -> Row:
+        turns = self._selection.turns
+        if self._format == "trl":
+            return labelled_row(trained_tokens(sample, turns))
+        if self._format == "tinker":
+            return datum_row(trained_tokens(sample, turns))
+        conversation = Conversation.of(sample, turns)
+        if self._format == "openai":
+            return openai_row(conversation, sample)
+        if self._format == "verl":
+            return verl_row(conversation, sample)
+        if self._format == "sft":
+            return {**conversation.chat(), **template_fields(sample)}
+        conversation.check_no_observation()
+        return {
+            **conversation.chat(),
+            "label": reward_of(sample) >= self._selection.passes_at,
+            **template_fields(sample),
+        }
+
+    def _note(self, sample: SampleResult) -> None:
+        if sample.branches:
+            self.notes["branches of agents, which are in no row"] += len(sample.branches)
+        if self._format == "sft" and self._selection.turns == "all" and len(generated_places(sample)) > 1:
+            self.notes["rows with several responses: train them with assistant_only_loss=True"] += 1
+        if self._format == "openai" and any(
+            message.reasoning_content is not None for message in sample.message_log if is_generated(message)
+        ):
+            self.notes["rows whose reasoning is left out: the format has no place for it"] += 1
+
+    def pair_rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
+        for group in groups_of(self._kept(rollouts)):
+            given = [
+                (sample, conversation)
+                for sample in group
+                if (conversation := self._try(partial(self._pairable, sample))) is not None
+            ]
+            apart = list(self._pairs_apart(given))
+            alike = [pair for pair in apart if can_be_compared(given[pair[0]][1], given[pair[1]][1])]
+            taken = alike[: self._selection.pairs_per_group]
+            for better, worse in taken:
+                (sample, conversation), (_, other) = given[better], given[worse]
+                chosen = conversation.chat()
+                rejected = other.chat()["completion"]
+                pair = {"prompt": chosen["prompt"], "chosen": chosen["completion"], "rejected": rejected}
+                yield {**pair, **template_fields(sample)}
+            for place, (sample, _) in enumerate(given):
+                if any(place in pair for pair in taken):
+                    self._note(sample)
+                elif any(place in pair for pair in alike):
+                    self.left_out[f"not in the first {self._selection.pairs_per_group} pairs of its group"] += 1
+                elif any(place in pair for pair in apart):
+                    self.left_out["every other reward of its group has an equal response or another prompt"] += 1
+                else:
+                    gap = f" by {self._selection.min_gap:g}" if self._selection.min_gap else ""
+                    self.left_out[f"no reward of its group differs{gap}"] += 1
+
+    def _pairs_apart(self, given: Sequence[tuple[SampleResult, Conversation]]) -> Iterator[tuple[int, int]]:
+        """The better and the worse one of each pair whose rewards are far enough apart, the largest gap first."""
+        rewards = [reward_of(sample) for sample, _ in given]
+        pairs = [
+            (one, other) if rewards[one] > rewards[other] else (other, one)
+            for one, other in combinations(range(len(rewards)), 2)
+        ]
+        # The sort is stable: equal gaps stay in the order of the group.
+        for better, worse in sorted(pairs, key=lambda pair: rewards[pair[1]] - rewards[pair[0]]):
+            gap = rewards[better] - rewards[worse]
+            if gap > 0 and gap >= self._selection.min_gap:
+                yield better, worse
+
+    def _pairable(self, sample: SampleResult) -> Conversation:
+        conversation = Conversation.of(sample, self._selection.turns)
+        conversation.check_no_observation()
+        return conversation
+
+
+def can_be_compared(one: Conversation, other: Conversation) -> bool:
+    """Whether they answer the same prompt, each in another way."""
+    return one.prompt_key == other.prompt_key and one.texts != other.texts
+
+
+def groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
+    """The rollouts of each sample, in order of first appearance. `idx` alone is unique within one request only."""
+    groups: dict[Any, list[SampleResult]] = defaultdict(list)
+    for sample in rollouts:
+        row = (sample.model_extra or {}).get("input_row", sample.idx)
+        first = (generated_places(sample) or [len(sample.message_log)])[0]
+        prompt = tuple((message.role, message.content) for message in sample.message_log[:first])
+        groups[sample.task_name, row, sample.id, prompt].append(sample)
+    return list(groups.values())
+
+
+def reward_of(sample: SampleResult) -> float:
+    """The final reward of a rollout that has one."""
+    reward = final_reward(sample)
+    assert reward is not None
+    return reward
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Raises `ValueError` if the rows do not fit into columns, or tools would come back with further fields."""
+    with needed_for("Parquet", "arrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    try:
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+    except pa.ArrowException as error:
+        raise ValueError(f"The rows do not fit into columns of Parquet: {error}. Write .jsonl instead.") from error
+    if "tools" in names and table["tools"].to_pylist() != [row.get("tools") for row in rows]:
+        raise ValueError(
+            "The tools of these rollouts have different fields, and a column of Parquet gives each the fields of all: "
+            "the chat template would show others. Export the rollouts of one task and set of tools at a time."
+        )
+    pq.write_table(table, path, compression="zstd")

@@ -1,0 +1,165 @@
+"""One rollout as a row of another project's training data, in each format of `export_rollouts`. No I/O.
+
+A row ends with its last trained response. Texts are rendered by their reader's chat template: calls and reasoning that
+were parsed are fields of the message there, and not in its content.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollout_client.contract.messages import JsonObject, Message
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.results import generated_places, is_generated
+
+Row = JsonObject
+Turns = Literal["all", "last"]
+"""Which responses of a rollout are trained: all of them, or the last one, with those before it in its prompt."""
+IGNORED = -100
+"""Label of a token that TRL leaves out of the loss."""
+
+
+class DoesNotFit(Exception):
+    """A rollout gives no row; the message is the reason, which is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of a rollout up to its last response."""
+
+    messages: Sequence[Message]
+    start: int
+    """Index of the first trained response; all responses from there on are trained."""
+
+    @classmethod
+    def of(cls, sample: SampleResult, turns: Turns) -> "Conversation":
+        """Raises `DoesNotFit` if nothing was generated, or nothing comes before it."""
+        places = generated_places(sample)
+        if not places:
+            raise DoesNotFit("no response")
+        if not places[0]:
+            raise DoesNotFit("no prompt")
+        return cls(sample.message_log[: places[-1] + 1], places[0] if turns == "all" else places[-1])
+
+    def is_trained(self, place: int) -> bool:
+        return place >= self.start and is_generated(self.messages[place])
+
+    @property
+    def texts(self) -> list[str]:
+        return [message.content for message in self.messages]
+
+    @property
+    def prompt_key(self) -> list[tuple[str, str]]:
+        return [(message.role, message.content) for message in self.messages[: self.start]]
+
+    def chat(self) -> Row:
+        messages: list[Any] = [template_message(message) for message in self.messages]
+        return {"prompt": messages[: self.start], "completion": messages[self.start :]}
+
+    def check_no_observation(self) -> None:
+        """Raises `DoesNotFit` if a message that the model did not write would be trained."""
+        if not all(is_generated(message) for message in self.messages[self.start :]):
+            raise DoesNotFit(
+                "several responses, and the format trains on all between them: take the last with turns=last"
+            )
+
+
+def template_message(message: Message, arguments_as_text: bool = False) -> Row:
+    """The message as chat templates take it, without null fields."""
+    given = message.model_dump(
+        include={"role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content"}, exclude_none=True
+    )
+    if is_generated(message) and (message.tool_calls or message.reasoning_content is not None):
+        given["content"] = message.parsed_content or ""
+    if message.tool_calls and not arguments_as_text:
+        given["tool_calls"] = [with_read_arguments(call) for call in message.tool_calls]
+    return given
+
+
+def with_read_arguments(call: JsonObject) -> JsonObject:
+    """The call with its arguments as an object, which templates write as JSON again; as they are if they are none."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def template_fields(sample: SampleResult) -> Row:
+    """Fields that TRL passes to the chat template. `tools` is JSON text: a column of schemas would fill in nulls."""
+    fields: Row = {}
+    if sample.tools:
+        fields["tools"] = json.dumps(sample.tools)
+    if sample.chat_template_kwargs:
+        fields["chat_template_kwargs"] = sample.chat_template_kwargs
+    return fields
+
+
+def verl_row(conversation: Conversation, sample: SampleResult) -> Row:
+    """verl trains on every assistant message, and has no mask of its own."""
+    trained = [conversation.is_trained(place) for place in range(len(conversation.messages))]
+    if any(
+        message.role == "assistant" and not each for message, each in zip(conversation.messages, trained, strict=True)
+    ):
+        raise DoesNotFit("an assistant message that must not be trained, and verl trains on all of them")
+    messages: list[Any] = [template_message(message, arguments_as_text=True) for message in conversation.messages]
+    row: Row = {"messages": messages}
+    if sample.tools:
+        row["tools"] = list(sample.tools)
+    if "enable_thinking" in (sample.chat_template_kwargs or {}):
+        row["enable_thinking"] = bool((sample.chat_template_kwargs or {})["enable_thinking"])
+    return row
+
+
+def openai_row(conversation: Conversation, sample: SampleResult) -> Row:
+    """OpenAI's roles are fixed: what an environment says is said by the user. Weights are those of assistants alone."""
+    messages: list[Any] = []
+    for place, message in enumerate(conversation.messages):
+        said = template_message(message, arguments_as_text=True)
+        said.pop("reasoning_content", None)
+        if message.role == "environment":
+            said["role"] = "user"
+        if message.role == "assistant":
+            said["weight"] = int(conversation.is_trained(place))
+        messages.append(said)
+    return {"messages": messages, **({"tools": list(sample.tools)} if sample.tools else {})}
+
+
+def trained_tokens(sample: SampleResult, turns: Turns) -> tuple[list[int], list[int]]:
+    """The token ids up to the last one that is trained, and for each 1 if it is trained.
+
+    Raises:
+        DoesNotFit: no generated token.
+    """
+    places = generated_places(sample)
+    trained = set(places if turns == "all" else places[-1:])
+    token_ids: list[int] = []
+    mask: list[int] = []
+    for place, message in enumerate(sample.message_log):
+        token_ids += message.token_ids
+        mask += [int(place in trained)] * len(message.token_ids)
+    if 1 not in mask:
+        raise DoesNotFit("no tokens of a response" if places else "no response")
+    end = len(mask) - mask[::-1].index(1)
+    return token_ids[:end], mask[:end]
+
+
+def labelled_row(tokens: tuple[list[int], list[int]]) -> Row:
+    labels: list[Any] = [token if is_trained else IGNORED for token, is_trained in zip(*tokens, strict=True)]
+    return {"input_ids": list(tokens[0]), "labels": labels}
+
+
+def datum_row(tokens: tuple[list[int], list[int]]) -> Row:
+    """The arguments of a `tinker.Datum`. The shift by one token is made here: a target is the token after its input."""
+    token_ids, mask = tokens
+    if len(token_ids) < 2:
+        raise DoesNotFit("no token before the response's")
+    targets, weights = token_ids[1:], [float(is_trained) for is_trained in mask[1:]]
+    return {
+        "model_input": list(token_ids[:-1]),
+        "loss_fn_inputs": {"target_tokens": list(targets), "weights": list(weights)},
+    }

@@ -1,0 +1,113 @@
+"""Credit by turn: the rewards of the turns of rollouts, and the advantages that they become. Needs numpy."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_client.results import STD_EPSILON, group_relative_advantages
+from rollout_client.tensors.rollouts import TokenColumns, boundaries
+
+CreditFunction = Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]]
+"""The advantages of the turns of one group, by rollout and turn, from the rewards of these turns."""
+Credit = Literal["total", "turn"] | CreditFunction
+
+
+def turn_advantages(
+    rewards: Sequence[Sequence[float]],
+    *,
+    discount: float = 1.0,
+    scale_rewards: bool = True,
+    epsilon: float = STD_EPSILON,
+) -> list[list[float]]:
+    """`(return - mean) / (std + epsilon)` of each turn, over the returns of all turns of all rollouts of one group.
+
+    The return of a turn is its reward and the discounted rewards of the turns after it: each turn is a sample of its
+    own in the group of GRPO, as Kevin trains (arXiv:2507.11948). Where rollouts have one turn each, the results are
+    those of `group_relative_advantages`. A baseline for each turn's index would leave the last turns of the longest
+    rollout without others to be compared with.
+
+    Args:
+        rewards: by rollout and turn.
+        discount: factor of a reward for each turn that it lies ahead.
+        scale_rewards, epsilon: as in `group_relative_advantages`.
+
+    Raises:
+        ValueError: `discount` is not between 0 and 1.
+    """
+    if not 0 <= discount <= 1:
+        raise ValueError(f"discount must be between 0 and 1, and it is {discount}.")
+    returns = [discounted_returns(of_rollout, discount) for of_rollout in rewards]
+    pooled = list(chain.from_iterable(returns))
+    advantages = iter(
+        group_relative_advantages(pooled, [0] * len(pooled), scale_rewards=scale_rewards, epsilon=epsilon)
+    )
+    return [[next(advantages) for _ in of_rollout] for of_rollout in returns]
+
+
+def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+    returns: list[float] = []
+    ahead = 0.0
+    for reward in reversed(rewards):
+        ahead = reward + discount * ahead
+        returns.append(ahead)
+    return returns[::-1]
+
+
+def turn_rewards(columns: TokenColumns, totals: Sequence[float | None], are_whole: Sequence[bool]) -> list[list[float]]:
+    """The rewards of each rollout's turns.
+
+    A turn's reward is that of its response and of the messages up to the next response. `total_reward` beyond these,
+    such as the reward of a whole session, is part of the last turn's, so that the turns sum to it.
+
+    Args:
+        totals: the final rewards of the rollouts.
+        are_whole: whether the total is of all turns of the log; it is not for one that was continued from a posted
+            log, whose turns have the rewards of their messages alone.
+    """
+    generated = columns.logprob_counts >= 0
+    rollout = columns.rollout_of_message
+    turn = np.cumsum(generated) - 1
+    rollout_of_turn = rollout[generated]
+    # A message before the first response of its rollout belongs to no turn.
+    belongs = (turn >= 0) & ~np.isnan(columns.rewards)
+    belongs[belongs] = rollout_of_turn[turn[belongs]] == rollout[belongs]
+    summed = np.bincount(turn[belongs], columns.rewards[belongs], minlength=len(rollout_of_turn))
+    ends = boundaries(columns.turn_counts).tolist()
+    turns = [summed[begin:end].tolist() for begin, end in pairwise(ends)]
+    for rewards, total, is_whole in zip(turns, totals, are_whole, strict=True):
+        if rewards and total is not None and is_whole:
+            rewards[-1] += total - sum(rewards)
+    return turns
+
+
+def credited_tokens(
+    columns: TokenColumns,
+    turns: Sequence[Sequence[float]],
+    groups: Sequence[int],
+    is_final: Sequence[bool],
+    credit: CreditFunction,
+) -> NDArray[np.float32]:
+    """[N]: the advantage of each token's turn; 0 for tokens that the policy did not generate, and in rollouts without a
+    final reward, which `credit` does not get.
+
+    Raises:
+        ValueError: `credit` does not return one advantage for each turn.
+    """
+    members: dict[int, list[int]] = defaultdict(list)
+    for place, (group, final) in enumerate(zip(groups, is_final, strict=True)):
+        if final:
+            members[group].append(place)
+    advantages: list[Sequence[float]] = [[0.0] * len(rewards) for rewards in turns]
+    for places in members.values():
+        credited = credit([turns[place] for place in places])
+        if [len(each) for each in credited] != [len(turns[place]) for place in places]:
+            raise ValueError("The credit function must return one advantage for each turn of each rollout.")
+        for place, each in zip(places, credited, strict=True):
+            advantages[place] = each
+    by_message = np.zeros(len(columns.token_counts), np.float32)
+    by_message[columns.logprob_counts >= 0] = list(chain.from_iterable(advantages))
+    return np.repeat(by_message, columns.token_counts)

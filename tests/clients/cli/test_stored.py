@@ -1,0 +1,189 @@
+"""`rollout export` and `rejudge`: which stored rollouts they read, what they write and say."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from typer.testing import CliRunner, Result
+
+from rollout_client import RolloutResponse
+from rollout_client.cli.app import app
+from tests.clients.cli.command_line import rollout, rows_of
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, arrow, ndjson, result, sample, served
+
+PAIR = [result(0, 0), result(0, 1, "\\boxed{3}", total_reward=0.0)]
+PAIR[1]["message_log"][1]["content"] = "\\boxed{3}"
+LOST = result(1, total_reward=None, status="error")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rollouts.jsonl"
+    RolloutResponse.model_validate({**SUMMARY, "samples": [*PAIR, LOST]}).save(path)
+    return path
+
+
+def exported(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "120"})
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_export_writes_the_rows_and_says_what_is_in_none_and_why(file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "pairs.jsonl"
+    done = exported(str(file), "--format", "dpo", "--output", str(output))
+    assert done.exit_code == 0, done.stderr
+    assert rows_of(done.stdout) == [["rows", "1"], ["rollouts", "3"], ["left out: status error", "1"]]
+    [row] = lines_of(output)
+    assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("\\boxed{2}", "\\boxed{3}")
+
+
+def test_export_prints_a_document_with_json_and_takes_every_option(file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.jsonl"
+    options = ["--best-of-group", "--min-reward", "0.5", "--turns", "last", "--status", "completed"]
+    done = exported(str(file), "--format", "trl", "--output", str(output), *options, "--json")
+    assert json.loads(done.stdout) == {
+        "format": "trl",
+        "output": str(output),
+        "rows": 1,
+        "rollouts": 3,
+        "left_out": {"a reward below 0.5": 1, "status error": 1},
+        "notes": {},
+    }
+    assert lines_of(output) == [{"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}]
+    kto = ["--format", "kto", "--output", str(output), "--passes-at", "2"]
+    assert exported(str(file), *kto).exit_code == 0
+    assert [row["label"] for row in lines_of(output)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["{file}", "--format", "dpo", "--min-gap", "2", "--output", "{out}"],
+            "Nothing can be exported as dpo: 1 left out: status error; "
+            "2 left out: no reward of its group differs by 2.",
+        ),
+        (
+            ["--format", "sft", "--output", "{out}"],
+            "Name a file of rollouts, or a job of the service with --job: one of both.",
+        ),
+        (
+            ["{file}", "--format", "sft", "--output", "{file}"],
+            "{file} holds the rollouts: name another file for the rows.",
+        ),
+        (["{file}", "--format", "verl", "--output", "{out}"], "{out} must end in .parquet: verl reads nothing else."),
+    ],
+)
+def test_an_export_that_cannot_be_is_one_sentence_and_writes_nothing(
+    file: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    names = {"file": str(file), "out": str(tmp_path / "out.jsonl")}
+    done = exported(*(argument.format(**names) for argument in arguments))
+    assert (done.exit_code, done.stderr) == (1, sentence.format(**names) + "\n")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_status_that_there_is_not_is_a_wrong_argument(file: Path, tmp_path: Path) -> None:
+    done = exported(str(file), "--format", "sft", "--output", str(tmp_path / "out.jsonl"), "--status", "done")
+    assert done.exit_code == 2
+    assert "done is not a status; there are completed, truncated" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_an_arrow_answer_is_read_as_it_came(tmp_path: Path) -> None:
+    (tmp_path / "answer.arrow").write_bytes(bytes(arrow(*PAIR).body))
+    done = exported(str(tmp_path / "answer.arrow"), "--format", "sft", "--output", str(tmp_path / "out.jsonl"))
+    assert done.exit_code == 0, done.stderr
+    assert [row["completion"][0]["content"] for row in lines_of(tmp_path / "out.jsonl")] == ["\\boxed{2}", "\\boxed{3}"]
+
+
+class JobServer:
+    """Has one job, with the events that a test gives it."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.acknowledged = 0
+        self.events: list[Json] = []
+        self.app = FastAPI()
+
+        @self.app.get("/jobs/j1")
+        async def status() -> Response:
+            fields = {"state": "completed", "request_id": "r1", "created_at": 1.0, "last_event": 2}
+            return JSONResponse({"job_id": "j1", "acknowledged": self.acknowledged, **fields})
+
+        @self.app.get("/jobs/j1/events")
+        async def events(after: int) -> Response:
+            return ndjson(*self.events[after:])
+
+
+@pytest.fixture
+def jobs() -> Iterator[JobServer]:
+    server = JobServer()
+    with served(server.app) as server.url:
+        yield server
+
+
+def test_a_job_is_exported_with_all_of_its_groups(jobs: JobServer, tmp_path: Path) -> None:
+    group = [{"position": place, "sample": sample} for place, sample in enumerate(PAIR)]
+    jobs.events = [{"event": 1, "samples": group}, {"event": 2, "summary": SUMMARY}]
+    output = tmp_path / "pairs.jsonl"
+    done = rollout(jobs, "export", "--job", "j1", "--format", "dpo", "--output", str(output))
+    assert done.exit_code == 0, done.stderr
+    assert [row["prompt"][0]["content"] for row in lines_of(output)] == ["What is 1 + 1?"]
+
+
+def test_a_job_that_failed_or_was_acknowledged_is_not_exported_in_part(jobs: JobServer, tmp_path: Path) -> None:
+    document = {"type": "about:blank", "title": "Lost", "status": 503, "detail": "The job was lost."}
+    jobs.events = [{"event": 1, "problem": document}]
+    export = ["export", "--job", "j1", "--format", "sft", "--output", str(tmp_path / "rows.jsonl")]
+    assert rollout(jobs, *export).stderr == "Lost (503): The job was lost.\n"
+    jobs.acknowledged = 1
+    done = rollout(jobs, *export)
+    assert (done.exit_code, done.stderr.partition(",")[0]) == (1, "Job j1: its events up to 1 were acknowledged")
+
+
+def judging(body: Json) -> JSONResponse:
+    """Gives a half where the answer is right, and a third of them an error."""
+    lost = {"error": {"kind": "environment", "message": "It is away.", "retryable": True}, **LOST}
+    results = [result(0, total_reward=0.5), result(0, total_reward=0.0), lost]
+    return JSONResponse({**SUMMARY, "samples": results[: len(body["samples"])]})
+
+
+def test_rejudge_shows_old_and_new_rewards_by_rollout_and_in_sum(service: ScriptedService, tmp_path: Path) -> None:
+    rollouts = tmp_path / "rollouts.jsonl"
+    RolloutResponse.model_validate({**SUMMARY, "samples": [*PAIR, result(2)]}).save(rollouts)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps(sample(idx=idx)) + "\n" for idx in (0, 2)))
+    rejudge = ["rejudge", str(rollouts), "--task", "math", "--samples", str(samples)]
+    service.rollouts.extend([judging] * 2)
+    done = rollout(service, *rejudge)
+    assert done.exit_code == 0, done.stderr
+    assert rows_of(done.stdout) == [
+        ["0 · 0", "math", "1", "0.500", "-0.500"],
+        ["2 · 0", "math", "1", "-", ""],
+        ["0 · 1", "math", "0", "0", "0"],
+        ["rollouts", "3"],
+        ["compared", "2"],
+        ["changed", "1"],
+        ["sum of old rewards", "1"],
+        ["sum of new rewards", "0.500"],
+        ["not judged: turn 1 was not judged: environment error: It is away.", "1"],
+    ]
+    document = json.loads(rollout(service, *rejudge, "--json").stdout)
+    assert [each.get("new") for each in document["rollouts"]] == [0.5, 0.0, None]
+    assert (document["changed"], document["old_sum"], document["new_sum"]) == (1, 1.0, 0.5)
+    assert [body["max_rollout_turns"] for body in service.bodies] == [1, 1]
+
+
+def test_a_task_that_is_not_there_and_a_service_that_is_away_are_one_sentence(
+    service: ScriptedService, file: Path
+) -> None:
+    service.url = "http://127.0.0.1:9"
+    done = rollout(service, "rejudge", str(file), "--retries", "0")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)

@@ -1,0 +1,204 @@
+"""Credit by turn: exact advantages of turns, and the laws that hold whatever the rewards are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_client import SampleResult
+from rollout_client.tensors import to_tensors, turn_advantages
+from tests.clients.message_logs import failed, generated, given_message, rollout
+from tests.clients.scripted_service import Json, result
+
+PAD = 99
+EPSILON = 1e-4
+METRICS = result()["metrics"]
+
+
+def played(*message_log: Json, turns: int | None = None, **fields: Any) -> SampleResult:
+    """A rollout whose total is of `turns` turns: by default of all in its log."""
+    count = sum("generation_logprobs" in message for message in message_log)
+    total = sum(message.get("reward") or 0.0 for message in message_log)
+    metrics = METRICS | {"turn_count": count if turns is None else turns}
+    return rollout(*message_log, **({"reward": total, "metrics": metrics} | fields))
+
+
+def turns(*rewards: float | None, **fields: Any) -> SampleResult:
+    """A rollout with a prompt of one token, responses of one token each, and an observation after each."""
+    log = [given_message(1)]
+    for reward in rewards:
+        log += [generated(2, reward=reward), given_message(3, role="environment")]
+    return played(*log, **fields)
+
+
+def of_turns(samples: Sequence[SampleResult], **options: Any) -> list[list[float]]:
+    """The advantages at the responses of `turns`, by rollout."""
+    given: dict[str, Any] = {"credit": "turn", "scale_rewards": False, **options}
+    tensors = to_tensors(samples, pad_token_id=PAD, **given)
+    return [row[mask.bool()].tolist() for row, mask in zip(tensors.advantages, tensors.loss_mask, strict=True)]
+
+
+# The advantages of turns
+
+
+def test_a_turn_is_credited_with_the_rewards_from_it_on_against_all_turns_of_its_group() -> None:
+    # The returns are 6, 5, 3 and 0, 2, with the mean 3.2.
+    assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [
+        pytest.approx([2.8, 1.8, -0.2]),
+        pytest.approx([-3.2, -1.2]),
+    ]
+
+
+def test_rewards_ahead_are_discounted_once_for_each_turn() -> None:
+    # The returns are 4 + 0.5 * (2 + 0.5 * 8) = 7, 6 and 8, with the mean 7.
+    assert of_turns([turns(4, 2, 8)], discount=0.5) == [[0, -1, 1]]
+
+
+def test_a_discount_of_0_credits_a_turn_with_its_own_reward_alone() -> None:
+    assert of_turns([turns(4, 2), turns(0, 2)], discount=0.0) == [[2, 0], [-2, 0]]
+
+
+def test_the_deviation_is_that_of_the_returns_of_all_turns() -> None:
+    # The returns are 3, 1 and 2, 0; their deviation with n - 1 is the root of 5 / 3.
+    scale = (5 / 3) ** 0.5 + EPSILON
+    assert of_turns([turns(2, 1), turns(2, 0)], scale_rewards=True) == [
+        pytest.approx([1.5 / scale, -0.5 / scale]),
+        pytest.approx([0.5 / scale, -1.5 / scale]),
+    ]
+
+
+def test_groups_are_compared_each_for_itself() -> None:
+    assert of_turns([turns(1, idx=4), turns(7, 1, idx=1), turns(3, idx=4)]) == [[-1], [3.5, -3.5], [1]]
+
+
+def test_each_token_of_a_response_has_the_advantage_of_its_turn_and_no_other_token_has_one() -> None:
+    first = played(given_message(1, 1), generated(2, 3, reward=1.0), given_message(4), generated(5, 6, 7, reward=3.0))
+    tensors = to_tensors([first], pad_token_id=PAD, credit="turn", scale_rewards=False, pad_to_multiple_of=5)
+    assert tensors.advantages.tolist() == [[0, 0, 0.5, 0.5, 0, -0.5, -0.5, -0.5, 0, 0]]
+    left = to_tensors(
+        [first], pad_token_id=PAD, credit="turn", scale_rewards=False, pad_to_multiple_of=5, padding_side="left"
+    )
+    assert left.advantages.tolist() == [[0, 0, 0, 0, 0.5, 0.5, 0, -0.5, -0.5, -0.5]]
+
+
+# The rewards of turns
+
+
+def credited(samples: Sequence[SampleResult], **options: Any) -> list[list[float]]:
+    """The rewards of turns that a credit function gets of one group."""
+    got: list[list[float]] = []
+
+    def note(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        got.extend(list(each) for each in rewards)
+        return rewards
+
+    to_tensors(samples, pad_token_id=PAD, credit=note, **options)
+    return got
+
+
+def test_a_response_without_a_reward_is_a_turn_with_a_reward_of_0() -> None:
+    assert credited([turns(1, None, 2)]) == [[1, 0, 2]]
+
+
+def test_what_the_total_has_beyond_the_messages_is_a_reward_of_the_last_turn() -> None:
+    """As the reward of a whole session, or that which an agent returns."""
+    assert credited([turns(1, 2, reward=10.0), turns(None, None, reward=3.0)]) == [[1, 9], [0, 3]]
+
+
+def test_the_turns_of_a_posted_log_keep_the_rewards_of_their_messages() -> None:
+    """The total of a rollout that was continued is of its last turns alone."""
+    assert credited([turns(5, 6, 1, turns=1, reward=1.0)]) == [[5, 6, 1]]
+
+
+def test_the_reward_of_an_observation_is_of_the_turn_before_it_and_that_of_a_prompt_of_none() -> None:
+    log = [
+        given_message(1) | {"reward": 8.0},
+        generated(2, reward=1.0),
+        given_message(3) | {"reward": 0.5},
+        generated(4, reward=2.0),
+    ]
+    alone = played(*log, turns=0)
+    assert credited([alone]) == [[1.5, 2]]
+    assert credited([turns(1, turns=0), alone]) == [[1], [1.5, 2]]
+
+
+def test_a_rollout_without_a_response_has_no_turns() -> None:
+    assert credited([played(given_message(1), reward=0.0), turns(1)]) == [[], [1]]
+
+
+def test_a_response_without_tokens_is_a_turn_all_the_same() -> None:
+    log = [given_message(1), generated(reward=4.0), given_message(2), generated(3, reward=2.0)]
+    assert of_turns([played(*log)]) == [[-2]]
+
+
+# Rollouts without a final reward
+
+
+@pytest.mark.parametrize(
+    "without",
+    [failed(generated(8, reward=9.0)), turns(9, 9, status="deadline"), turns(9, 9, status="cancelled")],
+    ids=["error", "deadline", "cancelled"],
+)
+def test_the_turns_of_a_rollout_without_a_final_reward_are_in_no_statistic(without: SampleResult) -> None:
+    samples = [without, turns(0), turns(2)]
+    assert of_turns(samples) == [[-1], [1]]
+    masked = to_tensors(samples, pad_token_id=PAD, credit="turn", scale_rewards=False, not_final="mask")
+    assert masked.advantages[0].tolist() == [0] * masked.advantages.shape[1]
+    assert masked.advantages[1:, 1].tolist() == [-1, 1]
+
+
+def test_a_truncated_rollout_counts_with_the_turns_that_it_had() -> None:
+    assert of_turns([turns(0, status="truncated"), turns(2, status="max_turns")]) == [[-1], [1]]
+
+
+# Functions
+
+
+def test_a_function_gets_the_rewards_of_one_group_and_its_results_are_the_advantages() -> None:
+    groups: list[list[list[float]]] = []
+
+    def negated(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        groups.append([list(each) for each in rewards])
+        return [[-reward for reward in each] for each in rewards]
+
+    assert of_turns([turns(1, 2), turns(5, idx=1), turns(3)], credit=negated) == [[-1, -2], [-5], [-3]]
+    assert groups == [[[1, 2], [3]], [[5]]]
+
+
+def test_a_function_must_return_an_advantage_for_each_turn() -> None:
+    with pytest.raises(ValueError, match="one advantage for each turn"):
+        of_turns([turns(1, 2)], credit=lambda _: [[1.0]])
+
+
+def test_no_samples_have_no_advantages() -> None:
+    assert to_tensors([], pad_token_id=PAD, credit="turn").advantages.shape == (0, 0)
+
+
+@pytest.mark.parametrize("discount", [-0.1, 1.1])
+def test_a_discount_outside_of_0_to_1_is_refused(discount: float) -> None:
+    with pytest.raises(ValueError, match="discount"):
+        of_turns([turns(1)], discount=discount)
+
+
+# Laws
+
+rewards_of_turns = st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=6), st.booleans(), st.floats(0, 1))
+def test_with_one_turn_each_the_credit_is_that_of_the_total(
+    rewards: list[float], scale_rewards: bool, discount: float
+) -> None:
+    samples = [turns(reward, idx=place % 2) for place, reward in enumerate(rewards)]
+    by_total = to_tensors(samples, pad_token_id=PAD, scale_rewards=scale_rewards).advantages
+    by_turn = to_tensors(samples, pad_token_id=PAD, scale_rewards=scale_rewards, credit="turn", discount=discount)
+    assert by_turn.advantages[:, 1].tolist() == pytest.approx(by_total.tolist(), abs=1e-5)
+
+
+@given(rewards_of_turns, st.booleans(), st.floats(0, 1))
+def test_the_advantages_of_a_group_sum_to_0(rewards: list[list[float]], scale_rewards: bool, discount: float) -> None:
+    advantages = turn_advantages(rewards, discount=discount, scale_rewards=scale_rewards)
+    assert [len(each) for each in advantages] == [len(each) for each in rewards]
+    assert sum(sum(each) for each in advantages) == pytest.approx(0, abs=1e-6)
