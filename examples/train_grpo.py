@@ -65,6 +65,8 @@ class Recipe(NamedTuple):
     learning_rate: float
     lora_rank: int
     steps_between_measurements: int
+    keep_groups: int = 0
+    """So many groups whose rewards differ train a step, of twice as many prompts at most; 0: all groups do."""
 
 
 EMBEDDED = Recipe("additions", 60, 256, 4, 4, 1.5e-4, 0, 15)
@@ -83,6 +85,9 @@ def main(
     lora_rank: Annotated[int | None, typer.Option(min=0, help="0 trains all weights.")] = None,
     adapters: Annotated[bool, typer.Option(help="Push the adapter alone, in place of the merged weights.")] = False,
     learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
+    keep_groups: Annotated[
+        int | None, typer.Option(min=0, help="Train each step on so many groups whose rewards differ; 0: on all.")
+    ] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train.png"),
 ) -> None:
@@ -94,6 +99,7 @@ def main(
         "steps": steps,
         "lora_rank": lora_rank,
         "learning_rate": learning_rate,
+        "keep_groups": keep_groups,
     }
     recipe = recipe._replace(**{name: value for name, value in asked.items() if value is not None})
     if adapters and not recipe.lora_rank:
@@ -126,7 +132,8 @@ def config_of_model(model: str, adapter_rank: int, **engine: Any) -> ServeDeploy
 def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, seed: int, console: Console) -> "Curve":
     questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
     model, optimizer, schedule = model_to_train(folder, recipe, seed)
-    prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step, seed)
+    prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step * (2 if recipe.keep_groups else 1), seed)
+    keep = {"groups": recipe.keep_groups, "where": {"reward_std": {"gt": 0}}} if recipe.keep_groups else None
     push = pusher(client, model, adapters)
     version = push()
     curve = Curve(f"GRPO: {Path(folder).name}, {recipe.questions}")
@@ -140,8 +147,10 @@ def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, se
                 num_generations=recipe.num_generations,
                 sampling=SAMPLING,
                 policy={"min_version": version},
+                keep=keep,
             )
             curve.reward[step] = mean_reward(response)
+            curve.tokens[step] = curve.tokens[step - 1] + generated_tokens(response)
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
             curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches)
@@ -331,8 +340,24 @@ def held_out_accuracy(client: RolloutClient, questions: Questions, version: int)
     )
 
 
+def generated_tokens(response: RolloutResponse) -> int:
+    """The generated tokens of all rollouts, those of dropped groups included, and of groups that were begun ahead as if
+    they had been played to their ends."""
+    counted = response.metrics["total_generated_tokens"]
+    assert isinstance(counted, int)
+    groups = response.groups
+    return counted if groups is None else counted * (groups.drawn + groups.ahead) // groups.drawn
+
+
 def mean_reward(response: RolloutResponse) -> float:
-    """The mean total reward of the rollouts whose reward is final. Of a failed or stale one it is unknown, not zero."""
+    """The mean total reward of the rollouts whose reward is final. Of a failed or stale one it is unknown, not zero.
+
+    Where groups were dropped it is that of the policy as well: over all that were drawn.
+    """
+    if response.groups is not None:
+        mean = response.metrics["mean_total_reward"]
+        assert isinstance(mean, float)
+        return mean
     rewards = [reward for reward in map(final_reward, response.samples) if reward is not None]
     return sum(rewards) / len(rewards)
 
@@ -367,6 +392,8 @@ class Curve:
     """Mean reward of each batch; the first is number 1."""
     difference: dict[int, float] = field(default_factory=dict)
     """Mean distance of the log-probabilities of trainer and service on each batch."""
+    tokens: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """Generated for training, up to each batch."""
 
     @property
     def latest(self) -> str:

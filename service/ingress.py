@@ -41,6 +41,7 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
+from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
@@ -124,7 +125,9 @@ class Ingress:
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
         )
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
-        sampler = TaskSampler(tasks, None if data is None else RemoteData(data), settings.data_by_task.keys())
+        curriculum = None if jobs is None else Curriculum(job_store_client(jobs))
+        remote_data = None if data is None else RemoteData(data)
+        sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys(), curriculum)
         stores: dict[StorePart, Callable[[], Awaitable[object]]] = {
             "data": sampler.sizes,
             "policy": lambda: policy.store.state(0.0),

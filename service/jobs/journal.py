@@ -24,7 +24,7 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.ledger import RANGES, ledger_entry, ranges_entry
+from service.jobs.ledger import RANGES, ledger_entry, ranges_entry, selection_entry
 from service.jobs.writer import JobWriter
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
@@ -164,10 +164,11 @@ class JobJournal(ProgressLog):
         self._numbers = count(1 + max((name.number for name in claim.entries if name.kind == "journal"), default=0))
         self._next_event = claim.record.last_event + 1
         self._has_ledger = False
+        self._begun_groups = 0
         self.in_events: set[int] = set()
         """Positions of the rollouts that an event holds."""
 
-    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes]) -> None:
+    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes], group_size: int) -> None:
         """Takes up what an earlier process has written. In a thread, if it is large."""
         for name, entry in sorted(journal.items()):
             for position in self._progress.add(entry):
@@ -176,6 +177,7 @@ class JobJournal(ProgressLog):
             self.in_events.update(self._progress.add_outline(outline))
         for position, state in self._progress.episodes.items():
             self._written[position] = state.restarts, len(state.messages)
+        self._begun_groups = 1 + max(self._progress.episodes, default=-1) // group_size
 
     @property
     def started(self) -> Mapping[int, SampleInput]:
@@ -185,11 +187,15 @@ class JobJournal(ProgressLog):
         entries = await asyncio.to_thread(list, start_entries(samples))
         await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
 
+    @property
+    def begun_groups(self) -> int:
+        return self._begun_groups
+
     def restore(self, episodes: Iterable[Episode]) -> None:
         for episode in episodes:
             if (state := self._progress.episodes.pop(episode.identity.position, None)) is not None:
                 episode.restore(state)
-        self._progress = JournalProgress()
+            self._progress.started.pop(episode.identity.group, None)
 
     async def turn_ended(self, episode: Episode) -> None:
         position = episode.identity.position
@@ -217,22 +223,42 @@ class JobJournal(ProgressLog):
         self._has_ledger = True
         await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
 
-    def add_group(self, group: int, lines: Mapping[int, bytes]) -> None:
-        """All rollouts of a group have ended, with these lines by position."""
+    def add_group(
+        self, group: int, lines: Mapping[int, bytes], settled: Sequence[int] | None = None, kept: int | None = None
+    ) -> None:
+        """All rollouts of a group have ended, with these lines by position in the answer.
+
+        Args:
+            group: the place of its sample among those that are drawn.
+            settled: the positions of the rollouts that leave the journal, those of groups that were dropped before it
+                included; by default those of `lines`.
+            kept: how many groups are in events with this one, in a job that selects groups.
+        """
         number = self._next_number()
-        outlines = {position: self._outlines.pop(position) for position in lines}
+        settled = list(lines) if settled is None else settled
+        outlines = {position: self._outlines.pop(position) for position in settled}
         event = b"".join(lines[position] for position in sorted(lines))
         added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}
         if self._has_ledger:
             statuses = [state.status for state in outlines.values()]
-            added[EntryName("ledger", number)] = ledger_entry(group, statuses)
-        removed = [name for position in lines for name in self._entries_of.pop(position, ())]
-        self.in_events.update(lines)
+            entry = ledger_entry(group, statuses) if kept is None else selection_entry(group + 1, kept)
+            added[EntryName("ledger", number)] = entry
+        removed = [name for position in settled for name in self._entries_of.pop(position, ())]
+        self.in_events.update(settled)
         self._writer.put(replace(self._write(added), removed=removed))
 
-    async def end(self, last_line: bytes, completed: bool, forgets_key: bool = False) -> None:
-        """Returns when the last event is stored, and so all before it."""
-        added = {EntryName("event", self._next_number()): last_line}
+    async def end(
+        self, last_line: bytes, completed: bool, forgets_key: bool = False, selected: tuple[int, int] | None = None
+    ) -> None:
+        """Returns when the last event is stored, and so all before it.
+
+        Args:
+            selected: how many samples a job that selects groups has drawn, and how many groups it has kept.
+        """
+        number = self._next_number()
+        added = {EntryName("event", number): last_line}
+        if self._has_ledger and selected is not None:
+            added[EntryName("ledger", number)] = selection_entry(*selected)
         ended: Ended = "completed" if completed else "failed"
         await self._writer.write(replace(self._write(added), ended=ended, forgets_key=forgets_key))
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from deployments.storage.storage import EntryName
 from rollout_client.contract.jobs import JobCursor
 from rollout_client.contract.rollouts import SampleStatus
-from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
+from rollout_client.contract.sample_ranges import PlaceRange, SampleRange, moved_past
 
 RANGES = EntryName("ledger", 0)
 """The entry of the job's ranges, in JSON."""
@@ -19,6 +19,8 @@ PLAYED: frozenset[SampleStatus | None] = frozenset(("completed", "truncated", "m
 """The statuses of rollouts that were played to their ends."""
 FAILED = b" failed"
 """Follows the place of a group that has failed."""
+KEPT = b" kept "
+"""Stands in the entry of a job that selects groups, between how many samples were drawn and how many groups kept."""
 ranges_adapter = TypeAdapter(list[SampleRange])
 
 
@@ -40,10 +42,23 @@ def ledger_entry(group: int, statuses: Iterable[SampleStatus | None]) -> bytes:
     return b"%d%s" % (group, FAILED if PLAYED.isdisjoint(statuses) else b"")
 
 
+def selection_entry(drawn: int, kept: int) -> bytes:
+    """The entry of an event of a job that selects groups, which delivers them in the order of their samples.
+
+    Args:
+        drawn: how many samples were drawn and judged up to it.
+        kept: how many groups the events up to it have.
+    """
+    return b"%d%s%d" % (drawn, KEPT, kept)
+
+
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
     """The cursor after `event`. `ledger` has the entries of the events up to it, and that of the ranges."""
     ranges = ranges_in(ledger[RANGES])
     entries = [entry for name, entry in ledger.items() if name != RANGES]
+    if entries and KEPT in entries[0]:
+        drawn, kept = max(tuple(map(int, entry.split(KEPT))) for entry in entries)
+        return JobCursor(job_id=job_id, event=event, samples_from=moved_past(ranges, drawn), kept=kept)
     delivered = sorted(int(entry.removesuffix(FAILED)) for entry in entries)
     failed = sorted(int(entry.removesuffix(FAILED)) for entry in entries if entry.endswith(FAILED))
     return JobCursor(

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -90,10 +90,14 @@ class JobPlayer:
         size = len(body)
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
+        stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
+        if RANGES in stored and any(drawn.select for drawn in request.samples_from):
+            # The samples that were selected when the job began.
+            request.samples_from = ranges_in(stored[RANGES])
         size += await rollouts.take_samples(request, admitted.hold_body)
         self._num_generations = request.num_generations
         if request.samples_from:
-            await self._begin_ledger(request.samples_from)
+            await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
         if record.epoch > 1:
             await self._load()
             request.deadline_s = left_of(request, record.played_s)
@@ -101,38 +105,53 @@ class JobPlayer:
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
 
-    async def _begin_ledger(self, asked: Sequence[SampleRange]) -> None:
+    async def _begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
-        stored = await self._read([RANGES]) if self.claim.record.epoch > 1 else {}
-        ranges = ranges_in(stored[RANGES]) if RANGES in stored else asked
         await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:
+        selected = None
         try:
             last_line = await self._play_groups(rollouts)
-            completed = True
+            completed, selected = True, rollouts.selected
         except RequestProblem as problem:
             last_line, completed = self._problem(problem), False
         except Exception as error:
             logger.exception("A job failed unexpectedly.", extra=self._log_fields())
             last_line, completed = self._problem(internal_error(error)), False
-        await self._journal.end(last_line, completed)
+        await self._journal.end(last_line, completed, selected=selected)
 
     async def _play_groups(self, rollouts: EncodedRollouts) -> bytes:
         """Returns the line of the summary."""
+        size = self._num_generations
         lines: dict[int, dict[int, bytes]] = defaultdict(dict)
-        async with aclosing(rollouts.lines(skipped=self._journal.in_events)) as encoded:
+        async with aclosing(rollouts.lines(skipped=self._skipped(rollouts))) as encoded:
             async for position, line in encoded:
-                group = position // self._num_generations
+                group = position // size
                 lines[group][position] = line
-                if len(lines[group]) == self._num_generations:
-                    self._journal.add_group(group, lines.pop(group))
+                if len(lines[group]) == size:
+                    self._add_group(rollouts, group, lines.pop(group))
         return summary_line(await rollouts.summary())
+
+    def _skipped(self, rollouts: EncodedRollouts) -> Container[int]:
+        """The positions of the rollouts that an event holds."""
+        if rollouts.selected is None:
+            return self._journal.in_events
+        # Each event has a group, in the order of the answer.
+        return range(self.claim.record.last_event * self._num_generations)
+
+    def _add_group(self, rollouts: EncodedRollouts, group: int, lines: Mapping[int, bytes]) -> None:
+        if rollouts.selected is None:
+            self._journal.add_group(group, lines)
+            return
+        place = rollouts.place_of(group)
+        settled = range(len(self._journal.in_events), (place + 1) * self._num_generations)
+        self._journal.add_group(place, lines, settled, kept=group + 1)
 
     async def _load(self) -> None:
         journal = await self._entries("journal")
         outlines = await self._entries("outline")
-        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()))
+        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()), self._num_generations)
 
     async def _entries(self, kind: EntryKind) -> dict[EntryName, bytes]:
         names = sorted(name for name in self.claim.entries if name.kind == kind)

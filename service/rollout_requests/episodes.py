@@ -1,7 +1,7 @@
 """Makes the episodes of a valid request: renders and tokenizes its prompts, and resolves its options per rollout."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -47,6 +47,17 @@ class RequestContext:
     include: IncludedColumns
 
 
+def request_context(request: RolloutRequest, request_id: str, caller: Caller = ANYBODY) -> RequestContext:
+    unique_id = f"{request_id}-{uuid4().hex[:16]}"
+    return RequestContext(
+        request_id,
+        unique_id,
+        share_of(unique_id, request.priority, caller),
+        VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
+        included_columns(request.include),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeFactory:
     """Makes the episodes of requests to a service that plays `task_names` with one model."""
@@ -86,23 +97,27 @@ class EpisodeFactory:
             RequestProblem: 422 with the first problems of the request.
         """
         self.refuse_invalid(request, tasks)
-        unique_id = f"{request_id}-{uuid4().hex[:16]}"
-        context = RequestContext(
-            request_id,
-            unique_id,
-            share_of(unique_id, request.priority, caller),
-            VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
-            included_columns(request.include),
-        )
+        context = request_context(request, request_id, caller)
+        return self.groups(request, context, range(len(request.samples)), tasks, not_started)
+
+    def groups(
+        self,
+        request: RolloutRequest,
+        context: RequestContext,
+        places: Iterable[int],
+        tasks: TaskDescriptions,
+        not_started: Mapping[int, RolloutFailure],
+    ) -> list[Episode]:
+        """The episodes of the samples at these places of a valid request; see `episodes`."""
         return [
             episode
-            for sample_position, sample in enumerate(request.samples)
+            for place in places
             for episode in self._group(
                 request,
                 context,
-                sample_position,
-                sample,
-                not_started.get(sample_position) or tasks.get(sample.task_name),
+                place,
+                request.samples[place],
+                not_started.get(place) or tasks.get(request.samples[place].task_name),
             )
         ]
 

@@ -138,7 +138,7 @@ def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem
         return
     yield from object_problems("body", fields)
     for name in OBJECTS_OF_A_REQUEST:
-        yield from object_problems(name, fields.get(name))
+        yield from nested_object_problems(name, fields.get(name))
     samples = fields.get("samples")
     if not isinstance(samples, list):
         return
@@ -166,6 +166,14 @@ def object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         message = f"it has {len(value)} fields; send at most {MOST_FIELDS}"
         yield FieldProblem(field=field, message=message, value=len(value))
+
+
+def nested_object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
+    """Yields the objects in `value`, itself included, that have too many fields."""
+    if isinstance(value, dict):
+        yield from object_problems(field, value)
+        for name, inside in islice(value.items(), MOST_FIELDS):
+            yield from nested_object_problems(f"{field}.{name}", inside)
 
 
 def sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:

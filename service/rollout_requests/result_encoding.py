@@ -255,6 +255,15 @@ class EncodedRollouts:
         """`each` as the lines of a stream."""
         return self.each(lambda position, result, _: sample_line(position, result), skipped)
 
+    @property
+    def selected(self) -> tuple[int, int] | None:
+        """How many samples were drawn, and how many groups kept; `None` for a request that selects no groups."""
+        return self._running.selected
+
+    def place_of(self, group: int) -> int:
+        """The place of a group of the answer among the samples that were drawn."""
+        return self._running.place_of(group)
+
     async def summary(self) -> RolloutSummary:
         """The summary after the last rollout; that of many is computed in a thread."""
         if self._count > MOST_ROLLOUTS_INLINE:

@@ -1,34 +1,27 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
-from typing import TypeVar
+from typing import Any
 
-from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ResponseParser
 from deployments.protocols.generation import Environment, Generator
 from rollout_client.contract.info import ServiceInfo
-from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleResult
-from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange
+from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
+from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, following, moved_past
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
-from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
+from service.rollout_requests.episodes import EpisodeFactory, request_context
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
-from service.rollout_requests.sample_preparation import (
-    TaskDescriptions,
-    refuse_bad_extra_env_info,
-    start_samples,
-    task_descriptions,
-    tasks_with_start,
-)
+from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
 from service.rollout_requests.service_status import service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
@@ -40,6 +33,7 @@ from service.rollouts.metrics import RequestMetricsAccumulator
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.rollouts.selected_groups import GroupsToSelect, play_selected_groups
 from service.settings import RequestLimits
 
 MOST_BYTES_PREPARED_INLINE = 2**12
@@ -47,7 +41,6 @@ MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
 MOST_SAMPLES_FREED_INLINE = 512
 EndedRollout = tuple[int, SampleResult, Echo | None]
-Result = TypeVar("Result")
 
 
 class SampleFailed(Exception):
@@ -61,10 +54,13 @@ class SampleFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedEpisodes:
-    """Parts that are slow to build for large requests."""
+    """The episodes that are played first: all of them, unless groups are selected."""
 
     episodes: Sequence[Episode]
-    early_stopping: EarlyStopping[Episode]
+    groups: GroupsToSelect | None = None
+    """Set for a request with `keep.where`."""
+    samples: list[SampleInput] = field(default_factory=list)
+    """Those from which groups are drawn. Thousands are freed in a thread at the end."""
 
 
 class RunningRollout:
@@ -81,12 +77,17 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
+        note_result: Callable[[SampleResult, str | None, int | None], None],
     ) -> None:
         self.request_id = request_id
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
+        self._selection = None if prepared.groups is None else prepared.groups.selection
+        self._kept: list[int] = []
+        """The places of the groups that were selected so far."""
         self._context = context
         self._current_version = current_version
+        self._note_result = note_result
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
@@ -102,13 +103,32 @@ class RunningRollout:
     @property
     def summary(self) -> RolloutSummary:
         """The metrics and weight versions of the samples that have been yielded so far."""
-        fields = {"next_samples_from": list(map(next_range, drawn))} if (drawn := self._request.samples_from) else {}
         return RolloutSummary(
             request_id=self.request_id,
             metrics=self._metrics.metrics(),
             policy=self._metrics.policy(self._current_version()),
-            **fields,
+            **self._optional_fields(),
         )
+
+    def _optional_fields(self) -> dict[str, Any]:
+        drawn = self._request.samples_from
+        if self._selection is None:
+            return {"next_samples_from": next_ranges(map(following, drawn))} if drawn else {}
+        fields: dict[str, Any] = {"groups": self._selection.counts}
+        if drawn:
+            fields["next_samples_from"] = next_ranges(moved_past(drawn, self._selection.decided))
+        return fields
+
+    def place_of(self, group: int) -> int:
+        """The place of a group of the answer among the samples that were drawn."""
+        return group if self._selection is None else self._kept[group]
+
+    @property
+    def selected(self) -> tuple[int, int] | None:
+        """How many samples were drawn and judged, and how many groups kept; `None` if no groups are selected."""
+        if self._selection is None:
+            return None
+        return self._selection.counts.drawn, self._selection.counts.kept
 
     def final_summary(self) -> RolloutSummary:
         """The `summary` after the last sample, in a thread; frees what it was computed from there."""
@@ -117,22 +137,59 @@ class RunningRollout:
         return summary
 
     async def _play(self) -> AsyncGenerator[EndedRollout, None]:
-        request = self._request
         # Only the loop refers to the episodes: each is freed when it has ended, not thousands at once at the end.
         prepared, self._prepared = self._prepared, None
         assert prepared is not None
-        playing = play_request(prepared.episodes, self._context, prepared.early_stopping, request.deadline_s)
-        del prepared
+        if prepared.groups is not None:
+            async with aclosing(self._play_selected(prepared.episodes, prepared.groups)) as selected:
+                async for ended_rollout in selected:
+                    yield ended_rollout
+            await free_beside_others(prepared.samples)
+            return
+        groups = {episode: episode.identity.group for episode in prepared.episodes}
+        early_stopping = EarlyStopping(self._request.keep, groups)
+        playing = play_request(prepared.episodes, self._context, early_stopping, self._request.deadline_s)
+        del prepared, groups, early_stopping
         async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
-                if self._context.progress is not None:
-                    self._context.progress.ended(episode)
-                self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
-                self.observer.ended(result, episode.versions.at_end)
+                self._note_end(episode, result)
+                self._count(episode, result)
                 yield episode.identity.position, result, episode.start.echo
-                if episode.error is not None and request.on_error == "fail":
-                    raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
+                self._raise_failure(episode)
+
+    async def _play_selected(
+        self, first: Sequence[Episode], groups: GroupsToSelect
+    ) -> AsyncGenerator[EndedRollout, None]:
+        """The rollouts of the groups that are kept, whose positions are those of the answer."""
+        size = self._request.num_generations
+        playing = play_selected_groups(first, groups, self._context, self._note_selected, self._request.deadline_s)
+        async with aclosing(playing) as judged:
+            async for group in judged:
+                for episode, result in group.rollouts:
+                    self._count(episode, result)
+                if group.is_kept:
+                    self._kept.append(group.place)
+                    begin = size * (len(self._kept) - 1)
+                    for index, (episode, result) in enumerate(group.rollouts):
+                        yield begin + index, result, episode.start.echo
+
+    def _note_end(self, episode: Episode, result: SampleResult) -> None:
+        if self._context.progress is not None:
+            self._context.progress.ended(episode)
+        self._note_result(result, self._request.policy.name, self._current_version())
+        self.observer.ended(result, episode.versions.at_end)
+
+    def _note_selected(self, episode: Episode, result: SampleResult) -> None:
+        self._note_end(episode, result)
+        self._raise_failure(episode)
+
+    def _count(self, episode: Episode, result: SampleResult) -> None:
+        self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
+
+    def _raise_failure(self, episode: Episode) -> None:
+        if episode.error is not None and self._request.on_error == "fail":
+            raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
 
 
 class RolloutService:
@@ -170,7 +227,8 @@ class RolloutService:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
         if not request.samples_from:
             return 0
-        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold)
+        version = self.policy.current(request.policy.name)
+        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
 
     async def rollout(
         self,
@@ -198,45 +256,42 @@ class RolloutService:
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
-        refuse_large_echo(request.num_generations, body_bytes, self.limits)
+        refuse_large_echo(request, body_bytes, self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
-        not_started: dict[int, RolloutFailure] = {}
-        if with_start := tasks_with_start(tasks):
-            await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
-            await refuse_bad_extra_env_info(request, request_id, self.environments)
-            not_started = await start_samples(request, request_id, with_start, self.environments, progress)
-        prepare = partial(self._prepare, request, request_id, tasks, not_started, caller)
-        prepared = await done_in_thread_unless(is_small, prepare)
-        if not with_start:
-            await refuse_bad_extra_env_info(request, request_id, self.environments)
-        if progress is not None:
-            await done_in_thread_unless(is_small, partial(progress.restore, prepared.episodes))
-        # Unused from here on; at the end of the request they would be freed at once.
+        await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
+        await refuse_bad_extra_env_info(request, request_id, self.environments)
+        maker = EpisodeMaker(
+            request.model_copy(),
+            request_context(request, request_id, caller),
+            tasks,
+            self._episode_factory,
+            self.environments,
+            self._observer,
+            progress,
+            is_small,
+        )
+        prepared = await self._prepared(maker)
         samples, request.samples = request.samples, []
-        if len(samples) > MOST_SAMPLES_FREED_INLINE:
-            await asyncio.to_thread(free_items, samples)
+        if prepared.groups is None:
+            # Unused from here on; at the end of the request they would be freed at once.
+            await free_beside_others(samples)
         await self.policy.wait_for_version(request.policy)
         if request.policy.max_staleness is not None and request.policy.name is None:
             await self.policy.learn_version()
         name = request.policy.name
         context = self._context(request, caller, progress)
-        return RunningRollout(request, request_id, prepared, context, lambda: self.policy.current(name))
+        current = partial(self.policy.current, name)
+        return RunningRollout(request, request_id, prepared, context, current, self.task_sampler.note)
 
-    def _prepare(
-        self,
-        request: RolloutRequest,
-        request_id: str,
-        tasks: TaskDescriptions,
-        not_started: Mapping[int, RolloutFailure],
-        caller: Caller,
-    ) -> PreparedEpisodes:
-        began = monotonic()
-        episodes = self._episode_factory.episodes(request, request_id, tasks, not_started, caller)
-        self._observer.took("tokenize", monotonic() - began)
-        groups = {episode: episode.identity.group for episode in episodes}
-        return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
+    async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
+        if maker.request.keep.where is None:
+            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
+        groups = maker.groups_to_select()
+        begun = 0 if maker.progress is None else maker.progress.begun_groups
+        first = await maker.episodes(groups.selection.draw(begun))
+        return PreparedEpisodes(first, groups, maker.request.samples)
 
     def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
@@ -268,28 +323,13 @@ class RolloutService:
         return self._episode_factory.tokenizer.vocabulary
 
 
-def next_range(drawn: SampleRange) -> NextSampleRange:
-    """As many samples, from where these ended."""
-    given = drawn.model_dump(exclude_unset=True, exclude={"without"})
-    return NextSampleRange.model_validate({**given, "start": drawn.start + drawn.count})
+async def free_beside_others(samples: list[SampleInput]) -> None:
+    """Empties the list, a long one in a thread."""
+    if len(samples) > MOST_SAMPLES_FREED_INLINE:
+        await asyncio.to_thread(free_items, samples)
 
 
-async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:
-    return work() if is_small else await result_of_thread(work)
-
-
-async def result_of_thread(work: Callable[[], Result]) -> Result:
-    """Does `work` in a thread. A caller that is cancelled meanwhile goes on when the thread has ended.
-
-    A thread cannot be interrupted, and until it ends its request is in flight: it counts for admission, and no full
-    collection of garbage looks at what it makes. What it made for a cancelled caller is freed in a thread as well.
-    """
-    made: list[Result] = []
-    thread = asyncio.create_task(asyncio.to_thread(lambda: made.append(work())))
-    try:
-        await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.wait([thread])
-        await asyncio.to_thread(made.clear)
-        raise
-    return made.pop()
+def next_ranges(moved: Iterable[SampleRange]) -> list[NextSampleRange]:
+    """The ranges with the fields that were given; an empty `without` is left out."""
+    given = (drawn.model_dump(exclude_unset=True, exclude=set() if drawn.without else {"without"}) for drawn in moved)
+    return [NextSampleRange(**fields) for fields in given]

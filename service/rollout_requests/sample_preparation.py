@@ -7,7 +7,7 @@ state, it starts them.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -111,21 +111,27 @@ async def start_samples(
     task_names: Set[str],
     environments: Mapping[str, Environment],
     progress: ProgressLog | None = None,
+    places: Iterable[int] | None = None,
 ) -> dict[int, RolloutFailure]:
     """Starts all samples of these tasks at once, and puts the started ones in their places in the request.
 
     A sample with a `message_log`, or in `progress`, was started before. Cancelling this cancels all starts.
+
+    Args:
+        places: starts the samples at these positions alone; by default all.
 
     Returns:
         The failures by position in the request; their samples are unchanged.
     """
     unique_id = uuid4().hex
     started_before = {} if progress is None else progress.started
-    for position, sample in started_before.items():
-        request.samples[position] = sample
+    places = range(len(request.samples)) if places is None else places
+    for position in started_before.keys() & set(places):
+        request.samples[position] = started_before[position]
     starts: dict[int, asyncio.Task[StepOutcome | RolloutFailure]] = {}
     async with asyncio.TaskGroup() as group:
-        for position, sample in enumerate(request.samples):
+        for position in places:
+            sample = request.samples[position]
             is_due = sample.message_log is None and position not in started_before
             if sample.task_name in task_names and is_due:
                 idx = position if sample.idx is None else sample.idx

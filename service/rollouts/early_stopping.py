@@ -17,15 +17,27 @@ class EarlyStopping(Generic[Rollout]):
     """
 
     def __init__(self, keep: Keep, group_of: Mapping[Rollout, int]) -> None:
-        """Begins with all rollouts running; `group_of` maps every rollout of the request to its group."""
-        self._groups_needed = keep.groups
-        self._group_of = dict(group_of)
+        """Begins with these rollouts running, each mapped to its group.
+
+        With `keep.where` no number of full groups ends the request: `GroupSelection` does.
+        """
+        self._groups_needed = None if keep.where is not None else keep.groups
+        self._per_group = keep.per_group
+        self._group_of: dict[Rollout, int] = {}
         """The groups of the rollouts that have not ended: those that have are not kept in memory."""
         self._full_groups = 0
         self._running: dict[int, set[Rollout]] = {}
+        self._still_needed: dict[int, int] = {}
+        self.add(group_of)
+
+    def add(self, group_of: Mapping[Rollout, int]) -> None:
+        """Further groups run, with all their rollouts."""
+        self._group_of.update(group_of)
+        added: dict[int, set[Rollout]] = {}
         for rollout, group in group_of.items():
-            self._running.setdefault(group, set()).add(rollout)
-        self._still_needed = {group: keep.per_group or len(rollouts) for group, rollouts in self._running.items()}
+            added.setdefault(group, set()).add(rollout)
+        self._running.update(added)
+        self._still_needed |= {group: self._per_group or len(rollouts) for group, rollouts in added.items()}
 
     def unneeded_after(self, ended: Rollout, succeeded: bool) -> Set[Rollout]:
         """The running rollouts that nobody needs, now that this one has ended. A rollout ends once: later calls for it

@@ -226,15 +226,29 @@ class RunningEpisodes:
         self._cancelling = PacedWork[Episode]()
         self._dropping = PacedWork[Episode]()
         self._is_stopping = False
-        self._not_ended = dict.fromkeys(episodes)
+        self.is_over = False
+        """Whether the deadline of the request has passed."""
+        self._not_ended: dict[Episode, None] = {}
         """Episodes that were not put into `ended`."""
         self._bounds = {episode.versions.bounds for episode in episodes}
         """One object, where all episodes are of one request."""
-        for _ in episodes:
-            context.schedule.add_sample()
+        self._register(episodes)
         policy = next((bounds.policy for bounds in self._bounds), None)
         self._unsubscribe = context.versions.subscribe(self.note_version, policy) if context.versions else None
         self._starting.add(self._start, episodes)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Plays further episodes of the request. After its deadline they end at their prompts."""
+        self._register(episodes)
+        if self.is_over:
+            for episode in episodes:
+                episode.cut_off("deadline")
+        self._starting.add(self._start, episodes)
+
+    def _register(self, episodes: Sequence[Episode]) -> None:
+        self._not_ended.update(dict.fromkeys(episodes))
+        for _ in episodes:
+            self._context.schedule.add_sample()
 
     def _start(self, episode: Episode) -> None:
         if episode.versions.is_stale and not episode.done:
@@ -289,6 +303,7 @@ class RunningEpisodes:
         self._interrupting.add(self._interrupt, unfinished)
 
     def cut_off_all(self, status: CutOff) -> None:
+        self.is_over = True
         self.cut_off(self._not_ended, status)
 
     def cut_off_after(self, deadline_s: float) -> None:
@@ -348,7 +363,10 @@ class RunningEpisodes:
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._is_stopping = True
+        # They wait for their journal, without end if the job was lost.
+        done = [episode for episode in self._not_ended if episode.done]
         self._end(self._not_ended, "cancelled")
+        self._cancelling.add(self._cancel, done)
         await self._starting.finish()
         await self._checking.finish()
         await self._interrupting.finish()

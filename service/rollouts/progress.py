@@ -55,8 +55,13 @@ class ProgressLog(Protocol):
         """Records the samples with the additions of their environments' starts."""
         ...
 
+    @property
+    def begun_groups(self) -> int:
+        """Up to which place in the request groups were begun before this process."""
+        ...
+
     def restore(self, episodes: Iterable[Episode]) -> None:
-        """Restores the episodes to their last recorded turns."""
+        """Restores the episodes to their last recorded turns. Called once for each episode."""
         ...
 
     async def turn_ended(self, episode: Episode) -> None:

@@ -10,8 +10,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from examples import train_grpo
-from examples.train_grpo import CLIP, EMBEDDED, QUESTIONS, add_gradients, additions, from_file, model_to_train, sum_of
+from examples.train_grpo import (
+    CLIP,
+    EMBEDDED,
+    QUESTIONS,
+    add_gradients,
+    additions,
+    from_file,
+    generated_tokens,
+    mean_reward,
+    model_to_train,
+    sum_of,
+)
 from models.tiny.train import addition_pairs
+from rollout_client import RolloutResponse
 from tests.paths import TINY_MODEL
 
 # Importing what trains takes seconds.
@@ -86,3 +98,17 @@ def test_an_adapter_is_all_that_is_trained_where_its_rank_is_given() -> None:
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+def response_of(tokens: int, **fields: Any) -> RolloutResponse:
+    metrics = {"total_generated_tokens": tokens, "mean_total_reward": 0.25}
+    return RolloutResponse.model_validate(
+        {"request_id": "r", "metrics": metrics, "policy": {}, "samples": [], **fields}
+    )
+
+
+def test_tokens_of_dropped_groups_and_of_those_begun_ahead_are_counted() -> None:
+    assert generated_tokens(response_of(300)) == 300
+    selected = response_of(300, groups={"drawn": 3, "kept": 1, "dropped": {"reward_std.gt": 2}, "ahead": 1})
+    assert generated_tokens(selected) == 400
+    assert mean_reward(selected) == 0.25

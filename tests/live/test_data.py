@@ -24,3 +24,20 @@ def test_a_request_plays_the_samples_that_the_pages_show(client: RolloutClient) 
 def test_a_split_that_the_data_do_not_have_is_refused(client: RolloutClient) -> None:
     with pytest.raises(RequestRejected, match="no split 'test'; it has train, validation"):
         client.rollout(samples_from=[{"task_name": "following", "count": 1, "split": "test"}])
+
+
+def test_groups_are_selected_of_the_data_in_their_order_through_all_epochs(client: RolloutClient) -> None:
+    page = client.task_samples("following", 8, seed=3)
+    rewards = {sample.id: float(sample.messages[0].content) for sample in page.samples if sample.messages}  # type: ignore[arg-type]
+    least = sorted(rewards.values())[4]
+    passing = [sample.id for sample in page.samples if rewards[sample.id] >= least]
+    wanted = [{"task_name": "following", "count": 2, "seed": 3}]
+    keep = {"groups": len(passing), "where": {"reward_mean": {"ge": least}}}
+    played = client.rollout(samples_from=wanted, num_generations=2, sampling={"max_new_tokens": 1}, keep=keep)
+    assert [sample.id for sample in played.samples] == [name for name in passing for _ in range(2)]
+    assert played.groups is not None
+    drawn = page.samples.index(next(sample for sample in page.samples if sample.id == passing[-1])) + 1
+    assert (played.groups.drawn, played.groups.kept) == (drawn, len(passing))
+    assert played.groups.dropped == ({"reward_mean.ge": drawn - len(passing)} if drawn > len(passing) else {})
+    [following] = played.next_samples_from
+    assert (following.start, following.count) == (drawn, 2)

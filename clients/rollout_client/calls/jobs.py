@@ -36,6 +36,11 @@ def goes_on(cursor: JobCursor, status: JobStatus) -> bool:
     return status.acknowledged <= cursor.event and not has_nothing_more
 
 
+def has_nothing_left(cursor: JobCursor, status: JobStatus) -> bool:
+    """Whether the job has selected all its groups, and the cursor has them."""
+    return cursor.kept is not None and status.state == "completed" and cursor.event >= status.last_event
+
+
 def acknowledge_call(job_id: str, last: int) -> Call[JobStatus]:
     return call_for(JobStatus, "POST", f"{path_of(job_id)}/acknowledge", body=to_json(Acknowledgement(last=last)))
 

@@ -35,10 +35,14 @@ class StreamLine(BaseModel):
 
 
 class NdjsonReader:
-    """Turns the bytes of a response, in chunks of any size, into the samples of `expected` rollouts."""
+    """Turns the bytes of a response, in chunks of any size, into the samples of `expected` rollouts.
 
-    def __init__(self, expected: int) -> None:
+    Of a request with `keep.where` they are `expected` at most: the summary says how many groups were kept.
+    """
+
+    def __init__(self, expected: int, group_size: int = 1) -> None:
         self.expected = expected
+        self._group_size = group_size
         self.summary: RolloutSummary | None = None
         self._missing = set(range(expected))
         self._lines = LineReader(StreamLine, "A line of the stream")
@@ -80,7 +84,8 @@ class NdjsonReader:
         return content.position, content.sample
 
     def _finish(self, summary: RolloutSummary) -> None:
-        if self._missing:
+        wanted = self.expected if summary.groups is None else summary.groups.kept * self._group_size
+        if not self._missing.isdisjoint(range(wanted)):
             raise StreamBroken(f"The summary came after {self._arrived()} rollouts.")
         self.summary = summary
 

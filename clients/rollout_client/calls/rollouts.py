@@ -49,7 +49,7 @@ class RolloutOptions(CallOptions, total=False):
     """How often the service repeats a generation or environment step of one sample after a failure of the fleet; the
     request's field `retries`. `retries` is the number of further attempts of the whole request, by the client."""
     keep: Keep | Mapping[str, Any] | None
-    """When enough rollouts are done; the service cancels the rest."""
+    """When enough rollouts are done; the service cancels the rest. With `where` it drops groups that teach nothing."""
     policy: PolicyDemand | Mapping[str, Any] | None
     """Which weights may generate the rollouts: `min_version`, `version`, `max_staleness`; see `RolloutDemand`."""
     include: Sequence[str] | None
@@ -128,6 +128,10 @@ def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, 
 
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
+    """How many rollouts the answer has; with `keep.where`, at most."""
+    keep: Mapping[str, Any] = as_given(options.get("keep")) or {}
+    if keep.get("where") is not None:
+        return (keep.get("groups") or 0) * (options.get("num_generations") or 1)
     ranges = as_given(list(options.get("samples_from") or ()))
     left_out = sum(int(places["count"]) for drawn in ranges for places in drawn.get("without", ()))
     count = len(samples) + sum(int(drawn["count"]) for drawn in ranges) - left_out

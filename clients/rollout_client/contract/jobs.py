@@ -73,6 +73,10 @@ class JobCursor(Lenient):
     """The samples that are in those events and whose group has failed: none of its rollouts was played to its end, and
     each has the status `error`, `deadline`, `stale` or `cancelled`. Posted as `samples_from`, they are played again.
     `resume` does so where it begins a new job; whoever has asked for them takes them out."""
+    kept: int | None = None
+    """With `keep.where`: how many groups those events have; null before the first. `samples_from` begins after the last
+    sample that was drawn for them, and `failed` is empty: other groups were kept in their place. A job for the rest has
+    that many fewer in `keep.groups`."""
 
     @property
     def samples_left(self) -> int:

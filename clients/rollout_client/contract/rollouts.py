@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
+from rollout_client.contract.group_conditions import GroupConditions
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -38,6 +39,10 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MOST_STOP_STRINGS = 128
 """The engine looks for each of them after every token."""
 MOST_RANGES = 64
+DRAWN_PER_GROUP = 8
+"""Samples that `keep.where` draws at most for each group that it is to keep, unless `keep.draw_at_most` says more."""
+AT_ONCE_PER_GROUP = 2
+"""Groups that it plays at once, at most, for each that it is to keep."""
 LOWEST_TEMPERATURE = 0.01
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
@@ -127,12 +132,24 @@ class SampleInput(BaseModel):
 
 
 class Keep(Strict):
-    """Early stopping: when this many rollouts are done, those that still run are cancelled."""
+    """Early stopping: when this many rollouts are done, those that still run are cancelled.
+
+    With `where`, groups that teach nothing are dropped and further samples are drawn in their place.
+    """
 
     groups: int | None = Field(default=None, ge=1)
-    """The request is done when this many groups are full; by default all of them."""
+    """The request is done when this many groups are full; by default all of them. With `where`: when this many are
+    kept, which are the first that pass in the order of their samples, however long each takes."""
     per_group: int | None = Field(default=None, ge=1)
     """A group is full when this many of its rollouts have ended without error; by default all of them."""
+    where: GroupConditions | None = None
+    """Conditions of a group that is kept. One that fails them, or is not full, is dropped: it is not in the answer, and
+    the answer's `groups` counts it. Further samples are drawn from `samples_from`, ahead of the verdicts, or from
+    `samples`."""
+    draw_at_most: int | None = Field(default=None, ge=1)
+    """With `where`: how many samples are drawn at most; then the answer has as many groups as were kept. After the
+    samples of `samples_from` come those that `next_samples_from` would name, and so on. By default eight for each of
+    `groups`, or all `samples`."""
 
 
 class RolloutRequest(Strict):
@@ -185,7 +202,7 @@ class RolloutRequest(Strict):
             raise ValueError("samples and samples_from are both missing: send one of them, with at least one sample")
         if self.samples and self.samples_from:
             raise ValueError("samples and samples_from are both given: send one of them")
-        if not self.sample_count:
+        if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
 
@@ -200,8 +217,17 @@ class RolloutRequest(Strict):
 
     @property
     def sample_count(self) -> int:
-        """How many samples it asks for, also before those of `samples_from` are there."""
+        """How many samples it asks for, also before those of `samples_from` are there; with `keep.where`, at most."""
+        if self.samples_from and self.keep.where is not None:
+            return self.keep.draw_at_most or DRAWN_PER_GROUP * (self.keep.groups or 1)
         return len(self.samples) or sum(given.size for given in self.samples_from)
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups are played at once, at most."""
+        if self.keep.where is None:
+            return self.sample_count
+        return min(self.sample_count, AT_ONCE_PER_GROUP * (self.keep.groups or 1))
 
 
 class SampleError(Lenient):
@@ -321,6 +347,21 @@ generator replica how many tokens it generated; it is absent where no replica is
 not in it. `docs/concepts.md` lists all of them."""
 
 
+class GroupCounts(Lenient):
+    """The groups of a request with `keep.where`. All but `ahead` depend on the results alone, not on time."""
+
+    drawn: int
+    """Samples up to the one whose group was the last that had to be judged: `kept` and `dropped` together."""
+    kept: int
+    """Groups in the answer."""
+    dropped: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
+    """Groups that are not, by the first condition that each fails, such as `reward_std.gt`. `not_full`: fewer of its
+    rollouts than `keep.per_group` asks for, by default all, have ended without error. `rewards.NAME.missing`: no
+    rollout has the reward."""
+    ahead: int
+    """Further groups that were begun ahead and were not needed. `next_samples_from` begins with their samples."""
+
+
 class RolloutSummary(Lenient):
     """The part of a response that is about the request as a whole."""
 
@@ -334,14 +375,19 @@ class RolloutSummary(Lenient):
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it
-    """The `samples_from` of the request, moved on to the samples that follow."""
+    """The `samples_from` of the request, moved on to the samples that follow. With `keep.where`: that follow the last
+    one that was drawn."""
+    groups: GroupCounts | None = None
+    """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
+    `drawn`."""
 
 
 class RolloutResponse(RolloutSummary):
     """The answer of `POST /rollout`."""
 
     samples: list[SampleResult]
-    """One per rollout, in input order; the rollouts of one sample are adjacent."""
+    """One per rollout, in input order; the rollouts of one sample are adjacent. With `keep.where` those of the groups
+    that were kept."""
 
 
 class AnyResponse(Protocol):

@@ -1,6 +1,6 @@
 """Samples that the service takes from a task itself, so that they need not be sent: a part of `POST /rollout`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -27,6 +27,32 @@ class PlaceRange(Strict):
         return self.start + self.count
 
 
+class SampleSelection(Strict):
+    """Which samples of a range are drawn, by the pass rates that the service remembers.
+
+    The pass rate of a sample is the mean `total_reward` of its rollouts that were played to their ends. Samples without
+    one come first; then those within the bounds; if they are fewer than asked for, those nearest to the bounds.
+    """
+
+    pass_rate: list[float] = Field(min_length=2, max_length=2)
+    """The lowest and the highest."""
+    within_versions: Annotated[int, Field(ge=1)] | None = None
+    """Counts rollouts that ended under the current version of the policy or so many before it; by default all that are
+    remembered, the four latest versions of a sample."""
+    count: Annotated[int, Field(ge=1)] | None = None
+    """Set by the service where it has selected already: how many samples were asked for. Then the samples of the range
+    are those that `without` does not leave out."""
+
+    @model_validator(mode="after")
+    def has_its_bounds_in_order(self) -> Self:
+        if self.pass_rate[0] > self.pass_rate[1]:
+            raise ValueError("pass_rate: the first bound must not be above the second")
+        return self
+
+    def not_yet_selected(self) -> "SampleSelection":
+        return SampleSelection(**self.model_dump(exclude_unset=True, exclude={"count"}))
+
+
 class SampleRange(Strict):
     """Samples that follow one another in the data of a task, or that its environment makes if it has no data.
 
@@ -51,6 +77,9 @@ class SampleRange(Strict):
     without: list[PlaceRange] = Field(default=[], max_length=MOST_SAMPLES_OF_A_RANGE // 2, fail_fast=True)
     """Places of the range that are left out, in ascending order: those that were played before. The cursor of a job
     (`GET /jobs/{job_id}/cursor`) has them."""
+    select: SampleSelection | None = None
+    """Passes over samples whose pass rates are outside of bounds: `count` others are drawn, and the next range begins
+    after the last of them. Only of a task with data."""
 
     @model_validator(mode="after")
     def leaves_out_places_of_its_own_in_order(self) -> Self:
@@ -59,7 +88,14 @@ class SampleRange(Strict):
             if left_out.start < at or left_out.end > self.end:
                 raise ValueError("without: its places must be of the range, in ascending order, and each there once")
             at = left_out.end
+        if self.without and self.is_to_be_selected:
+            raise ValueError("without: a range with select has none; leave one of them out")
         return self
+
+    @property
+    def is_to_be_selected(self) -> bool:
+        """Whether `select` has yet to say which samples it has."""
+        return self.select is not None and self.select.count is None
 
     @property
     def end(self) -> int:
@@ -86,3 +122,69 @@ class NextSampleRange(SampleRange):
     """As many samples as a `SampleRange` of the request, from where that one ended."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def following(drawn: SampleRange) -> SampleRange:
+    """As many samples, from where these end."""
+    return begun_at(drawn, drawn.end, [])
+
+
+def begun_at(drawn: SampleRange, start: int, without: list[PlaceRange]) -> SampleRange:
+    """As many samples from another place on, which are to be selected again where they were."""
+    if drawn.select is None or drawn.select.count is None:
+        return drawn.model_copy(update={"start": start, "without": without})
+    select = drawn.select.not_yet_selected()
+    return drawn.model_copy(update={"start": start, "count": drawn.select.count, "without": [], "select": select})
+
+
+def drawn_ranges(ranges: Iterable[SampleRange], count: int) -> Iterator[SampleRange]:
+    """The ranges of the first `count` samples that are drawn: those of `ranges`, then those that follow, and so on.
+
+    At least one of `ranges` has a sample.
+    """
+    in_turn = list(ranges)
+    while True:
+        for drawn in in_turn:
+            if count <= 0:
+                return
+            if drawn.size:
+                yield drawn if drawn.size <= count else first_part(drawn, count)
+            count -= drawn.size
+        in_turn = list(map(following, in_turn))
+
+
+def moved_past(ranges: Sequence[SampleRange], count: int) -> list[SampleRange]:
+    """The ranges moved on to what each has left after the first `count` samples that are drawn from all of them.
+
+    Each has the `count` of before: they can be drawn from without end.
+    """
+    moved = list(ranges)
+    while True:
+        for place, drawn in enumerate(moved):
+            if drawn.size > count:
+                moved[place] = moved_within(drawn, count)
+                return moved
+            count -= drawn.size
+            moved[place] = following(drawn)
+
+
+def first_part(drawn: SampleRange, size: int) -> SampleRange:
+    """The first `size` of its samples, of which it has more."""
+    end = place_of(drawn, size)
+    without = [left_out for left_out in drawn.without if left_out.start < end]
+    return drawn.model_copy(update={"count": end - drawn.start, "without": without})
+
+
+def moved_within(drawn: SampleRange, size: int) -> SampleRange:
+    """As many places, from the one of its sample number `size`."""
+    start = place_of(drawn, size)
+    return begun_at(drawn, start, [left_out for left_out in drawn.without if left_out.start >= start])
+
+
+def place_of(drawn: SampleRange, number: int) -> int:
+    """The place of its sample number `number`, counted from 0; it has that many."""
+    for piece in drawn.pieces():
+        if number < piece.count:
+            return piece.start + number
+        number -= piece.count
+    raise AssertionError("The range has no such sample.")

@@ -2,11 +2,14 @@
 
 import io
 import json
+from contextlib import nullcontext
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client.calls.ndjson import NdjsonReader
+from rollout_client.errors import StreamBroken
 from rollout_client.json_lines import BYTE_ORDER_MARK, numbered_lines
 from tests.clients.scripted_service import lines_of, sample
 
@@ -42,3 +45,14 @@ def test_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
     reader.end()
     assert read == [2, 1, 0]
     assert reader.summary is not None
+
+
+@pytest.mark.parametrize(("kept", "is_whole"), [(1, True), (2, False), (3, False)])
+def test_a_stream_of_selected_groups_is_whole_with_as_many_as_were_kept(kept: int, is_whole: bool) -> None:
+    """One of three groups of two rollouts has arrived."""
+    *rollouts, summary = lines_of({"samples": [sample(), sample()]})
+    end = {"summary": {**summary["summary"], "groups": {"drawn": 5, "kept": kept, "ahead": 0}}}
+    reader = NdjsonReader(6, group_size=2)
+    sent = "".join(f"{json.dumps(line)}\n" for line in (*rollouts, end)).encode()
+    with nullcontext() if is_whole else pytest.raises(StreamBroken, match="after 2 of 6 rollouts"):
+        assert [position for position, _ in reader.feed(sent)] == [1, 0]

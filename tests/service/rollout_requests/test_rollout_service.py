@@ -3,9 +3,10 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,13 +20,12 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
+from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
-from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory, RequestContext
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
@@ -35,6 +35,7 @@ from service.rollout_requests.rollout_service import (
 from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
+from service.rollouts.progress import ProgressLog
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -168,6 +169,57 @@ def test_nothing_of_a_request_with_a_bad_sample_is_started(sample: dict[str, Any
     assert (environment.started, service.has_started_something) == (0, False)
 
 
+PASSES = {"groups": 2, "where": {"reward_mean": {"ge": 0}}}
+
+
+def test_only_samples_that_are_drawn_are_started() -> None:
+    class Counting(Starting):
+        started: list[int | None] = []  # noqa: RUF012 - one test
+
+        async def start(self, request: StepRequest) -> StepOutcome:
+            self.started.append(request.sample)
+            return await super().start(request)
+
+    environment = Counting([outcome(terminated=True)])
+    results = virtual_time.run(Service(math=environment).play(request_of(*[SAMPLE] * 6, keep=PASSES)))
+    assert [(position, result.idx) for position, result in results.items()] == [(0, 0), (1, 1)]
+    assert environment.started == [0, 1]
+
+
+@virtual_time.test
+async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
+    class FiveBegun(ProgressLog):
+        started, begun_groups = MappingProxyType[int, SampleInput]({}), 5
+        restored: list[int] = []  # noqa: RUF012 - one test
+
+        async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
+            raise AssertionError
+
+        def restore(self, episodes: Iterable[Episode]) -> None:
+            self.restored += [episode.identity.group for episode in episodes]
+
+        async def turn_ended(self, episode: Episode) -> None:
+            raise AssertionError
+
+        def ended(self, episode: Episode) -> None:
+            raise AssertionError
+
+    progress = FiveBegun()
+    await Service().service.rollout(request_of(*[SAMPLE] * 6, keep=PASSES), "request", 0, progress=progress)
+    assert progress.restored == [0, 1, 2, 3, 4]
+
+
+@virtual_time.test
+async def test_with_on_error_fail_the_first_failure_of_a_selected_request_ends_it() -> None:
+    service = Service(generator=ScriptedGenerator([GenerationRejected("no")]))
+    running = await service.service.rollout(
+        request_of(*[SAMPLE] * 3, keep=PASSES, on_error="fail", retries=0), "request", 0
+    )
+    with pytest.raises(SampleFailed) as failed:
+        _ = [ended async for ended in running]
+    assert (failed.value.sample_position, failed.value.kind) == (0, "generation")
+
+
 def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
     code = {**SAMPLE, "task_name": "code"}
     results = virtual_time.run(Service().play(request_of(SAMPLE, code, num_generations=2)))
@@ -265,18 +317,18 @@ class NotingFactory(EpisodeFactory):
     waits = False
     loop_went_on = threading.Event()
 
-    def episodes(
+    def groups(
         self,
         request: RolloutRequest,
-        request_id: str,
-        tasks: TaskDescriptions = NO_DESCRIPTIONS,
-        not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
-        caller: Caller = ANYBODY,
+        context: RequestContext,
+        places: Iterable[int],
+        tasks: TaskDescriptions,
+        not_started: Mapping[int, RolloutFailure],
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().episodes(request, request_id, tasks, not_started, caller)
+        return super().groups(request, context, places, tasks, not_started)
 
 
 @pytest.fixture
@@ -314,6 +366,8 @@ def test_the_event_loop_goes_on_while_a_large_request_is_prepared(
         preparing = asyncio.create_task(
             service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
         )
+        while not noting_factory.threads:
+            await asyncio.sleep(0.001)
         await virtual_time.settled()
         assert len(noting_factory.threads) == 1
         assert not preparing.done()
@@ -333,7 +387,8 @@ def test_a_request_that_is_cancelled_while_a_thread_prepares_it_ends_when_the_th
         preparing = asyncio.create_task(
             service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
         )
-        await virtual_time.settled()
+        while not noting_factory.threads:
+            await asyncio.sleep(0.001)
         preparing.cancel()
         await virtual_time.settled()
         assert not preparing.done()

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import random
 import threading
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRe
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.messages import Message
-from rollout_client.contract.rollouts import Keep
+from rollout_client.contract.rollouts import Keep, SampleInput
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
@@ -27,6 +29,7 @@ from service.rollouts.loop import (
     play_sample,
 )
 from service.rollouts.pacing import LoopPacer
+from service.rollouts.progress import ProgressLog
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -346,6 +349,32 @@ async def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_k
     assert virtual_time.now() == 4
     await running.stop()
     assert {(episode.status, *texts(episode.result())) for episode in episodes[-8:]} == {("deadline", "Q", "ab")}
+
+
+@virtual_time.test
+async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_keep_its_request_from_ending() -> None:
+    class LostJournal(ProgressLog):
+        started, begun_groups = MappingProxyType[int, SampleInput]({}), 0
+
+        async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
+            raise AssertionError
+
+        def restore(self, episodes: Iterable[Episode]) -> None:
+            raise AssertionError
+
+        async def turn_ended(self, episode: Episode) -> None:
+            await asyncio.Event().wait()
+
+        def ended(self, episode: Episode) -> None:
+            raise AssertionError
+
+    episodes = episodes_of([EpisodeRecipe()] * 2)
+    context = async_context(ScriptedGenerator(["ab"]), ScriptedEnvironment([TERMINATING]))
+    context = replace(context, progress=LostJournal())
+    running = RunningEpisodes(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
+    await virtual_time.until(lambda: all(episode.done for episode in episodes))
+    async with asyncio.timeout(1):
+        await running.stop()
 
 
 def test_a_generation_that_fails_with_all_of_its_tokens_is_stepped() -> None:

@@ -12,6 +12,7 @@ from rollout_client.calls.jobs import (
     delete_call,
     events_call,
     goes_on,
+    has_nothing_left,
     job_call,
     job_list_call,
     submit_call,
@@ -64,7 +65,8 @@ class Jobs:
         is neither.
 
         Args:
-            options: those of a new job, as `submit` takes them; `samples_from` is the cursor's.
+            options: those of a new job, as `submit` takes them; `samples_from` is the cursor's. With `keep.where`, its
+                `groups` are those that are still wanted: `cursor.kept` fewer than the job was to keep.
 
         Raises:
             RequestRejected: a new job is needed, and the data have changed since the cursor was made.
@@ -76,6 +78,8 @@ class Jobs:
                 if error.status != NOT_FOUND:
                     raise
             else:
+                if has_nothing_left(cursor, status):
+                    return None
                 if goes_on(cursor, status):
                     return cursor
         left = cursor.ranges_to_play()

@@ -59,7 +59,7 @@ class RolloutStream:
 
     @property
     def expected(self) -> int:
-        """The number of rollouts that the request asks for."""
+        """The number of rollouts that the request asks for; with `keep.where`, the most that come."""
         return self._lines.expected
 
     @property
@@ -140,7 +140,7 @@ class RolloutMethods:
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
-        lines = NdjsonReader(rollout_count(samples, options))
+        lines = NdjsonReader(rollout_count(samples, options), options.get("num_generations") or 1)
         return RolloutStream(self._connection, call, lines, options)
 
     def rejudge(

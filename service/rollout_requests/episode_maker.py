@@ -1,0 +1,86 @@
+"""Makes the episodes of a valid request when they are drawn: all at once, or group after group for `keep.where`."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import TypeVar
+
+from deployments.failures import RolloutFailure
+from deployments.protocols.generation import Environment
+from rollout_client.contract.rollouts import RolloutRequest
+from service.rollout_requests.episodes import EpisodeFactory, RequestContext
+from service.rollout_requests.sample_preparation import TaskDescriptions, start_samples, tasks_with_start
+from service.rollouts.episode import Episode
+from service.rollouts.group_selection import GroupSelection
+from service.rollouts.progress import ProgressLog, RolloutObserver
+from service.rollouts.selected_groups import GroupsToSelect
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeMaker:
+    """Makes the episodes of one request, each group once."""
+
+    request: RolloutRequest
+    context: RequestContext
+    tasks: TaskDescriptions
+    factory: EpisodeFactory
+    environments: Mapping[str, Environment]
+    observer: RolloutObserver
+    progress: ProgressLog | None
+    is_small: bool
+    """Whether rendering and tokenizing its prompts takes little more than a call in a thread costs."""
+
+    async def episodes(self, places: range) -> list[Episode]:
+        """The episodes of the samples at these places, which their environments have started where they do so.
+
+        Those that another process has played are at the turns that it has recorded.
+        """
+        not_started: dict[int, RolloutFailure] = {}
+        if with_start := tasks_with_start(self.tasks):
+            request_id = self.context.request_id
+            not_started = await start_samples(
+                self.request, request_id, with_start, self.environments, self.progress, places
+            )
+        episodes = await done_in_thread_unless(self.is_small, partial(self._made, places, not_started))
+        if self.progress is not None:
+            await done_in_thread_unless(self.is_small, partial(self.progress.restore, episodes))
+        return episodes
+
+    def _made(self, places: range, not_started: Mapping[int, RolloutFailure]) -> list[Episode]:
+        began = monotonic()
+        episodes = self.factory.groups(self.request, self.context, places, self.tasks, not_started)
+        self.observer.took("tokenize", monotonic() - began)
+        return episodes
+
+    def groups_to_select(self) -> GroupsToSelect:
+        """The groups of a request with `keep.where`, none of which is drawn yet."""
+        request = self.request
+        groups = request.keep.groups
+        assert groups is not None
+        selection = GroupSelection(groups, len(request.samples), request.groups_at_once)
+        return GroupsToSelect(request.keep, request.num_generations, selection, self.episodes)
+
+
+async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:
+    return work() if is_small else await result_of_thread(work)
+
+
+async def result_of_thread(work: Callable[[], Result]) -> Result:
+    """Does `work` in a thread. A caller that is cancelled meanwhile goes on when the thread has ended.
+
+    A thread cannot be interrupted, and until it ends its request is in flight: it counts for admission, and no full
+    collection of garbage looks at what it makes. What it made for a cancelled caller is freed in a thread as well.
+    """
+    made: list[Result] = []
+    thread = asyncio.create_task(asyncio.to_thread(lambda: made.append(work())))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        await asyncio.to_thread(made.clear)
+        raise
+    return made.pop()

@@ -1,0 +1,146 @@
+"""Selects the groups of a request that pass its `keep.where`, and draws further ones ahead. A pure state machine.
+
+Guarantees: the groups that are kept are the first that pass, in the order of their samples; so they, and those that
+were dropped before the last of them, depend on the verdicts alone and not on the order in which groups end. A group is
+decided once, when it and all before it have ended. While further groups are needed and may be drawn, some are in
+flight; never more than `most_at_once`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import mean, pstdev
+from typing import NamedTuple
+
+from rollout_client.contract.group_conditions import Condition, GroupConditions
+from rollout_client.contract.rollouts import GroupCounts, SampleResult
+from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD
+
+PRIOR_VERDICTS = 4
+"""Groups that count as passed before any has ended, so that the first verdicts do not double what is in flight."""
+NOT_FULL = "not_full"
+
+
+class Decided(NamedTuple):
+    """A group that has been judged, with all before it."""
+
+    place: int
+    """That of its sample among those that are drawn, from 0."""
+    is_kept: bool
+
+
+class GroupSelection:
+    """The groups of one request. Each is known by the place of its sample among those that may be drawn."""
+
+    def __init__(self, groups: int, most_drawn: int, most_at_once: int) -> None:
+        """Begins with nothing drawn.
+
+        Args:
+            groups: how many are to be kept.
+            most_drawn: how many may be drawn.
+            most_at_once: how many may be in flight, at least `groups`.
+        """
+        self._groups = groups
+        self._most_drawn = most_drawn
+        self._most_at_once = most_at_once
+        self._begun = 0
+        self._ended = 0
+        self._passed = 0
+        self._verdicts: dict[int, str | None] = {}
+        """By place, for groups that have ended and are not decided: why one is dropped, or `None` if it passes."""
+        self._decided = 0
+        self._kept = 0
+        self._dropped: Counter[str] = Counter()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that is drawn or in flight can change which groups are kept."""
+        return self._kept == self._groups or self._decided == self._most_drawn
+
+    @property
+    def decided(self) -> int:
+        """How many groups are decided: those of the first so many samples."""
+        return self._decided
+
+    @property
+    def counts(self) -> GroupCounts:
+        """The counts for the answer."""
+        return GroupCounts(
+            drawn=self._decided, kept=self._kept, dropped=dict(self._dropped), ahead=self._begun - self._decided
+        )
+
+    def draw(self, at_least: int = 0) -> range:
+        """The places of the groups that begin now.
+
+        As many are in flight as the share that has passed so far suggests: then those that fail have been replaced
+        before they end.
+
+        Args:
+            at_least: begins this many, also if they are more than are in flight otherwise: those that another process
+                has begun.
+        """
+        needed = self._groups - self._passed
+        share = (self._passed + PRIOR_VERDICTS) / (self._ended + PRIOR_VERDICTS)
+        wanted = min(math.ceil(needed / share), self._most_at_once) if needed > 0 else 0
+        further = max(wanted - (self._begun - self._ended), at_least - self._begun, 0)
+        begin = self._begun
+        self._begun = min(begin + further, self._most_drawn)
+        return range(begin, self._begun)
+
+    def stop_drawing(self) -> None:
+        """Draws no group any more."""
+        self._most_drawn = self._begun
+
+    def end(self, place: int, fault: str | None) -> list[Decided]:
+        """Records that all rollouts of a group have ended. Returns the groups that are decided by it, in order.
+
+        Args:
+            fault: why the group is dropped; `None` if it passes.
+        """
+        self._ended += 1
+        self._passed += fault is None
+        self._verdicts[place] = fault
+        decided = list[Decided]()
+        while self._decided in self._verdicts and not self.is_done:
+            fault = self._verdicts.pop(self._decided)
+            decided.append(Decided(self._decided, fault is None))
+            self._decided += 1
+            if fault is None:
+                self._kept += 1
+            else:
+                self._dropped[fault] += 1
+        return decided
+
+    def unneeded(self) -> range:
+        """The places of groups that were begun and cannot be kept: enough before them have passed."""
+        if self._passed < self._groups:
+            return range(0)
+        passed = sorted(place for place, fault in self._verdicts.items() if fault is None)
+        missing = self._groups - self._kept
+        return range(passed[missing - 1] + 1 if missing else self._decided, self._begun)
+
+
+def fault_of(results: Sequence[SampleResult], where: GroupConditions, full: int) -> str | None:
+    """Why a group whose rollouts have all ended is dropped: the first condition that it fails; `None` if it passes.
+
+    Args:
+        full: how many of its rollouts must have been played to their ends.
+    """
+    played = [result for result in results if result.status in STATUSES_WITH_FINAL_REWARD]
+    if len(played) < full:
+        return NOT_FULL
+    for condition in where.conditions():
+        values = values_of(condition, played)
+        if not values:
+            return f"rewards.{condition.reward}.missing"
+        # Both compute with fractions: equal rewards have no spread by rounding, and are their own mean.
+        value = mean(values) if condition.statistic == "mean" else pstdev(values)
+        if (broken := condition.bounds.broken_by(value)) is not None:
+            return f"{condition.path}.{broken}"
+    return None
+
+
+def values_of(condition: Condition, played: Sequence[SampleResult]) -> list[float]:
+    if condition.reward is None:
+        return [result.total_reward for result in played if result.total_reward is not None]
+    return [result.rewards[condition.reward] for result in played if condition.reward in result.rewards]
