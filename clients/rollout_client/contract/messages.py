@@ -1,10 +1,12 @@
 """The messages of a rollout, as a caller sends them and as the service returns them, and branches of agents."""
 
+import re
 from base64 import b64decode, b64encode
 from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -12,6 +14,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -198,3 +201,17 @@ class Branch(Lenient):
     shared_messages: list[int] = []  # noqa: RUF012 - pydantic copies it
     """Indexes in `message_log` of generated messages that the rollout's own log, or an earlier branch, has too. A loss
     that must count each token once leaves them out."""
+
+
+INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
+
+
+def one_that_is_known(name: str) -> str:
+    if not re.fullmatch(INCLUDED, name):
+        raise ValueError(
+            "Input should be 'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N' with N from 1"
+        )
+    return name
+
+
+Included = Annotated[str, AfterValidator(one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]

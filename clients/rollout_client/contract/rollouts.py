@@ -6,16 +6,13 @@ back untouched. Lengths are in tokens, times in seconds; log-probabilities are n
 The docstrings under the fields are the descriptions in the service's OpenAPI document.
 """
 
-import re
 from typing import Annotated, Literal, Protocol, Self, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -26,6 +23,7 @@ from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
     GivenMessage,
+    Included,
     JsonObject,
     Message,
     PromptMessage,
@@ -45,18 +43,6 @@ AT_ONCE_PER_GROUP = 2
 """Groups that it plays at once, at most, for each that it is to keep."""
 LOWEST_TEMPERATURE = 0.01
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
-
-
-def one_that_is_known(name: str) -> str:
-    if not re.fullmatch(INCLUDED, name):
-        raise ValueError(
-            "Input should be 'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N' with N from 1"
-        )
-    return name
-
-
-Included = Annotated[str, AfterValidator(one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]
 
 
 class Sampling(Strict):
