@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 
-from rollout_client import RolloutResponse, SampleResult
+from deployments.environments.host import EnvironmentHost
+from deployments.environments.shadows import ShadowSettings
+from rollout_client import AsyncRolloutClient, RolloutResponse, SampleResult
 from service.jobs.journal import fields_of, state_of
+from service.remote.environment import RemoteEnvironment
 from service.rollouts.episode import Episode
+from tests.service.remote.in_process_handles import InProcessHandle
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, shadowed
 from tests.service.scripted_http import ScriptedHttp
 
 Verdicts = dict[str, float | None]
-SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
+MATH = "deployments.environments.math:MathEnvironment"
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
 
 def played(*verdicts: Verdicts) -> SampleResult:
@@ -83,3 +88,26 @@ def test_json_streams_and_arrow_have_the_same_verdicts() -> None:
     verdicts = {"style": 0.25, "length": None}
     assert [each.shadow_rewards for each in (answer.samples[0], arrow.samples[0], line)] == [verdicts] * 3
     assert answer.to_pandas()["shadow_rewards.style"].tolist() == [0.25]
+
+
+def test_the_shadows_of_a_hosted_task_reach_the_answer_through_the_calls_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.remote.environment.own_name", lambda: "ingress")
+    shadow = ShadowSettings(import_path=MATH, arguments={"wrong_reward": -1.0}, weight=2.0)
+    service = ScriptedHttp()
+
+    async def answered(client: AsyncRolloutClient) -> list[SampleResult]:
+        host = EnvironmentHost("math", MATH, {}, 30.0, shadows={"harsh": shadow})
+        service.environments["math"] = RemoteEnvironment("math", InProcessHandle({"e": host}).unchecked)  # type: ignore[assignment]
+        samples = [SAMPLE | {"extra_env_info": {"ground_truth": truth}} for truth in ("4", "5")]
+        played = (await client.rollout(samples)).samples
+        closing = host.__del__()
+        assert closing is not None
+        await closing
+        return played
+
+    service.generator.script = ["4"]
+    right, wrong = service.call(answered)
+    assert (right.rewards, right.shadow_rewards) == ({"correctness": 1.0}, {"harsh": 2.0})
+    assert (wrong.rewards, wrong.shadow_rewards) == ({"correctness": 0.0}, {"harsh": -2.0})
