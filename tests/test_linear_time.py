@@ -330,6 +330,7 @@ READERS = {
 OF_OUR_OWN_TEXT = {
     "clients/generate_sync.py::ASYNC_NAME": "our source",
     "clients/generate_sync.py::ASYNC_WORDS": "our source",
+    "clients/rollout_client/calls/rejudge.py::INDEX": "the field of a problem that the service names",
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",

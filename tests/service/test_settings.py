@@ -163,6 +163,7 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "allowed_media_domains": ["none.invalid"],
         "tokenizer_mode": "hf",
         "generation_config": "vllm",
+        "max_logprobs": 256,
     }
 
 

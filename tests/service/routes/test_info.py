@@ -27,6 +27,8 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
             "kv_cache_size_tokens": DESCRIPTION.kv_cache_size_tokens,
             "max_loras": DESCRIPTION.max_loras,
             "max_lora_rank": DESCRIPTION.max_lora_rank,
+            "max_logprobs": DESCRIPTION.max_logprobs,
+            "returns_experts": DESCRIPTION.returns_experts,
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },
