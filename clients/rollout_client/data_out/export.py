@@ -238,7 +238,7 @@ class Exporter:
                 if any(place in pair for pair in taken):
                     self._note(sample)
                 elif any(place in pair for pair in alike):
-                    self.left_out[f"not in the first {self._selection.pairs_per_group} pairs of its group"] += 1
+                    self.left_out["its group has its pairs without it"] += 1
                 elif any(place in pair for pair in apart):
                     self.left_out["every other reward of its group has an equal response or another prompt"] += 1
                 else:

@@ -138,7 +138,7 @@ def test_dpo_pairs_the_best_with_the_worst_of_a_group() -> None:
     exported = export_rollouts(group(0.5, 0.0, 1.0), "dpo")
     chosen, rejected = [chat("assistant", "It is 2.")], [chat("assistant", "It is 1.")]
     assert exported.rows == [{"prompt": PROMPT, "chosen": chosen, "rejected": rejected}]
-    assert (exported.rollouts, exported.left_out) == (3, {"not in the first 1 pairs of its group": 1})
+    assert (exported.rollouts, exported.left_out) == (3, {"its group has its pairs without it": 1})
 
 
 @pytest.mark.parametrize(

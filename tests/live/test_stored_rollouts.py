@@ -1,0 +1,98 @@
+"""Stored rollouts of a running service with a simulated engine: exported, judged again, watched by a shadow judge."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rollout_client import RolloutClient, RolloutResponse
+from rollout_client.cli.app import app
+from service.startup.config import read_config
+from service.startup.local_service import local_service
+from service.startup.ports import free_port
+from tests.paths import REPOSITORY
+
+MATH = "deployments.environments.math:MathEnvironment"
+SHOWN_WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def config() -> ServeDeploySchema:
+    config = read_config(REPOSITORY / "serve_config.scale.yaml", port=free_port())
+    [application] = config.applications
+    halving = {"import_path": MATH, "arguments": {"wrong_reward": -1.0}, "weight": 2.0}
+    application.args["environments"] = {
+        "math": {"import_path": MATH, "shadow": {"halving": halving}},
+        "harsh": {"import_path": MATH, "arguments": {"wrong_reward": -1.0}},
+        "sliding_puzzle": {"import_path": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment"},
+    }
+    application.args["jobs"] = {}
+    application.deployments = [
+        *(deployment for deployment in application.deployments if deployment.name == "Ingress"),
+        DeploymentSchema(name="Generator", num_replicas=1),
+        *(
+            DeploymentSchema(name=name, ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
+            for name in application.args["environments"]
+        ),
+    ]
+    return config
+
+
+@pytest.fixture(scope="module")
+def url(config: ServeDeploySchema) -> Iterator[str]:
+    with local_service(config, Console(stderr=True)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[RolloutClient]:
+    with RolloutClient(url) as client:
+        yield client
+
+
+def test_a_job_is_exported_from_the_service(client: RolloutClient, url: str, tmp_path: Path) -> None:
+    samples = client.example_samples("math", count=2)
+    job = client.jobs.submit(samples, num_generations=2, sampling={"max_new_tokens": 4})
+    output = tmp_path / "rows.jsonl"
+    arguments = ["export", "--job", job.job_id, "--format", "trl", "--output", str(output), "--url", url, "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 4
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [sum(label != -100 for label in row["labels"]) for row in rows] == [4] * 4
+
+
+def test_rollouts_are_judged_again_without_generating(client: RolloutClient, tmp_path: Path) -> None:
+    samples = [*client.example_samples("math", count=2), *client.example_samples("sliding_puzzle", count=2)]
+    response = client.rollout(samples, num_generations=2, max_rollout_turns=3, sampling={"max_new_tokens": 4})
+    response.save(tmp_path / "rollouts.parquet")
+    stored = RolloutResponse.load(tmp_path / "rollouts.parquet").samples
+    same = client.rejudge(stored, samples=samples)
+    assert (len(same.compared), same.changed, same.not_judged) == (8, [], {})
+    harsh = client.rejudge(stored[:4], "harsh")
+    assert [rollout.new for rollout in harsh.rollouts] == [1.0 if rollout.old else -1.0 for rollout in harsh.rollouts]
+    assert list(client.rejudge(stored[4:]).not_judged.values()) == [4]
+
+
+def test_a_shadow_judge_has_a_verdict_in_no_reward_and_a_metric(client: RolloutClient, url: str) -> None:
+    response = client.rollout(client.example_samples("math", count=4), sampling={"max_new_tokens": 4})
+    for sample in response.samples:
+        assert sample.rewards == {"correctness": sample.total_reward}
+        assert sample.shadow_rewards == {"halving": 2.0 if sample.total_reward else -2.0}
+    ends = time.monotonic() + SHOWN_WITHIN_S
+    wanted = 'judge="halving"'
+    while not [
+        line for line in metrics_of(url) if line.startswith("ray_rollout_shadow_verdicts_total") and wanted in line
+    ]:
+        assert time.monotonic() < ends
+        time.sleep(1)
+
+
+def metrics_of(url: str) -> list[str]:
+    return httpx.get(f"{url}/metrics").text.splitlines()
