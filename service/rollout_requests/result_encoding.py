@@ -266,6 +266,6 @@ class EncodedRollouts:
 
     async def summary(self) -> RolloutSummary:
         """The summary after the last rollout; that of many is computed in a thread."""
-        if self._count > MOST_ROLLOUTS_INLINE:
+        if max(self._count, self._running.counted) > MOST_ROLLOUTS_INLINE:
             return await asyncio.to_thread(self._running.final_summary)
         return self._running.summary

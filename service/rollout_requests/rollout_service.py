@@ -70,6 +70,9 @@ class RunningRollout:
     never iterated needs no closing; after `aclose`, no call of the request is under way.
     """
 
+    counted = 0
+    """Rollouts in the summary so far: those of groups that were dropped are in it."""
+
     def __init__(
         self,
         request: RolloutRequest,
@@ -185,6 +188,7 @@ class RunningRollout:
         self._raise_failure(episode)
 
     def _count(self, episode: Episode, result: SampleResult) -> None:
+        self.counted += 1
         self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
 
     def _raise_failure(self, episode: Episode) -> None:
