@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput, Sampling
 from rollout_client.results import final_reward
@@ -42,9 +42,9 @@ EPOCHS = 2
 CLIP = 0.2
 GRADIENT_NORM = 0.5
 ROLLOUTS_PER_HELD_OUT = 2
-LOGITS_BYTES = 2**26
+LOGITS_BYTES = 2**25
 """Of one forward pass. With a large vocabulary the logits of a whole batch would take gigabytes, and with a large model
-the activations, which grow with them."""
+the activations, which grow with them: half of it halves the memory of a step, and takes little more time."""
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=24)
 """In training and in measurements."""
 UrlOption = Annotated[str | None, typer.Option(help="URL of a running service; without it one is started.")]
@@ -65,6 +65,7 @@ class Recipe(NamedTuple):
     learning_rate: float
     lora_rank: int
     steps_between_measurements: int
+    max_new_tokens: int = 24
     keep_groups: int = 0
     """So many groups whose rewards differ train a step, of twice as many prompts at most; 0: all groups do."""
 
@@ -82,6 +83,8 @@ def main(
         str | None, typer.Option(help="additions, larger, or a JSONL file of samples: task_name, messages, ...")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
+    prompts_per_step: Annotated[int | None, typer.Option(min=1)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply; longer ones are cut.")] = None,
     lora_rank: Annotated[int | None, typer.Option(min=0, help="0 trains all weights.")] = None,
     adapters: Annotated[bool, typer.Option(help="Push the adapter alone, in place of the merged weights.")] = False,
     learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
@@ -90,6 +93,7 @@ def main(
     ] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train.png"),
+    save: Annotated[Path | None, typer.Option(help="Folder for the trained model, with LoRA merged.")] = None,
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
@@ -97,6 +101,8 @@ def main(
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
+        "prompts_per_step": prompts_per_step,
+        "max_new_tokens": max_new_tokens,
         "lora_rank": lora_rank,
         "learning_rate": learning_rate,
         "keep_groups": keep_groups,
@@ -106,7 +112,7 @@ def main(
         raise typer.BadParameter("--adapters needs a --lora-rank above 0.")
     config = partial(config_of_model, folder, recipe.lora_rank if adapters else 0)
     with running_service(config, url, console) as client:
-        trained = train(client, folder, recipe, adapters, seed, console)
+        trained = train(client, folder, recipe, adapters, seed, console, save)
     trained.report(curve, console)
 
 
@@ -129,23 +135,32 @@ def config_of_model(model: str, adapter_rank: int, **engine: Any) -> ServeDeploy
     return config_of(raw, BUNDLED / "serve_config.yaml")
 
 
-def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, seed: int, console: Console) -> "Curve":
+def train(
+    client: RolloutClient,
+    folder: str,
+    recipe: Recipe,
+    adapters: bool,
+    seed: int,
+    console: Console,
+    save: Path | None = None,
+) -> "Curve":
     questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
     model, optimizer, schedule = model_to_train(folder, recipe, seed)
     prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step * (2 if recipe.keep_groups else 1), seed)
     keep = {"groups": recipe.keep_groups, "where": {"reward_std": {"gt": 0}}} if recipe.keep_groups else None
+    sampling = SAMPLING.model_copy(update={"max_new_tokens": recipe.max_new_tokens})
     push = pusher(client, model, adapters)
     version = push()
     curve = Curve(f"GRPO: {Path(folder).name}, {recipe.questions}")
     console.print(f"Measuring on {len(questions.held_out)} questions held out, then {recipe.steps} steps")
-    curve.held_out[0] = held_out_accuracy(client, questions, version)
+    curve.held_out[0] = held_out_accuracy(client, questions, version, sampling)
     with progress_bar(console) as progress:
         task = progress.add_task("", total=recipe.steps, latest=curve.latest)
         for step in range(1, recipe.steps + 1):
             response = client.rollout(
                 next(prompts),
                 num_generations=recipe.num_generations,
-                sampling=SAMPLING,
+                sampling=sampling,
                 policy={"min_version": version},
                 keep=keep,
             )
@@ -157,11 +172,15 @@ def train(client: RolloutClient, folder: str, recipe: Recipe, adapters: bool, se
             schedule.step()
             version = push()
             if step % recipe.steps_between_measurements == 0 or step == recipe.steps:
-                curve.held_out[step] = held_out_accuracy(client, questions, version)
+                curve.held_out[step] = held_out_accuracy(client, questions, version, sampling)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, latest=curve.latest)
             if not console.is_terminal:
                 console.print(f"Step {step} of {recipe.steps}: {curve.latest}")
+    if save is not None:
+        merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
+        merged.save_pretrained(save)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(save)
     return curve
 
 
@@ -328,13 +347,15 @@ def add_gradients(model: Policy, batch: RolloutTensors, rows: torch.Tensor, toke
     return difference / generated
 
 
-def held_out_accuracy(client: RolloutClient, questions: Questions, version: int) -> float:
+def held_out_accuracy(
+    client: RolloutClient, questions: Questions, version: int, sampling: Sampling = SAMPLING
+) -> float:
     """The share of the questions held out that the weights of `version` get right, from 0 to 1."""
     return mean_reward(
         client.rollout(
             questions.held_out,
             num_generations=ROLLOUTS_PER_HELD_OUT,
-            sampling=SAMPLING,
+            sampling=sampling,
             policy={"version": version},
         )
     )

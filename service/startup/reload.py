@@ -96,8 +96,9 @@ def services_at(addresses: Sequence[str]) -> Iterator[RunningService]:
             with connected(address) as cluster:
                 tasks = [task for config in cluster.applications().values() for task in environments_of(config)]
                 yield RunningService(address, cluster.url(), tasks)
-        except ServiceNotStarted:
-            continue
+        except (ServiceNotStarted, RuntimeError) as error:
+            # Ray raises a RuntimeError for a cluster of another version of Ray or Python, which is another program's.
+            logging.getLogger("rollout_service.startup").warning("A Ray cluster is left out (%s): %s", address, error)
 
 
 def address_of_service(task_name: str) -> str:
