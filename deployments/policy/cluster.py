@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ALIVE_WITHIN_S = 10.0
@@ -49,7 +49,8 @@ class RayCluster(Cluster):
         try:
             async with asyncio.timeout(ALIVE_WITHIN_S):
                 await actor.__ray_ready__.remote()
-        except RayActorError:
+        except RayError:
+            # Not a RayActorError alone: of an actor that Ray has ended for its memory it raises OutOfMemoryError.
             return False
         except TimeoutError:
             return True

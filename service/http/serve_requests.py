@@ -10,7 +10,7 @@ for other requests between them.
 
 import asyncio
 
-from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rollouts.pacing import LoopPacer
@@ -40,7 +40,7 @@ class ServeRequests:
         async def receive_in_turn() -> Message:
             try:
                 message = await receive()
-            except (TaskCancelledError, ActorDiedError, ActorUnavailableError):
+            except (TaskCancelledError, ActorDiedError, ActorUnavailableError, OutOfMemoryError):
                 message = {"type": "http.disconnect"}
             await self._pacer.wait_for_turn(receive)
             return message

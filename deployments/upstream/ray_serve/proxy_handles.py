@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 from ray.serve._private.constants import SERVE_NAMESPACE
 
@@ -38,13 +38,13 @@ class ProxyHandles:
         self._by_name: dict[str, Any] = {}
 
     async def receive_asgi_messages(self, name: str, request: RequestMetadata) -> bytes:
-        """Raises `ActorDiedError`: the proxy died, and the request with it."""
+        """Raises `ActorDiedError` or `OutOfMemoryError`: the proxy died, and the request with it."""
         if name not in self._by_name:
             self._by_name[name] = self._looked_up(name)
         handle = self._by_name[name]
         try:
             return await self._received(handle, request)
-        except ActorDiedError:
+        except (ActorDiedError, OutOfMemoryError):
             if name in self._by_name and self._by_name[name] is handle:
                 del self._by_name[name]
                 newer = self._looked_up(name)

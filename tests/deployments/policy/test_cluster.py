@@ -1,10 +1,13 @@
 """Warnings of a cluster of several nodes about the folder of the policy store."""
 
+import asyncio
 import logging
 from pathlib import Path
 
 import pytest
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
+from deployments.policy.cluster import RayCluster
 from tests.deployments.policy.policy_world import World, play
 from tests.virtual_time import settled
 
@@ -33,3 +36,22 @@ def test_a_folder_that_all_nodes_see_is_no_matter_for_the_log(tmp_path: Path, ca
 
     play(story, tmp_path)
     assert caplog.records == []
+
+
+class EndedActor:
+    """An actor whose calls raise what Ray raises once it has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.__ray_ready__ = self
+
+    async def remote(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError(), OutOfMemoryError("95% is in use"), NodeDiedError("gone")],  # type: ignore[no-untyped-call]
+)
+def test_an_actor_that_has_ended_is_not_alive_whatever_ended_it(error: Exception) -> None:
+    assert asyncio.run(RayCluster().is_alive(EndedActor(error))) is False

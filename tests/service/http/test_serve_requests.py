@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError, WorkerCrashedError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.serve_requests import STEPS_PER_ITERATION, ServeRequests, request_pacer
@@ -36,7 +42,10 @@ def test_what_the_client_sends_arrives_as_it_is() -> None:
     assert received(lambda: message) == [message]
 
 
-@pytest.mark.parametrize("error", [TaskCancelledError(), ActorDiedError(), ActorUnavailableError("lost", b"1" * 16)])
+@pytest.mark.parametrize(
+    "error",
+    [TaskCancelledError(), ActorDiedError(), ActorUnavailableError("lost", b"1" * 16), OutOfMemoryError("95%")],  # type: ignore[no-untyped-call]
+)
 def test_a_proxy_that_cancels_its_call_or_dies_is_a_disconnect(error: Exception) -> None:
     def gone() -> Message:
         raise error
