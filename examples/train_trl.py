@@ -22,6 +22,7 @@ from examples.train_grpo import (
     EMBEDDED,
     EPOCHS,
     GRADIENT_NORM,
+    LOGITS_BYTES,
     QUESTIONS,
     SAMPLING,
     Curve,
@@ -70,10 +71,11 @@ def train(client: RolloutClient, folder: str, recipe: Recipe, seed: int, console
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in samples]
     rollout_func = ServiceRolloutFunc(client, task_name="math")
     untyped: Any = AutoModelForCausalLM
+    model = untyped.from_pretrained(folder, dtype=torch.float32)
     with progress_bar(console) as progress:
         trainer = GRPOTrainer(
-            untyped.from_pretrained(folder, dtype=torch.float32),
-            args=trainer_arguments(recipe, seed),
+            model,
+            args=trainer_arguments(recipe, seed, model.config.get_text_config().vocab_size),
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(folder),
             reward_funcs=service_reward,
@@ -86,12 +88,17 @@ def train(client: RolloutClient, folder: str, recipe: Recipe, seed: int, console
     return curve
 
 
-def trainer_arguments(recipe: Recipe, seed: int) -> GRPOConfig:
+def trainer_arguments(recipe: Recipe, seed: int, vocab_size: int) -> GRPOConfig:
     steps_per_batch = recipe.minibatches * EPOCHS
+    rows = recipe.prompts_per_step * recipe.num_generations // recipe.minibatches
+    # A minibatch at once would take 14 GB for a vocabulary of 49,152.
+    most = LOGITS_BYTES // (vocab_size * recipe.max_new_tokens * 4)
+    at_once = max(number for number in range(1, rows + 1) if rows % number == 0 and number <= max(most, 1))
     return GRPOConfig(
         max_steps=recipe.steps * steps_per_batch,
-        per_device_train_batch_size=recipe.prompts_per_step * recipe.num_generations // recipe.minibatches,
-        steps_per_generation=recipe.minibatches,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=rows // at_once,
+        steps_per_generation=recipe.minibatches * rows // at_once,
         num_iterations=EPOCHS,
         num_generations=recipe.num_generations,
         temperature=SAMPLING.temperature,
