@@ -100,10 +100,8 @@ class PackedNumbers(Lenient):
     """The type of each number; of more than one byte in little-endian order."""
     shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     """Number of rows, then the shape of a row."""
-    data: Annotated[
-        bytes, BeforeValidator(decoded_base64), PlainSerializer(encoded_base64, return_type=str, when_used="json")
-    ]
-    """The numbers, row by row; in JSON as base64."""
+    data: Annotated[bytes, BeforeValidator(decoded_base64), PlainSerializer(encoded_base64, return_type=str)]
+    """The numbers, row by row; in JSON, and in what `model_dump` returns, as base64."""
 
     @model_validator(mode="after")
     def has_all_numbers(self) -> Self:

@@ -16,6 +16,7 @@ from rollout_client import RolloutResponse, RolloutSummary, read_rollouts
 from rollout_client.arrow.rows import record_batch
 from rollout_client.calls.arrow_bodies import ArrowResponse
 from rollout_client.contract.base import set_fields
+from rollout_client.contract.messages import PackedNumbers
 from rollout_client.data_out.table import FIELDS, ROWS_OF_A_BATCH
 from rollout_client.json_lines import BYTE_ORDER_MARK
 from tests.clients.client_calls import play_arrow
@@ -65,6 +66,18 @@ def test_tables_say_how_the_last_response_ended_and_which_rollouts_its_length_ha
         rows = metrics.to_pylist()
         assert ([row["finish_reason"] for row in rows], [row["clipped"] for row in rows]) == (reasons, clipped)
     assert ENDINGS.to_dataset()["metrics"][0]["clipped"] is True
+
+
+@pytest.mark.parametrize("name", ["saved.jsonl", "saved.parquet"])
+@pytest.mark.parametrize("data", [b"\x80\x3f\0\0\xff\xff\x00\xff", b"AAAAAAAA"])
+def test_numbers_of_tokens_are_saved_whether_their_bytes_are_text_or_not(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    response = response_of(result())
+    response.samples[0].message_log[1].entropy = PackedNumbers(dtype="float32", shape=[2], data=data)
+    response.save(tmp_path / name)
+    [saved] = read_rollouts(tmp_path / name)
+    assert saved == response.samples[0]
 
 
 def test_a_file_that_says_how_responses_ended_is_read_as_what_was_saved(tmp_path: Path) -> None:
