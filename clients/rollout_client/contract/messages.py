@@ -1,5 +1,6 @@
 """The messages of a rollout, as a caller sends them and as the service returns them, and branches of agents."""
 
+from array import array
 from base64 import b64decode, b64encode
 from math import prod
 from typing import Annotated, Literal, Self
@@ -89,6 +90,8 @@ def encoded_base64(data: bytes) -> str:
 
 
 NumberType = Literal["uint8", "uint16", "int32", "float32"]
+MOST_DIMENSIONS = 8
+"""The product of a longer shape would take long."""
 NUMBER_BYTES: dict[NumberType, int] = {"uint8": 1, "uint16": 2, "int32": 4, "float32": 4}
 
 
@@ -98,13 +101,15 @@ class PackedNumbers(Lenient):
 
     dtype: NumberType
     """The type of each number; of more than one byte in little-endian order."""
-    shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
     """Number of rows, then the shape of a row."""
     data: Annotated[bytes, BeforeValidator(decoded_base64), PlainSerializer(encoded_base64, return_type=str)]
     """The numbers, row by row; in JSON, and in what `model_dump` returns, as base64."""
 
     @model_validator(mode="after")
     def has_all_numbers(self) -> Self:
+        if 0 in self.shape[1:]:
+            raise ValueError(f"a row of shape {self.shape[1:]} has no number")
         if len(self.data) != prod(self.shape) * NUMBER_BYTES[self.dtype]:
             raise ValueError(f"{len(self.data)} bytes are not the numbers of shape {self.shape} in {self.dtype}")
         return self
@@ -170,9 +175,16 @@ class Message(Lenient):
     sampled from, of shape [tokens]."""
 
 
-COLUMN_FIELDS = frozenset(
-    {"routed_experts", "top_token_ids", "top_logprobs", "sampling_mask", "sampling_mask_sizes", "entropy"}
-)
+COLUMN_FORMS: dict[str, tuple[frozenset[NumberType], int]] = {
+    "routed_experts": (frozenset({"uint8", "uint16"}), 3),
+    "top_token_ids": (frozenset({"int32"}), 2),
+    "top_logprobs": (frozenset({"float32"}), 2),
+    "sampling_mask": (frozenset({"int32"}), 1),
+    "sampling_mask_sizes": (frozenset({"uint16"}), 1),
+    "entropy": (frozenset({"float32"}), 1),
+}
+"""The types that the numbers of each may have, and how many dimensions the column has."""
+COLUMN_FIELDS = frozenset(COLUMN_FORMS)
 """The fields of a message that hold what `include` has asked for."""
 
 
@@ -188,6 +200,40 @@ class GivenMessage(Message):
                 f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
             )
         return self
+
+    @model_validator(mode="after")
+    def has_columns_of_its_tokens(self) -> Self:
+        for name in COLUMN_FIELDS & self.model_fields_set:
+            column: PackedNumbers | None = getattr(self, name)
+            if column is not None:
+                check_form(name, column)
+                check_rows(name, column.shape[0], self)
+        return self
+
+
+def check_form(name: str, column: PackedNumbers) -> None:
+    """Raises `ValueError` if the column of this name has another type or other dimensions."""
+    types, dimensions = COLUMN_FORMS[name]
+    if column.dtype not in types or len(column.shape) != dimensions:
+        allowed = f"{' or '.join(sorted(types))} with {dimensions} dimensions"
+        raise ValueError(f"{name} is {column.dtype} of shape {column.shape}: send {allowed}")
+
+
+def check_rows(name: str, rows: int, message: GivenMessage) -> None:
+    """Raises `ValueError` if the column of this name has not a row for each token of the message.
+
+    Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
+    """
+    due = len(message.token_ids)
+    if name == "sampling_mask":
+        sizes = message.sampling_mask_sizes
+        if sizes is None or sizes.dtype != "uint16" or sizes.shape != [due]:
+            raise ValueError(f"sampling_mask needs sampling_mask_sizes for {due} token_ids: send both")
+        due = sum(array("H", sizes.data))
+    elif name == "sampling_mask_sizes" and message.sampling_mask is None:
+        raise ValueError("sampling_mask_sizes needs a sampling_mask: send both")
+    if rows > due or (rows < due and name != "routed_experts"):
+        raise ValueError(f"{name} has {rows} rows in place of {due}: send one for each token")
 
 
 class Branch(Lenient):

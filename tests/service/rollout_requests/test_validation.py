@@ -1,5 +1,6 @@
 """What is wrong with a request, found without playing anything."""
 
+import base64
 import math
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.token_columns import numbers_of
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import Capabilities, holds_non_finite, request_problems
@@ -225,3 +227,68 @@ def test_a_name_that_is_not_known_is_refused_with_those_that_are(include: str) -
 def test_each_kind_is_included_once() -> None:
     with pytest.raises(ValueError, match="top_logprobs is named 2 times: name it once"):
         RolloutRequest.model_validate({"samples": [SAMPLE], "include": ["top_logprobs:2", "top_logprobs:3"]})
+
+
+# Columns of a posted log
+
+
+def column(dtype: str, shape: list[int], data: bytes) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data": base64.b64encode(data).decode()}
+
+
+def post_columns(**columns: Any) -> RolloutRequest:
+    message = {"role": "assistant", "content": "a", "token_ids": [1, 2], "generation_logprobs": [-1.0, -1.0]}
+    sample = {"task_name": "math", "message_log": [message | columns]}
+    return RolloutRequest.model_validate({"samples": [sample]})
+
+
+SIZES = column("uint16", [2], b"\x01\0\x02\0")
+
+
+def test_columns_that_have_a_row_for_each_token_are_taken() -> None:
+    posted = post_columns(
+        routed_experts=column("uint8", [1, 2, 2], bytes(4)),
+        top_token_ids=column("int32", [2, 3], bytes(24)),
+        top_logprobs=column("float32", [2, 3], bytes(24)),
+        sampling_mask=column("int32", [3], bytes(12)),
+        sampling_mask_sizes=SIZES,
+        entropy=None,
+    )
+    [message] = posted.samples[0].message_log or []
+    assert message.sampling_mask == numbers_of(bytes(12), "int32")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"routed_experts": column("uint8", [3, 1, 1], bytes(3))},
+            "routed_experts has 3 rows in place of 2: send one for each token",
+        ),
+        ({"routed_experts": column("uint8", [2, 0, 8], b"")}, r"a row of shape \[0, 8\] has no number"),
+        (
+            {"routed_experts": column("uint8", [2], bytes(2))},
+            r"routed_experts is uint8 of shape \[2\]: send uint16 or uint8 with 3 dimensions",
+        ),
+        ({"entropy": column("float32", [1], bytes(4))}, "entropy has 1 rows in place of 2: send one for each token"),
+        (
+            {"entropy": column("int32", [2], bytes(8))},
+            r"entropy is int32 of shape \[2\]: send float32 with 1 dimensions",
+        ),
+        (
+            {"sampling_mask": column("int32", [2], bytes(8)), "sampling_mask_sizes": SIZES},
+            "sampling_mask has 2 rows in place of 3: send one for each token",
+        ),
+        (
+            {"sampling_mask": column("int32", [2], bytes(8))},
+            "sampling_mask needs sampling_mask_sizes for 2 token_ids: send both",
+        ),
+        ({"sampling_mask_sizes": SIZES}, "sampling_mask_sizes needs a sampling_mask: send both"),
+        ({"entropy": column("float32", [2, *[1] * 8], bytes(8))}, "at most 8 items"),
+        ({"entropy": column("float32", [2**31], b"")}, "less than 2147483648"),
+        ({"entropy": {"dtype": "float32", "shape": [2], "data": "AAAA*"}}, "Only base64 data is allowed"),
+    ],
+)
+def test_columns_that_are_not_those_of_the_tokens_are_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        post_columns(**columns)
