@@ -134,7 +134,8 @@ def message_of(fields: dict[str, Any]) -> Message:
     if (spans := fields.get("weight_versions")) is not None:
         packed["weight_versions"] = [WeightVersionSpan.model_construct(**span) for span in spans]
     for name in fields.keys() & COLUMN_FIELDS:
-        packed[name] = PackedNumbers.model_validate(fields[name])
+        # A caller may have posted a null.
+        packed[name] = None if fields[name] is None else PackedNumbers.model_validate(fields[name])
     return Message.model_construct(**packed)
 
 

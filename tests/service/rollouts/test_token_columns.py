@@ -19,6 +19,7 @@ from deployments.protocols.token_columns import (
     packed_rows,
     rows_between,
 )
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import Message, PackedNumbers
 from rollout_client.contract.rollouts import SampleResult
 from service.jobs.journal import state_of, turn_entry
@@ -175,6 +176,13 @@ def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:
     restored = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
     restored.restore(state_of(entry["state"]))
     assert restored.result() == ended.result()
+
+
+def test_a_journal_keeps_nulls_in_place_of_numbers_that_were_posted() -> None:
+    posted = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], entropy=None)
+    state = EpisodeRecipe(message_log=lambda _: [posted]).make().state()
+    [message] = state_of(from_json(turn_entry(0, 0, state))["state"]).messages
+    assert set_fields(message)["entropy"] is None
 
 
 @pytest.mark.parametrize("data", [b"\0" * 3, b"\0" * 5])
