@@ -27,6 +27,11 @@ def numbers_of(data: bytes, dtype: NumberType, row: Sequence[int] = ()) -> Packe
     return PackedNumbers.model_construct(dtype=dtype, shape=[rows, *row], data=data)
 
 
+def form_of(column: PackedNumbers) -> tuple[NumberType, list[int]]:
+    """The type of its numbers and the shape of a row."""
+    return column.dtype, column.shape[1:]
+
+
 def row_bytes(column: PackedNumbers) -> int:
     return prod(column.shape[1:]) * NUMBER_BYTES[column.dtype]
 
@@ -37,12 +42,14 @@ def rows_between(column: PackedNumbers, first: int, end: int) -> PackedNumbers:
     return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), column.dtype, column.shape[1:])
 
 
-def joined_columns(first: Columns, then: Columns) -> dict[str, PackedNumbers]:
-    """Each column of `first`, followed by that of `then`."""
-    return {
-        name: numbers_of(column.data + then[name].data, column.dtype, column.shape[1:])
-        for name, column in first.items()
-    }
+def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> dict[str, PackedNumbers]:
+    """Each column that both have in the same form: the rows of `first`, followed by those of `then`."""
+    joined: dict[str, PackedNumbers] = {}
+    for name, column in first.items():
+        further = then.get(name)
+        if column is not None and further is not None and form_of(column) == form_of(further):
+            joined[name] = numbers_of(column.data + further.data, column.dtype, column.shape[1:])
+    return joined
 
 
 def first_rows(columns: Columns, tokens: int, of_tokens: int) -> dict[str, PackedNumbers]:

@@ -21,7 +21,7 @@ from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResp
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
 from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns
 from deployments.protocols.weight_versions import joined_spans
-from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.messages import COLUMN_FIELDS, Message, WeightVersionSpan
 from rollout_env import ChatMessage
 
 FIRST_WINDOW = 16
@@ -116,10 +116,10 @@ def continued(partial: Message, part: Generation, tokenizer: ChatTokenizer) -> M
         "finish_reason": None if part.finish_reason == "abort" else part.finish_reason,
         "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, version_span),
     }
-    columns = {name: getattr(partial, name) for name in own_columns(part)}
-    if None not in columns.values():
-        added |= joined_columns(columns, part.columns)
-    return partial.model_copy(update=added)
+    columns = {name: getattr(partial, name) for name in COLUMN_FIELDS & partial.model_fields_set - {EXPERTS}}
+    # A column has a row for each token: one that did not go on would be misread.
+    joined = dict.fromkeys(columns) | joined_columns(columns, own_columns(part))
+    return partial.model_copy(update=added | joined)
 
 
 def version_span(version: str, start: int, end: int) -> WeightVersionSpan:

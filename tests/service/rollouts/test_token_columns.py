@@ -20,11 +20,12 @@ from deployments.protocols.token_columns import (
     rows_between,
 )
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import Message, PackedNumbers
+from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.rollouts import SampleResult
 from service.jobs.journal import state_of, turn_entry
 from service.rollouts.episode import Episode
 from service.rollouts.loop import play_sample
+from service.rollouts.messages import continued
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     InterruptedGenerator,
@@ -139,6 +140,30 @@ def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_
         "The model's routed_experts are uint8 of shape [2, 1] a token, those of the posted message_log uint8 of "
         "[3, 1]: post the log without them.",
     )
+
+
+@pytest.mark.parametrize(
+    ("posted", "included"),
+    [
+        ({"entropy": packed_rows([0.5], "float32")}, {}),
+        ({"top_logprobs": packed_rows([0, -1], "float32", [2])}, {"top_logprobs": packed_rows([0], "float32", [1])}),
+        ({}, {"entropy": packed_rows([0.5], "float32")}),
+        (
+            {"entropy": packed_rows([0.5], "float32"), "sampling_mask": None},
+            {"entropy": packed_rows([0.5], "float32"), "top_logprobs": packed_rows([0], "float32", [1])},
+        ),
+    ],
+)
+def test_a_partial_response_has_columns_with_a_row_for_each_token_alone(
+    posted: dict[str, PackedNumbers], included: dict[str, PackedNumbers]
+) -> None:
+    partial = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], **posted)
+    part = Generation(ids_of("b"), [-1.0], "stop", columns=included)
+    response = continued(partial, part, EpisodeRecipe().tokenizer)
+    assert len(response.token_ids) == 2
+    columns = {name: getattr(response, name) for name in COLUMN_FIELDS}
+    rows = {name: column.shape[0] for name, column in columns.items() if column is not None}
+    assert rows == {name: 2 for name in posted.keys() & included.keys() if name == "entropy"}
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
