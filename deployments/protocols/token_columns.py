@@ -77,33 +77,36 @@ class RoutedExperts:
 
     def __init__(self, posted: Iterable[Message] = (), all_rows: PackedNumbers | None = None) -> None:
         """Begins with the rows that came with the messages of a posted log, or with `all_rows`."""
-        self._data = bytearray()
-        self._like: PackedNumbers | None = None
+        self._parts: list[PackedNumbers] = []
+        """Those of a posted log are held once for all rollouts of its group."""
+        self.rows = 0
         if all_rows is not None:
             self.add(all_rows)
         for message in posted:
-            if message.routed_experts is not None:
-                self.add(message.routed_experts)
-            if message.routed_experts is None or message.routed_experts.shape[0] < len(message.token_ids):
+            column = message.routed_experts
+            if column is None or (self._parts and form_of(column) != form_of(self._parts[0])):
                 break
-
-    @property
-    def rows(self) -> int:
-        return 0 if self._like is None else len(self._data) // row_bytes(self._like)
+            self.add(column)
+            if column.shape[0] < len(message.token_ids):
+                break
 
     def add(self, column: PackedNumbers) -> None:
         """Raises `GenerationRejected` if the rows have another shape than those that are there."""
-        if self._like is not None and (column.shape[1:], column.dtype) != (self._like.shape[1:], self._like.dtype):
+        if self._parts and form_of(column) != form_of(self._parts[0]):
+            there = self._parts[0]
             raise GenerationRejected(
                 f"The model's routed_experts are {column.dtype} of shape {column.shape[1:]} a token, those of the "
-                f"posted message_log {self._like.dtype} of {self._like.shape[1:]}: post the log without them."
+                f"posted message_log {there.dtype} of {there.shape[1:]}: post the log without them."
             )
-        self._like = column
-        self._data += column.data
+        self._parts.append(column)
+        self.rows += column.shape[0]
 
     def packed(self) -> PackedNumbers | None:
         """All rows; `None` if there is none."""
-        return None if self._like is None else numbers_of(bytes(self._data), self._like.dtype, self._like.shape[1:])
+        if not self._parts:
+            return None
+        dtype, row = form_of(self._parts[0])
+        return numbers_of(b"".join(part.data for part in self._parts), dtype, row)
 
     def of_messages(self, messages: Iterable[Message]) -> list[Message]:
         """The messages of the log with their rows; those of whose tokens no row is known stay as they are."""

@@ -80,12 +80,11 @@ class MessageLog:
 
         Raises `GenerationRejected` if its routed experts do not go with those of the posted log.
         """
+        partial = self.partial
+        response = response_of(generation, tokenizer) if partial is None else continued(partial, generation, tokenizer)
         if (experts := generation.columns.get(EXPERTS)) is not None:
             self.experts.add(experts)
-        if (partial := self.partial) is not None:
-            self.added[-1] = continued(partial, generation, tokenizer)
-        else:
-            self.added.append(response_of(generation, tokenizer))
+        self.added[len(self.added) - (partial is not None) :] = [response]
         self._added_ids.extend(generation.token_ids)
         self._end_full_partial()
 

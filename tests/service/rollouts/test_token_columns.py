@@ -1,5 +1,6 @@
 """Further numbers of each token: they stay with their tokens, whatever interrupts a generation."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ from tests.service.rollouts.playing import (
     play,
     recipes,
 )
-from tests.service.scripted import EpisodeRecipe, ids_of
+from tests.service.scripted import CharacterChatTokenizer, EpisodeRecipe, ids_of
 
 ALL = IncludedColumns(sampling_mask=True, entropy=True, routed_experts=True)
 
@@ -140,6 +141,41 @@ def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_
         "The model's routed_experts are uint8 of shape [2, 1] a token, those of the posted message_log uint8 of "
         "[3, 1]: post the log without them.",
     )
+
+
+def test_posted_experts_are_known_up_to_the_first_message_that_has_others() -> None:
+    log = [
+        Message(
+            role="user", content="Q", token_ids=ids_of("Q"), routed_experts=packed_rows([1] * width, "uint8", [width])
+        )
+        for width in (3, 2)
+    ]
+    assert RoutedExperts(log).packed() == packed_rows([1] * 3, "uint8", [3])
+
+
+def test_posted_experts_are_not_copied_for_each_rollout_of_a_group() -> None:
+    log = [
+        Message(role="user", content="Q", token_ids=[1] * 2**16, routed_experts=numbers_of(bytes(2**20), "uint8", [16]))
+    ]
+    tracemalloc.start()
+    groups = [RoutedExperts(log) for _ in range(4)]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [experts.rows for experts in groups] == [2**16] * 4
+    assert held < 2**16
+
+
+class BrokenTokenizer(CharacterChatTokenizer):
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise ValueError
+
+
+def test_a_response_that_cannot_be_added_leaves_no_experts() -> None:
+    log = EpisodeRecipe().make().log
+    generation = Generation(ids_of("b"), [-1.0], "stop", columns={EXPERTS: packed_rows([1], "uint8", [1, 1])})
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no message
+        log.add_response(generation, BrokenTokenizer())
+    assert (log.experts.rows, len(log.added)) == (0, 0)
 
 
 @pytest.mark.parametrize(
