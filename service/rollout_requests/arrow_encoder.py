@@ -16,7 +16,7 @@ import pyarrow as pa
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW, ROLLOUTS, SUMMARY, TOKENS, column_field
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message
+from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.result_encoding import ResponseEncoder
 from service.rollouts.episode_records import Echo
@@ -149,18 +149,25 @@ def without_numbers(
     by_field = {"token_ids": popped("token_ids", "i", fields)}
     by_field["generation_logprobs"] = popped("generation_logprobs", "f", fields)
     for name in COLUMN_FIELDS.intersection(set().union(*fields)):
-        columns = [None if message.get(name) is None else message.pop(name) for message in fields]
-        given = next((column for column in columns if column is not None), None)
+        given = next((message[name] for message in fields if message.get(name) is not None), None)
         if given is None:
             continue
         field = included.setdefault(name, column_field(name, given.dtype, given.shape[1:]))
-        if any(column_field(name, column.dtype, column.shape[1:]) != field for column in columns if column is not None):
-            raise ValueError(f"The messages have {name} of several shapes")
+        columns = [popped_column(name, field, message) for message in fields]
         by_field[name] = Numbers(
             [None if column is None else column.shape[0] for column in columns],
             b"".join(column.data for column in columns if column is not None),
         )
     return fields, NumbersOfMessages(len(fields), by_field)
+
+
+def popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> PackedNumbers | None:
+    """Removes the column from the message. One of another form, which came with a posted log, stays there as JSON."""
+    column: PackedNumbers | None = message.get(name)
+    if column is None or not column_field(name, column.dtype, column.shape[1:]).equals(field, check_metadata=True):
+        return None
+    del message[name]
+    return column
 
 
 def in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:

@@ -182,6 +182,17 @@ def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
     assert as_json(samples).model_dump(exclude_unset=True) == response.model_dump(exclude_unset=True)
 
 
+def test_columns_of_other_forms_than_the_first_come_back_as_well() -> None:
+    """A posted log may hold those of another model, or other numbers of likely tokens."""
+
+    def with_experts(dtype: NumberType, row: list[int]) -> SampleResult:
+        experts = packed_rows([200] * 2 * math.prod(row), dtype, row)
+        return plain(message_log=[Message(role="user", content="A", token_ids=[1, 2], routed_experts=experts)])
+
+    samples = [with_experts("uint8", [2, 2]), with_experts("uint8", [4, 1]), with_experts("uint16", [1, 2])]
+    assert as_arrow(samples).samples == as_json(samples).samples == samples
+
+
 def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_however_many_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
