@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from rollout_client.contract.messages import NUMBER_BYTES, NumberType
+from rollout_client.contract.messages import MOST_DIMENSIONS, NUMBER_BYTES, NumberType
 
 ARROW = "application/vnd.apache.arrow.stream"
 SUMMARY = b"summary"
@@ -59,9 +59,14 @@ def column_field(name: str, dtype: NumberType, row: Sequence[int]) -> pa.Field:
 def row_of(field: pa.Field) -> tuple[NumberType, list[int]]:
     """The type and shape that `column_field` was given.
 
-    Raises `KeyError` or `ValueError` for another field.
+    Raises `KeyError`, `TypeError`, `ValueError` or `RecursionError` for another field.
     """
-    return field.metadata[b"dtype"].decode(), json.loads(field.metadata[b"shape"])
+    metadata = field.metadata or {}
+    dtype, row = metadata[b"dtype"].decode(), json.loads(metadata[b"shape"])
+    counts = row if isinstance(row, list) and len(row) < MOST_DIMENSIONS else [None]
+    if not all(isinstance(count, int) and 0 < count < 2**31 for count in counts):
+        raise ValueError(f"{field.name} has rows of no shape that there is")
+    return dtype, row
 
 
 SPAN = pa.struct(

@@ -16,7 +16,16 @@ from pydantic import BaseModel, PrivateAttr, ValidationError, computed_field
 from pydantic_core import to_json
 
 from rollout_client.arrow.rows import record_batch, rows_of
-from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, ROLLOUTS, SAMPLES, SUMMARY, TOKENS, row_of
+from rollout_client.arrow.schema import (
+    FURTHER_FIELDS,
+    REQUEST,
+    ROLLOUTS,
+    SAMPLES,
+    SUMMARY,
+    TOKENS,
+    column_field,
+    row_of,
+)
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
@@ -133,7 +142,9 @@ def check_tables(rollouts: pa.Table, tokens: pa.Table) -> None:
     has_columns = all(
         schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type for field in ROLLOUTS
     )
-    has_tokens = tokens.schema == pa.schema([*TOKENS, *included_fields(tokens.schema)])
+    included = included_fields(tokens.schema)
+    has_tokens = tokens.schema == pa.schema([*TOKENS, *included]) and all(map(is_column_field, included))
+    has_tokens &= len(set(tokens.schema.names)) == len(tokens.schema)
     if not has_columns or not has_tokens or SUMMARY not in (schema.metadata or {}):
         raise ResponseNotUnderstood(
             f"{WHAT} has other columns than this client knows. Check that client and service have matching versions."
@@ -150,12 +161,17 @@ def included_fields(tokens: pa.Schema) -> list[pa.Field]:
     return [field for field in tokens if field.name in COLUMN_FIELDS]
 
 
-def packed_numbers(column: pa.ChunkedArray, field: pa.Field) -> Iterator[list[PackedNumbers | None]]:
-    """For each row the numbers of its messages. Raises `ValueError` if they are not what the metadata say."""
+def is_column_field(field: pa.Field) -> bool:
+    """Whether the numbers are of the type and the shape that the metadata say."""
     try:
-        dtype, row = row_of(field)
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"column {field.name} does not say the type of its numbers") from error
+        return bool(column_field(field.name, *row_of(field)).type == field.type)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return False
+
+
+def packed_numbers(column: pa.ChunkedArray, field: pa.Field) -> Iterator[list[PackedNumbers | None]]:
+    """For each row the numbers of its messages."""
+    dtype, row = row_of(field)
     for chunk in column.chunks:
         messages = chunk.values
         data, begins = value_bytes(messages.values), messages.offsets.to_numpy().tolist()

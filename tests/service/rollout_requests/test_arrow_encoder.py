@@ -579,7 +579,9 @@ def test_an_answer_of_json_is_not_understood() -> None:
 
 @given(st.integers(0), st.integers(0, 255))
 def test_a_damaged_byte_is_no_crash(place: int, value: int) -> None:
-    body = bytearray(arrow_body([plain(idx) for idx in range(3)]))
+    entropy = packed_rows([0.5], "float32")
+    log = [Message(role="user", content="A", token_ids=[1], entropy=entropy)]
+    body = bytearray(arrow_body([plain(idx, message_log=log) for idx in range(3)]))
     body[place % len(body)] = value
     try:
         response = read_response(bytes(body))
@@ -587,6 +589,40 @@ def test_a_damaged_byte_is_no_crash(place: int, value: int) -> None:
     except RolloutError:
         return
     assert len(response.samples) == 3
+
+
+COLUMN = pa.list_(pa.list_(pa.float32()))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [pa.field("entropy", COLUMN)],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float64", "shape": "[]"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "int32", "shape": "[]"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float32", "shape": "5"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float32", "shape": "[-1]"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float32", "shape": "[2]"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float32", "shape": "[" * 100_000})],
+        [pa.field("entropy", pa.string(), metadata={"dtype": "float32", "shape": "[]"})],
+        [pa.field("entropy", pa.list_(pa.list_(pa.bool_())), metadata={"dtype": "float32", "shape": "[]"})],
+        [pa.field("entropy", COLUMN, metadata={"dtype": "float32", "shape": "[]"})] * 2,
+    ],
+)
+def test_columns_that_are_not_what_their_metadata_say_are_not_understood(fields: list[pa.Field]) -> None:
+    body = arrow_body([plain()])
+    source = pa.BufferReader(body)
+    pa.ipc.open_stream(source).read_all()
+    tokens = body[source.tell() :]
+    table = pa.ipc.open_stream(tokens).read_all()
+    schema = pa.schema([*table.schema, *fields])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        values = [pa.array(["a"] if field.type == pa.string() else [[None, []]], field.type) for field in fields]
+        columns = [column.combine_chunks() for column in table.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays([*columns, *values], schema=schema))
+    with pytest.raises(ResponseNotUnderstood, match="other columns than this client knows"):
+        read_response(body[: -len(tokens)] + sink.getvalue().to_pybytes())
 
 
 def test_tokens_of_other_messages_than_the_logs_are_not_understood() -> None:
