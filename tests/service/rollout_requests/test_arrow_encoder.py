@@ -618,7 +618,8 @@ def test_columns_that_are_not_what_their_metadata_say_are_not_understood(fields:
     schema = pa.schema([*table.schema, *fields])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        values = [pa.array(["a"] if field.type == pa.string() else [[None, []]], field.type) for field in fields]
+        given: dict[bool, list[Any]] = {True: ["a"], False: [[None, []]]}
+        values = [pa.array(given[field.type == pa.string()], field.type) for field in fields]
         columns = [column.combine_chunks() for column in table.columns]
         writer.write_batch(pa.RecordBatch.from_arrays([*columns, *values], schema=schema))
     with pytest.raises(ResponseNotUnderstood, match="other columns than this client knows"):

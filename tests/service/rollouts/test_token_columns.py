@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -191,7 +192,7 @@ def test_a_response_that_cannot_be_added_leaves_no_experts() -> None:
     ],
 )
 def test_a_partial_response_has_columns_with_a_row_for_each_token_alone(
-    posted: dict[str, PackedNumbers], included: dict[str, PackedNumbers]
+    posted: dict[str, Any], included: dict[str, PackedNumbers]
 ) -> None:
     partial = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], **posted)
     part = Generation(ids_of("b"), [-1.0], "stop", columns=included)
