@@ -159,6 +159,9 @@ def expert_column(request: GenerationRequest, completion: CompletionOutput, expe
     # The last token was sampled, and not computed.
     due = len(request.prompt_token_ids) - request.experts_from + max(len(completion.token_ids) - 1, 0)
     rows = completion.routed_experts
+    if rows is None and not (due and completion.token_ids):
+        # The log had those of all tokens before the only one, or the generation was interrupted before its first.
+        return {}
     if rows is None or (completion.token_ids and len(rows) != due):
         found = "none" if rows is None else len(rows)
         raise GenerationLost(f"The engine gave the experts of {found} of {due} tokens.")

@@ -176,6 +176,19 @@ def test_experts_are_the_smallest_numbers_that_hold_them(experts: int, dtype: Nu
     assert generation.columns == {"routed_experts": packed_rows([1, 2, 3, 4], dtype, [1, 2])}
 
 
+@pytest.mark.parametrize(
+    ("token_ids", "end", "experts_from"), [([30], "stop", len(PROMPT)), ([], "abort", 0), ([], "abort", 2)]
+)
+def test_a_generation_of_which_no_experts_are_due_is_not_lost(
+    token_ids: list[int], end: str, experts_from: int
+) -> None:
+    request = generation_request(experts_from=experts_from, routed_experts=True)
+    logprobs = flat(token_ids, [-1.0] * len(token_ids))
+    completion = CompletionOutput(0, "", token_ids, None, logprobs, finish_reason=end, weight_versions=[])
+    generation = generation_of(completion, None, request, 8)
+    assert (list(generation.token_ids), generation.finish_reason, generation.columns) == (token_ids, end, {})
+
+
 @pytest.mark.parametrize("rows", [None, np.zeros((1, 1, 2), np.int32)])
 def test_experts_that_the_engine_has_not_returned_are_missed(rows: Any) -> None:
     request = generation_request(experts_from=2, routed_experts=True)
