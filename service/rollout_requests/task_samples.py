@@ -15,7 +15,7 @@ from deployments.seeds import derived_seed
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
-from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
+from rollout_client.contract.sample_ranges import MOST_SAMPLES_OF_A_RANGE, SampleRange, drawn_ranges
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
@@ -147,7 +147,8 @@ class TaskSampler:
             assert self.curriculum is not None
             field = f"samples_from[{place}]"
             count = drawn.count if request.keep.where is None else request.sample_count
-            scanned = drawn.model_copy(update={"count": count * SCANNED_PER_SAMPLE})
+            # A range of the selected ones has no more places than any other.
+            scanned = drawn.model_copy(update={"count": min(count * SCANNED_PER_SAMPLE, MOST_SAMPLES_OF_A_RANGE)})
             scanned_lines = bytearray()
             with refusals(field):
                 async with aclosing(lines_of_data(self.data, scanned, most_bytes)) as parts:

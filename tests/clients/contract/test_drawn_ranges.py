@@ -66,3 +66,8 @@ def test_of_several_ranges_each_goes_on_where_it_was_left(ranges: list[SampleRan
             for drawn_in in (whole, parts)
         )
         assert of_parts == of_range
+
+
+def test_ranges_that_were_joined_may_have_more_places_than_one_that_is_sent() -> None:
+    joined = SampleRange(task_name="t", count=1).model_copy(update={"count": 2**17})
+    assert [(piece.start, piece.count) for piece in joined.pieces()] == [(0, 2**17)]

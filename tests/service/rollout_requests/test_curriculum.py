@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollout_client.contract.sample_ranges import SampleRange, SampleSelection
+from rollout_client.contract.sample_ranges import MOST_SAMPLES_OF_A_RANGE, SampleRange, SampleSelection
+from service.rollout_requests import task_samples
 from service.rollout_requests.curriculum import selected, selected_range
 from tests.service.jobs.scripted_ingresses import run
 from tests.service.jobs.selected_groups import cluster, request_for
@@ -73,6 +74,15 @@ def test_samples_that_were_never_played_come_before_others() -> None:
     assert [sample["id"] for sample in again["samples"][::2]] == ["s4", "s5"]
     assert again["next_samples_from"] == [{**select_request(2)["samples_from"][0], "start": 6}]
     assert [sample["id"] for sample in more["samples"][::2]] == ["s6", "s7"]
+
+
+def test_no_more_places_are_looked_at_than_a_range_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_samples, "SCANNED_PER_SAMPLE", MOST_SAMPLES_OF_A_RANGE)
+
+    async def scenario() -> Any:
+        return (await cluster().post(0, select_request(2))).json()
+
+    assert [sample["id"] for sample in run(scenario)["samples"][::2]] == ["s0", "s1"]
 
 
 def test_a_curriculum_passes_over_what_is_too_easy_or_too_hard() -> None:
