@@ -71,7 +71,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
 
 
 def likeliest_tokens(request: GenerationRequest) -> int:
-    """How many of the likeliest tokens vLLM has to name for each one, so that `columns_of` finds what was included."""
+    """How many of the likeliest tokens vLLM has to name for each one: those that `logprob_columns` looks at."""
     include = request.include
     of_mask = request.sampling.top_k + TIED_TOKENS if include.sampling_mask or include.entropy else 0
     return max(include.top_logprobs, of_mask)
@@ -99,7 +99,7 @@ def generation_of(
     flat = completion.logprobs if isinstance(completion.logprobs, FlatLogprobs) else FlatLogprobs()
     each = 1 + (likeliest_tokens(request) if request else 0)
     logprobs = packed_logprobs(flat.logprobs[::each])
-    if len(flat.logprobs) != each * len(token_ids) or len(logprobs) != len(token_ids):
+    if len(flat.logprobs) != each * len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     refuse_not_finite(logprobs)
     return Generation(

@@ -39,7 +39,7 @@ def row_bytes(column: PackedNumbers) -> int:
 def rows_between(column: PackedNumbers, first: int, end: int) -> PackedNumbers:
     """Those of its rows from `first` to before `end` that there are."""
     width = row_bytes(column)
-    return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), column.dtype, column.shape[1:])
+    return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), *form_of(column))
 
 
 def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> dict[str, PackedNumbers]:
@@ -48,7 +48,7 @@ def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> 
     for name, column in first.items():
         further = then.get(name)
         if column is not None and further is not None and form_of(column) == form_of(further):
-            joined[name] = numbers_of(column.data + further.data, column.dtype, column.shape[1:])
+            joined[name] = numbers_of(column.data + further.data, *form_of(column))
     return joined
 
 
@@ -105,8 +105,7 @@ class RoutedExperts:
         """All rows; `None` if there is none."""
         if not self._parts:
             return None
-        dtype, row = form_of(self._parts[0])
-        return numbers_of(b"".join(part.data for part in self._parts), dtype, row)
+        return numbers_of(b"".join(part.data for part in self._parts), *form_of(self._parts[0]))
 
     def of_messages(self, messages: Iterable[Message]) -> list[Message]:
         """The messages of the log with their rows; those of whose tokens no row is known stay as they are."""

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from types import MappingProxyType
 from uuid import uuid4
 
 from deployments.agents.settings import AgentSettings
@@ -28,8 +27,6 @@ from service.rollouts.staleness import VersionBounds
 from service.scheduling.priority import share_of
 from service.settings import RequestLimits
 
-NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})
-NO_FAILURES: Mapping[int, RolloutFailure] = MappingProxyType({})
 logger = logging.getLogger("rollout_service.requests")
 
 
@@ -76,30 +73,6 @@ class EpisodeFactory:
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
 
-    def episodes(
-        self,
-        request: RolloutRequest,
-        request_id: str,
-        tasks: TaskDescriptions = NO_DESCRIPTIONS,
-        not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
-        caller: Caller = ANYBODY,
-    ) -> list[Episode]:
-        """The episodes of a request in the order of the response: the rollouts of one sample next to each other.
-
-        An episode whose prompt cannot be rendered, or whose task is a failure, has failed already; the others can be
-        played.
-
-        Args:
-            not_started: the samples whose start has failed, by position.
-            caller: who sent the request.
-
-        Raises:
-            RequestProblem: 422 with the first problems of the request.
-        """
-        self.refuse_invalid(request, tasks)
-        context = request_context(request, request_id, caller)
-        return self.groups(request, context, range(len(request.samples)), tasks, not_started)
-
     def groups(
         self,
         request: RolloutRequest,
@@ -108,7 +81,14 @@ class EpisodeFactory:
         tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
     ) -> list[Episode]:
-        """The episodes of the samples at these places of a valid request; see `episodes`."""
+        """The episodes of these samples of a valid request, by place: the rollouts of one sample next to each other.
+
+        An episode whose prompt cannot be rendered, or whose task is a failure, has failed already; the others can be
+        played.
+
+        Args:
+            not_started: the samples whose start has failed, by place.
+        """
         return [
             episode
             for place in places

@@ -210,8 +210,9 @@ def to_tensors(
         rows += [row for row, others in enumerate(branches) for _ in others]
         columns = joined_columns(columns, columns_of([branch.message_log for others in branches for branch in others]))
     padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
+    mask = padding.mask(columns.lengths)
     is_final = [finals[row] is not None for row in rows]
-    tokens = token_tensors(columns, is_final, padding)
+    tokens = token_tensors(columns, is_final, padding.token_id, mask)
     if credit == "total":
         of_rollouts = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
         advantages = torch.tensor(at(rows, of_rollouts), dtype=torch.float32)
@@ -220,10 +221,10 @@ def to_tensors(
             credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
         turns = turns_of(columns, at(rows, finals), at(rows, are_whole))
         credited = credited_tokens(columns, turns, at(rows, groups), is_final, credit)
-        advantages = padded(credited, padding.mask(columns.lengths), 0, np.float32)
+        advantages = padded(credited, mask, 0, np.float32)
     tensors = RolloutTensors(
         **tokens,
-        included=included_tensors(columns.included, columns.token_counts, padding.mask(columns.lengths)),
+        included=included_tensors(columns.included, columns.token_counts, mask),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=reward_tensor(at(rows, finals)),
         rewards=reward_tensors(at(at(rows, positions), given.named_rewards()), at(rows, finals)),
@@ -296,14 +297,15 @@ def padded(flat: NDArray[Any], mask: NDArray[np.bool_], fill: int, dtype: DTypeL
     return torch.from_numpy(values)
 
 
-def token_tensors(columns: TokenColumns, is_final: Sequence[bool], padding: Padding) -> dict[str, Tensor]:
+def token_tensors(
+    columns: TokenColumns, is_final: Sequence[bool], pad_token_id: int, mask: NDArray[np.bool_]
+) -> dict[str, Tensor]:
     """Raises `ValueError` if a generated message does not have one log-probability per token."""
     columns.check()
     lengths = columns.lengths
-    mask = padding.mask(lengths)
     is_trained = columns.is_generated & np.repeat(np.array(is_final, np.bool_), lengths)
     return {
-        "input_ids": padded(columns.token_ids, mask, padding.token_id, np.int64),
+        "input_ids": padded(columns.token_ids, mask, pad_token_id, np.int64),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
         "loss_mask": padded(is_trained, mask, 0, np.int64),
         "generation_logprobs": padded(columns.aligned_logprobs, mask, 0, np.float32),

@@ -11,6 +11,7 @@ from service.problems import RequestProblem
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.episode import Episode
+from tests.service.rollout_requests.episode_making import made_episodes
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 AGENT = AgentSettings(import_path="agents:agent", limits=SessionLimits(max_calls=30, max_tokens=500))
@@ -20,7 +21,7 @@ QUESTION = [{"role": "user", "content": "Q"}]
 
 def made(sample: dict[str, Any], **request: Any) -> list[Episode]:
     body = {"samples": [{"task_name": "played", **sample}], **request}
-    return FACTORY.episodes(RolloutRequest.model_validate(body), "mine")
+    return made_episodes(FACTORY, RolloutRequest.model_validate(body), "mine")
 
 
 def sessions_of(sample: dict[str, Any], **request: Any) -> list[Any]:

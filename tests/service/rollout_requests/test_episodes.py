@@ -25,6 +25,7 @@ from service.rollout_requests.episodes import (
 from service.rollouts.episode import Episode
 from service.settings import RequestLimits
 from tests.deployments.chat.observed import observed
+from tests.service.rollout_requests.episode_making import made_episodes
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -36,7 +37,7 @@ FACTORY = EpisodeFactory(frozenset({"math"}), DESCRIPTION, tokenizer, LIMITS)
 
 
 def made(request: dict[str, Any], request_id: str = "mine") -> list[Episode]:
-    return FACTORY.episodes(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), request_id)
+    return made_episodes(FACTORY, RolloutRequest.model_validate({"samples": [SAMPLE], **request}), request_id)
 
 
 def sample_input(**fields: Any) -> SampleInput:
@@ -270,15 +271,15 @@ TASK = TaskDescription("math", "Sums.", fields={}, tools=TOOLS)
 )
 def test_the_tools_of_a_task_are_those_of_its_samples_without_tools(own: dict[str, Any], given: list[Any]) -> None:
     request = request_of(sample_input(**own), num_generations=2)
-    first, second = FACTORY.episodes(request, "mine", {"math": TASK})
+    first, second = made_episodes(FACTORY, request, "mine", {"math": TASK})
     assert first.result().tools == given
     assert first.result().tools is second.result().tools
 
 
 def test_tools_of_a_task_reach_the_prompt() -> None:
-    [plain] = FACTORY.episodes(request_of(sample_input()), "mine")
-    [own] = FACTORY.episodes(request_of(sample_input(tools=TOOLS)), "mine")
-    [of_task] = FACTORY.episodes(request_of(sample_input()), "mine", {"math": TASK})
+    [plain] = made_episodes(FACTORY, request_of(sample_input()), "mine")
+    [own] = made_episodes(FACTORY, request_of(sample_input(tools=TOOLS)), "mine")
+    [of_task] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": TASK})
     tools_reach_the_prompt = own.result().message_log != plain.result().message_log
     assert of_task.result().message_log == own.result().message_log
     assert of_task.result().tools == TOOLS
@@ -288,7 +289,7 @@ def test_tools_of_a_task_reach_the_prompt() -> None:
 
 def test_samples_of_a_task_that_is_not_known_fail_and_the_others_do_not() -> None:
     lost = EnvironmentLost("The replica of environment 'math' is gone.")
-    [episode] = FACTORY.episodes(request_of(sample_input()), "mine", {"math": lost})
+    [episode] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": lost})
     assert episode.status == "error"
     assert episode.error == SampleError(kind="environment", message=str(lost), retryable=True)
 
@@ -317,7 +318,7 @@ def test_an_episode_of_a_long_prompt_takes_less_than_3_kb() -> None:
         sizes = []
         for count in (1, 1001):
             before = tracemalloc.get_traced_memory()[0]
-            episodes = factory.episodes(request_of(given, num_generations=count), "mine")
+            episodes = made_episodes(factory, request_of(given, num_generations=count), "mine")
             generations = [episode.next_generation() for episode in episodes]
             sizes.append(tracemalloc.get_traced_memory()[0] - before)
             del episodes, generations

@@ -16,6 +16,7 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.sample_preparation import CHECKED_WITHIN_S, refuse_bad_extra_env_info, start_samples
 from service.rollouts.episode import Episode
 from tests import virtual_time
+from tests.service.rollout_requests.episode_making import made_episodes
 from tests.service.scripted import ScriptedEnvironment
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
@@ -40,7 +41,7 @@ def episodes_of(
         return await start_samples(request, "mine", {"deal"}, {"deal": environment, "math": environment})
 
     not_started = virtual_time.run(run())
-    return FACTORY.episodes(request, "mine", TASKS, not_started), environment.requests
+    return made_episodes(FACTORY, request, "mine", TASKS, not_started), environment.requests
 
 
 def contents(episode: Episode) -> list[str]:
