@@ -40,9 +40,22 @@ TEMPLATE = (
 
 
 def write_model(folder: Path, shape: dict[str, Any], seed: int = 0) -> State:
-    """Writes the model with a tokenizer whose every id has a text; returns its weights in bfloat16."""
+    """Writes the model with a tokenizer; returns its weights in bfloat16."""
+    write_tokenizer(folder, shape["vocab_size"])
+    end = shape["vocab_size"] - 1
+    config = Qwen2Config(**shape, eos_token_id=end, bos_token_id=None, pad_token_id=end)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.dtype = "bfloat16"
+    config.save_pretrained(folder)
+    state = random_state(config, seed)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return state
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Writes a tokenizer whose every id has a text; the last one ends a message."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    count = shape["vocab_size"] - 2
+    count = vocab_size - 2
     words = letters + [f"t{number}" for number in range(count - len(letters))]
     tokenizer = Tokenizer(models.BPE(vocab={word: place for place, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,13 +65,6 @@ def write_model(folder: Path, shape: dict[str, Any], seed: int = 0) -> State:
         tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE
     )
     wrapped.save_pretrained(folder)
-    config = Qwen2Config(**shape, eos_token_id=count + 1, bos_token_id=None, pad_token_id=count + 1)
-    config.architectures = ["Qwen2ForCausalLM"]
-    config.dtype = "bfloat16"
-    config.save_pretrained(folder)
-    state = random_state(config, seed)
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
-    return state
 
 
 def random_state(config: Qwen2Config, seed: int) -> State:
