@@ -99,6 +99,9 @@ class ChatMessage(TypedDict):
     role: Role
     content: Text
     """Whole text, with the markup of calls and reasoning."""
+    images: NotRequired[list[bytes | str]]
+    """Images that a message shows before its text: of an observation the bytes of PNG, JPEG or WebP files, or names of
+    images; of the messages that an environment gets the names alone, `sha256:...`. For models that see."""
     name: NotRequired[Text]
     """Name of the speaker, or of the tool that a message of role `tool` comes from."""
     tool_call_id: NotRequired[Text]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.contract.messages import Message, PromptMessage, TextPart
+from rollout_client.contract.messages import ContentPart, ImagePart, Message, PromptMessage
 from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage
 
@@ -92,11 +92,11 @@ def judged_log(messages: Iterable[Message]) -> list[ChatMessage]:
     return chat
 
 
-def text_of(content: str | Sequence[TextPart] | None) -> str:
-    """The content of a prompt's message, which a chat template may take as parts, as a message log has it."""
+def text_of(content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a prompt's message, which a chat template may take as parts, as a message log has it."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content)
+    return "".join("" if isinstance(part, ImagePart) else part.text for part in content)
 
 
 def prompt_message(message: PromptMessage, token_ids: Sequence[int]) -> Message:

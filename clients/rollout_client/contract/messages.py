@@ -33,9 +33,26 @@ class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
-    """Other types, such as images, are not known."""
+    """Names the kind of part."""
     text: str
     """The text of the part."""
+
+
+IMAGE_NAME = r"^sha256:[0-9a-f]{64}$"
+MOST_PARTS = 256
+
+
+class ImagePart(Strict):
+    """An image within a message, for models that see."""
+
+    type: Literal["image"]
+    """Names the kind of part."""
+    image: str = Field(pattern=r"^(sha256:[0-9a-f]{64}$|data:image/|https?://)")
+    """The name of an image that was uploaded (`POST /v1/blobs`), as `sha256:` and its hash; or the image itself as a
+    data URL; or an address of one of the hosts that the service's config lists."""
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -43,7 +60,10 @@ def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> ob
     try:
         return validate(content)
     except ValidationError as error:
-        message = "Input should be a text, or a list of parts that have the type 'text' and a text"
+        message = (
+            "Input should be a text, or a list of parts: {'type': 'text', 'text': ...} or {'type': 'image', 'image': "
+            "'sha256:...' or a data URL}"
+        )
         raise PydanticCustomError("content", message) from error
 
 
@@ -52,8 +72,12 @@ class PromptMessage(Strict):
 
     role: Role
     """Who speaks."""
-    content: Annotated[str | list[TextPart] | None, WrapValidator(text_or_parts)] = None
-    """The text of the message, or its parts where the template takes parts; null only beside `tool_calls`."""
+    content: Annotated[
+        str | Annotated[list[ContentPart], Field(max_length=MOST_PARTS, fail_fast=True)] | None,
+        WrapValidator(text_or_parts),
+    ] = None
+    """The text of the message, or its parts where the template takes parts: texts and images; null only beside
+    `tool_calls`."""
     name: str | None = None
     """Name of the speaker, for templates that use it."""
     tool_calls: list[JsonObject] | None = Field(default=None, max_length=MOST_TOOLS, fail_fast=True)
@@ -79,6 +103,17 @@ class WeightVersionSpan(Lenient):
     """Index of the first token of the span within the message."""
     end: int = Field(ge=0)
     """Index after the last token of the span."""
+
+
+class MediaRange(Lenient):
+    """Tokens `[start, end)` of the message stand for an image."""
+
+    media: Annotated[str, Field(pattern=IMAGE_NAME)]
+    """The name of the image: `sha256:` and the hash of its content. `GET /v1/blobs/{name}` has it."""
+    start: int = Field(ge=0)
+    """Index of its first token within the message."""
+    end: int = Field(ge=0)
+    """Index after its last token."""
 
 
 def decoded_base64(data: object) -> object:
@@ -155,6 +190,8 @@ class Message(Lenient):
     """True of a message that an agent's call generated under a constraint that it asked for: a JSON schema or grammar,
     a tool that is `strict` or must be called, `logit_bias`, allowed or forbidden tokens. Its `generation_logprobs` are
     then of the tokens that fit, not of the policy's: leave it out of the loss."""
+    mm_ranges: list[MediaRange] | None = None
+    """Which tokens stand for images, in order; only on a message that shows some."""
     routed_experts: PackedNumbers | None = None
     """With `include: ["routed_experts"]`: the experts that each layer has chosen for each token, of shape [tokens,
     layers, experts of a token], on every message. Tokens at the end of the log that no engine has computed have no row:
@@ -199,6 +236,18 @@ class GivenMessage(Message):
             raise ValueError(
                 f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
             )
+        return self
+
+    @model_validator(mode="after")
+    def has_ranges_of_its_tokens(self) -> Self:
+        place = 0
+        for shown in self.mm_ranges or ():
+            if not place <= shown.start < shown.end <= len(self.token_ids):
+                raise ValueError(
+                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {len(self.token_ids)} token_ids: send "
+                    "ranges in order, which do not overlap"
+                )
+            place = shown.end
         return self
 
     @model_validator(mode="after")

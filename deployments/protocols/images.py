@@ -1,0 +1,63 @@
+"""Images of prompts: how they are named and kept, and what tokens a model writes for one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The tokens that stand for one image in a prompt of the model that is served."""
+
+    placeholder: int
+    """The token that the chat template writes for an image, in whose place `token_ids` come."""
+    token_ids: Sequence[int]
+
+
+ImagesByName = Mapping[str, ImageTokens]
+NO_IMAGES: ImagesByName = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Tokens `[start, end)` of a prompt stand for the image of this name."""
+
+    name: str
+    start: int
+    end: int
+
+
+def name_of_image(data: bytes) -> str:
+    """The name of an image: its content's, so that equal images are one."""
+    return f"sha256:{sha256(data).hexdigest()}"
+
+
+class ImageStore(Protocol):
+    """Keeps images by name, for all processes of the service. `RemoteImages` implements it."""
+
+    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
+        """Keeps images, whose format and size were checked, and returns their names.
+
+        Args:
+            owner: the name of the key that may refer to them; `None` where the service has no keys.
+
+        Raises:
+            ImagesFull: the store, or the owner's part of it, has no room.
+            ImagesLost: the store cannot be reached.
+        """
+        ...
+
+    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
+        """Those of the names that the store does not have, or that this owner may not refer to. Others are kept for
+        the whole time of an image from now on."""
+        ...
+
+    async def get(self, name: str) -> bytes:
+        """The content of an image.
+
+        Raises:
+            ImageUnknown: there is none of this name any more.
+            ImagesLost: the store cannot be reached.
+        """
+        ...
