@@ -222,6 +222,20 @@ def descendants(node: nodes.Node) -> Iterator[nodes.Node]:
     yield from node.find_all(nodes.Node)
 
 
+def with_parts(chat: Chat) -> Chat:
+    """The messages as templates take images: those before a text are parts of a content."""
+    if not any("images" in message for message in chat):
+        return chat
+    return [shown(message) if "images" in message else message for message in chat]
+
+
+def shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    parts: list[dict[str, str]] = [{"type": "image"} for _ in message["images"]]
+    if message["content"]:
+        parts.append({"type": "text", "text": message["content"]})
+    return {name: value for name, value in message.items() if name != "images"} | {"content": parts}
+
+
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
 """The parameters of `apply_chat_template`; all other keyword arguments reach the template."""
 
@@ -233,7 +247,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
-        conversation: Any = chat
+        conversation: Any = with_parts(chat)
         return str(
             self._tokenizer.apply_chat_template(
                 conversation,
@@ -279,4 +293,4 @@ class ChatTemplate:
                 leave_loop=leave,
             )
 
-        return message_cuts(chat, text, first, lambda prefix: self.render(prefix, options, False), marked)
+        return message_cuts(with_parts(chat), text, first, lambda prefix: self.render(prefix, options, False), marked)

@@ -21,6 +21,7 @@ from deployments.chat.bridge import (
 )
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.chat.control_tokens import SplitEncoding, SplittableText
+from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
 from deployments.chat.tokenizer_loading import (
     end_tokens_of,
@@ -38,6 +39,8 @@ from deployments.protocols.chat import (
     SplitSpecialTokens,
     TokenizedObservation,
     UnsupportedTokenizer,
+    images_of,
+    images_shown,
     prompt_message,
 )
 from rollout_client.contract.info import TokenizerInfo
@@ -125,9 +128,18 @@ class TransformersChatTokenizer(ChatTokenizer):
         return cls(tokenizer, skip_special_tokens, ends, split_special_tokens)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
-        """The messages with their parts of `prompt_ids`, whose errors it raises."""
+        """The messages with their parts of `prompt_ids`, whose errors it raises, and the tokens of their images."""
         ids = self.prompt_ids([message.model_dump(exclude_unset=True) for message in messages], options, max_tokens)
-        return [prompt_message(message, part) for message, part in zip(messages, ids, strict=True)]
+        prompt = []
+        for place, (message, part) in enumerate(zip(messages, ids, strict=True)):
+            try:
+                prompt.append(prompt_message(message, *expanded(part, images_of(message), options.images)))
+            except OtherPlaceholders as error:
+                raise PromptRejected(
+                    f"{error} in message {place}, of role {message.role!r}: show images in messages of another role, "
+                    "and leave out text that spells one."
+                ) from error
+        return prompt
 
     def prompt_ids(self, chat: Chat, options: ChatOptions, max_tokens: int) -> list[list[int]]:
         """Renders chat messages up to the generation prompt and tokenizes them.
@@ -201,9 +213,34 @@ class TransformersChatTokenizer(ChatTokenizer):
         response and the next generation prompt, without the end of turn that the response already has. A response that
         ended with another end token than the template's, as a base model's `<|endoftext|>`, has ended its turn too.
 
+        Images come before the text of their message. One that has no room for all of its tokens is left out, with what
+        follows.
+
         Raises:
-            EnvironmentRejected: the template refuses a message's role, or drops what the message says.
+            EnvironmentRejected: the template refuses a message's role, or drops what the message says or shows.
         """
+        observed = self._observations(messages, after, options, room, calls, calls_before)
+        names = [images_shown([message]) for message in messages]
+        if not any(names):
+            return observed
+        fitting = tokens_that_fit(observed, names, options.images, room)
+        if fitting < sum(len(message.token_ids) for message in observed):
+            observed = self._observations(messages, after, options, fitting, calls, calls_before)
+        try:
+            return [with_images(message, shown, options) for message, shown in zip(observed, names, strict=False)]
+        except OtherPlaceholders as error:
+            raise EnvironmentRejected(f"{error} of an observation: show images in messages of another role.") from error
+
+    def _observations(
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+        calls: Chat,
+        calls_before: int,
+    ) -> list[TokenizedObservation]:
+        """As `observations`; each image is still its placeholder."""
         control_tokens = self._encoder.control_tokens
         hidden: Any = control_tokens.hidden_in_observation(messages, self._split, options.echoes_answers)
         answered = Calls(control_tokens.hidden_in_observation(calls, self._split), calls_before)
@@ -240,6 +277,8 @@ class TransformersChatTokenizer(ChatTokenizer):
     def _framed(self, messages: Sequence[ChatMessage], calls: Calls, options: ChatOptions) -> Bridge:
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
+            if any("images" in message for message in messages):
+                raise UnsupportedTokenizer("Observations of the format 'raw' show no images: use the format 'chat'.")
             contents = [message["content"] for message in messages]
             return Bridge("".join(contents), list(accumulate(map(len, contents[:-1]))))
         return self._bridges.bridge(messages, calls, options)
@@ -320,6 +359,18 @@ class TransformersChatTokenizer(ChatTokenizer):
                 "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
                 "leave tools out and describe them in a message."
             )
+
+
+def with_images(message: TokenizedObservation, names: Sequence[str], options: ChatOptions) -> TokenizedObservation:
+    """The message with the tokens of its images. One that was cut may show the first of them alone.
+
+    Raises `OtherPlaceholders` if the template writes more images or fewer.
+    """
+    if message.was_cut:
+        placeholders = {options.images[name].placeholder for name in names}
+        names = names[: sum(token_id in placeholders for token_id in message.token_ids)]
+    token_ids, mm_ranges = expanded(message.token_ids, names, options.images)
+    return replace(message, token_ids=token_ids, mm_ranges=mm_ranges)
 
 
 def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:

@@ -9,7 +9,7 @@ import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
-from vllm.inputs.engine import tokens_input
+from vllm.inputs.engine import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
@@ -21,6 +21,7 @@ from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded, RolloutFailure
 from deployments.generation.adapters import Adapters, LoadedAdapter, refuse_to_score_with
 from deployments.generation.engine_health import EngineHealth, kill_child_processes
+from deployments.generation.engine_images import EngineImages
 from deployments.generation.engine_outputs import ABORTED_BY_ENGINE, CompletionOutputs, FailureLog, engine_failed
 from deployments.generation.engine_requests import (
     generation_of,
@@ -45,7 +46,9 @@ from deployments.protocols.generation import (
     ScoringRequest,
     packed_ids,
     packed_logprobs,
+    takes_no_images,
 )
+from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
@@ -74,6 +77,8 @@ class VLLMEngine(Engine):
         self._running = RunningGenerations(llm, self._progress, steps, self.weights)
         self._failures = FailureLog()
         self.completions = CompletionOutputs(llm, self.weights, self.adapters, self._running, self._failures)
+        self.images: EngineImages | None = None
+        """`None` for an engine that takes no images."""
         self._health = EngineHealth(hang_timeout_s, self._observed, self._generate_health, kill_child_processes)
 
     @property
@@ -88,6 +93,7 @@ class VLLMEngine(Engine):
         patches_deltas: bool = False,
         hang_timeout_s: float | None = None,
         stat_loggers: Sequence[StatLoggerFactory] = (),
+        images: ImageStore | None = None,
     ) -> Self:
         """Loads the model and generates once, so that no caller waits for the warm-up.
 
@@ -96,8 +102,10 @@ class VLLMEngine(Engine):
             patches_deltas: apply deltas to the weights in the engine, in place of loading what they make.
             hang_timeout_s: as in `EngineSettings`.
             stat_loggers: vLLM's, beside its own and ours.
+            images: has the images that prompts show; for a model that sees.
 
         Raises:
+            ImagesUnsupported: `images` is given, and the model sees none, or writes them in another way than our logs.
             Exception: what vLLM raises for arguments that it refuses.
             ValueError: vLLM has no weight transfer backend of the given name, or `patches_deltas` goes with experts.
         """
@@ -112,6 +120,8 @@ class VLLMEngine(Engine):
         install_logprob_text_skipping(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
+        if images is not None:
+            engine.images = await asyncio.to_thread(EngineImages, llm, images)
         await engine.weights.label_initial_weights()
         await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine
@@ -186,7 +196,8 @@ class VLLMEngine(Engine):
         Args:
             cache_salt: the prefix cache is shared only with generations that have the same.
         """
-        prompt, request = tokens_input(list(prompt_token_ids), cache_salt=cache_salt), running.request
+        request = running.request
+        prompt = await self._prompt_of(prompt_token_ids, request.images, cache_salt)
         lora = None if adapter is None else adapter.request
         try:
             with self.adapters.used_by_generation(adapter, running.engine_id):
@@ -207,6 +218,20 @@ class VLLMEngine(Engine):
         except VLLMServerError as error:
             raise engine_failed(error) from error
         return last
+
+    async def _prompt_of(
+        self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None
+    ) -> TokensInput | MultiModalInput:
+        if not images:
+            return tokens_input(list(token_ids), cache_salt=cache_salt)
+        if self.images is None:
+            raise takes_no_images([span.name for span in images])
+        return await self.images.prompt(token_ids, images, cache_salt)
+
+    async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        if self.images is None:
+            raise takes_no_images(names)
+        return await self.images.tokens(names)
 
     def _canary_prompts(self) -> Sequence[Sequence[int]]:
         config = self._llm.model_config
@@ -234,6 +259,7 @@ class VLLMEngine(Engine):
             max_lora_rank=0 if config.lora_config is None else config.lora_config.max_lora_rank,
             max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
             returns_experts=config.aux_output_config.enable_return_routed_experts,
+            takes_images=self.images is not None,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:
@@ -280,6 +306,8 @@ class VLLMEngine(Engine):
     def shutdown(self) -> None:
         self._running.close()
         self._health.close()
+        if self.images is not None:
+            self.images.close()
         self._llm.shutdown()
 
 

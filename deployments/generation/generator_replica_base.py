@@ -30,6 +30,7 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     ReplicaLoad,
 )
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import (
@@ -167,6 +168,10 @@ class GeneratorReplicaBase(ABC):
 
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
+
+    async def image_tokens(self, names: list[str]) -> list[ImageTokens]:
+        """The tokens of images, as `Engine.image_tokens`, whose failures it raises."""
+        return await self._engine.image_tokens(names)
 
     async def answer(self) -> None:
         """Returns if it would take a generation now; implementations extend it.

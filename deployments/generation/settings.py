@@ -194,7 +194,8 @@ class EngineSettings(BaseModel):
         ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL. It
         reads `tokenizer.json` and the chat template, as rollouts do, where it would know a format of the vendor's own.
         It samples as the request says: the defaults of the model's `generation_config.json`, a repetition penalty among
-        them, would make log-probabilities that no trainer recomputes.
+        them, would make log-probabilities that no trainer recomputes. It has no cache of images that its front end must
+        keep in step with: each prompt brings what it shows.
         """
         defaults = {
             "scheduling_policy": "priority",
@@ -202,6 +203,7 @@ class EngineSettings(BaseModel):
             "tokenizer_mode": "hf",
             "generation_config": "vllm",
             "max_logprobs": MOST_LOGPROBS,
+            "mm_processor_cache_gb": 0,
         }
         given = self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)
         return defaults | given | ({"max_model_len": FITS_MEMORY} if self.max_model_len == "auto" else {})

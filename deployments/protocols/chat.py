@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollout_client.contract.messages import ContentPart, ImagePart, Message, PromptMessage
+from deployments.protocols.images import ImageTokens
+from rollout_client.contract.messages import ContentPart, ImagePart, MediaRange, Message, PromptMessage
 from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage
 
@@ -78,7 +79,22 @@ def chat_message(message: Message | PromptMessage) -> ChatMessage:
     for name in OPTIONAL_FIELDS:
         if (value := fields.get(name)) is not None:
             chat[name] = value  # type: ignore[literal-required]  # one of ChatMessage's keys
+    if images := images_of(message):
+        chat["images"] = [*images]
     return chat
+
+
+def images_shown(messages: Iterable[ChatMessage]) -> list[str]:
+    """The names of all images that an observation shows, in order: its environment's replica has named them."""
+    return [str(image) for message in messages for image in message.get("images", ())]
+
+
+def images_of(message: Message | PromptMessage) -> Sequence[str]:
+    """The names of the images that a message shows, in order."""
+    if isinstance(message, Message):
+        return [shown.media for shown in message.mm_ranges or ()]
+    parts = message.content if isinstance(message.content, list) else ()
+    return [part.image for part in parts if isinstance(part, ImagePart)]
 
 
 def judged_log(messages: Iterable[Message]) -> list[ChatMessage]:
@@ -99,10 +115,16 @@ def text_of(content: str | Sequence[ContentPart] | None) -> str:
     return "".join("" if isinstance(part, ImagePart) else part.text for part in content)
 
 
-def prompt_message(message: PromptMessage, token_ids: Sequence[int]) -> Message:
+def prompt_message(message: PromptMessage, token_ids: Sequence[int], mm_ranges: Sequence[MediaRange] = ()) -> Message:
     """The message with its part of the prompt's tokens."""
-    fields: dict[str, Any] = {**chat_message(message), "token_ids": token_ids}
-    return Message.model_construct(**fields)
+    return Message.model_construct(**fields_of(chat_message(message), token_ids, mm_ranges))
+
+
+def fields_of(message: ChatMessage, token_ids: Sequence[int], mm_ranges: Sequence[MediaRange]) -> dict[str, Any]:
+    """Those of a `Message` that has these tokens."""
+    fields: dict[str, Any] = {**message, "token_ids": token_ids}
+    fields.pop("images", None)
+    return fields | {"mm_ranges": [*mm_ranges]} if mm_ranges else fields
 
 
 SplitSpecialTokens = Literal["none", "observations", "all"]
@@ -126,6 +148,8 @@ class ChatOptions:
     """Whether an environment made messages of the prompt."""
     echoes_answers: bool = False
     """Whether the answers in a prompt are the model's, as a caller has them from the service and sends them back."""
+    images: dict[str, ImageTokens] = field(default_factory=dict)
+    """Those that are known, by name: of all images that messages show, before they are tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +159,8 @@ class TokenizedObservation:
     token_ids: list[int]
     content: str
     was_cut: bool
+    mm_ranges: Sequence[MediaRange] = ()
+    """Which of the tokens stand for images."""
 
 
 class ChatTokenizer(Protocol):

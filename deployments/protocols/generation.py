@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from deployments.failures import RolloutFailure
+from deployments.failures import GenerationRejected, RolloutFailure
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.images import ImageSpan, ImageTokens
 from rollout_client.contract.messages import PackedNumbers
 from rollout_env import StepOutcome
 
@@ -60,6 +61,8 @@ class GeneratorDescription:
     """How many of the most likely tokens the engine names for each token. `None`: no bound."""
     returns_experts: bool = False
     """Whether the engine returns the experts that each token was routed to."""
+    takes_images: bool = False
+    """Whether prompts may show images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,8 @@ class GenerationRequest:
     """The span of the generation, as the header of the W3C; empty if it is not traced."""
     include: IncludedColumns = NO_COLUMNS
     """Is the same object in all generations of a request."""
+    images: tuple[ImageSpan, ...] = ()
+    """Where the prompt has tokens of images, in order."""
     experts_from: int = 0
     """The first token of the prompt whose routed experts are not known; with `include.routed_experts` alone."""
 
@@ -272,6 +277,16 @@ class Generator(Protocol):
         """Forgets the rollout, which has no further turn. Unknown ids are ignored."""
         ...
 
+    async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        """The tokens that the model has for each of these images of the store.
+
+        Raises:
+            GenerationRejected: the model takes no images, or refuses one of them.
+            GenerationLost: no replica answers.
+            ImageUnknown: the store has one of them no longer.
+        """
+        raise takes_no_images(names)
+
     async def describe(self) -> GeneratorDescription:
         """Raises `GenerationLost` if no replica answers."""
         ...
@@ -283,6 +298,10 @@ class Generator(Protocol):
     async def answer(self, replica: str) -> None:  # noqa: ARG002 - without replicas there is one to ask
         """Returns when this replica has answered that it generates. Raises `GenerationLost` if it does not."""
         await self.describe()
+
+
+def takes_no_images(names: Sequence[str]) -> GenerationRejected:
+    return GenerationRejected(f"The model takes no images, and {len(names)} are shown to it: serve a model that sees.")
 
 
 class Engine(Protocol):
@@ -298,6 +317,10 @@ class Engine(Protocol):
         `failure` becomes the `failure` of what they return.
         """
         ...
+
+    async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        """As `Generator.image_tokens`; raises what it raises."""
+        raise takes_no_images(names)
 
     def describe(self) -> GeneratorDescription: ...
 

@@ -1,9 +1,11 @@
 """Images of prompts: how they are named and kept, and what tokens a model writes for one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
+
+from rollout_client.contract.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,6 @@ class ImageTokens:
 
 
 ImagesByName = Mapping[str, ImageTokens]
-NO_IMAGES: ImagesByName = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,13 @@ class ImageStore(Protocol):
             ImagesLost: the store cannot be reached.
         """
         ...
+
+
+def image_spans(messages: Iterable[Message], start: int = 0) -> tuple[ImageSpan, ...]:
+    """The images of the messages, the first of which begins at token `start` of the prompt."""
+    spans: list[ImageSpan] = []
+    for message in messages:
+        if message.mm_ranges:
+            spans += (ImageSpan(shown.media, start + shown.start, start + shown.end) for shown in message.mm_ranges)
+        start += len(message.token_ids)
+    return tuple(spans)

@@ -21,6 +21,7 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     ScoringRequest,
 )
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
@@ -252,6 +253,11 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         description: GeneratorDescription = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
         self._wake(self._scheduler.set_capacity(EngineCapacity.of(description)))
         return description
+
+    async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        response: Any = self._handle.image_tokens.remote([*names])
+        tokens: list[ImageTokens] = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+        return tokens
 
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)

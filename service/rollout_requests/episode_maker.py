@@ -1,20 +1,24 @@
 """Makes the episodes of a valid request when they are drawn: all at once, or group after group for `keep.where`."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 from deployments.failures import RolloutFailure
+from deployments.protocols.chat import images_of
 from deployments.protocols.generation import Environment
+from deployments.protocols.images import ImageTokens
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.episodes import EpisodeFactory, RequestContext
 from service.rollout_requests.sample_preparation import TaskDescriptions, start_samples, tasks_with_start
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import GroupSelection
+from service.rollouts.images import ImageReader
 from service.rollouts.progress import ProgressLog, RolloutObserver
+from service.rollouts.retries import RetryBudget, with_retries
 from service.rollouts.selected_groups import GroupsToSelect
 
 Result = TypeVar("Result")
@@ -31,6 +35,7 @@ class EpisodeMaker:
     environments: Mapping[str, Environment]
     observer: RolloutObserver
     progress: ProgressLog | None
+    images: ImageReader
     is_small: bool
     """Whether rendering and tokenizing its prompts takes little more than a call in a thread costs."""
 
@@ -45,14 +50,36 @@ class EpisodeMaker:
             not_started = await start_samples(
                 self.request, request_id, with_start, self.environments, self.progress, places
             )
-        episodes = await done_in_thread_unless(self.is_small, partial(self._made, places, not_started))
+        images: dict[str, ImageTokens] = {}
+        not_started = {**not_started, **await self._unknown_images(places, images)}
+        episodes = await done_in_thread_unless(self.is_small, partial(self._made, places, not_started, images))
         if self.progress is not None:
             await done_in_thread_unless(self.is_small, partial(self.progress.restore, episodes))
         return episodes
 
-    def _made(self, places: range, not_started: Mapping[int, RolloutFailure]) -> list[Episode]:
+    async def _unknown_images(self, places: range, images: dict[str, ImageTokens]) -> dict[int, RolloutFailure]:
+        """Learns the tokens of all images of the samples; returns the failures, by place, of those that have others."""
+        learning: dict[int, Awaitable[None]] = {}
+        for place in places:
+            names = [name for message in self.request.samples[place].messages or () for name in images_of(message)]
+            if names:
+                learn = partial(self.images.learn, names, images)
+                log_fields = {"request_id": self.context.request_id, "sample": place}
+                learning[place] = with_retries(learn, RetryBudget(log_fields, self.request.retries))
+        learned = await asyncio.gather(*learning.values(), return_exceptions=True)
+        failures = {}
+        for place, end in zip(learning, learned, strict=True):
+            if isinstance(end, RolloutFailure):
+                failures[place] = end
+            elif end is not None:
+                raise end
+        return failures
+
+    def _made(
+        self, places: range, not_started: Mapping[int, RolloutFailure], images: dict[str, ImageTokens]
+    ) -> list[Episode]:
         began = monotonic()
-        episodes = self.factory.groups(self.request, self.context, places, self.tasks, not_started)
+        episodes = self.factory.groups(self.request, self.context, places, self.tasks, not_started, images)
         self.observer.took("tokenize", monotonic() - began)
         return episodes
 

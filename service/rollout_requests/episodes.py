@@ -12,6 +12,7 @@ from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import GeneratorDescription, IncludedColumns, RequestShare, SamplingOptions
+from deployments.protocols.images import ImageTokens
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
@@ -80,6 +81,7 @@ class EpisodeFactory:
         places: Iterable[int],
         tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
+        images: dict[str, ImageTokens] | None = None,
     ) -> list[Episode]:
         """The episodes of these samples of a valid request, by place: the rollouts of one sample next to each other.
 
@@ -88,7 +90,9 @@ class EpisodeFactory:
 
         Args:
             not_started: the samples whose start has failed, by place.
+            images: the tokens of all images of the others' messages, to which those of observations are added.
         """
+        images = {} if images is None else images
         return [
             episode
             for place in places
@@ -98,6 +102,7 @@ class EpisodeFactory:
                 place,
                 request.samples[place],
                 not_started.get(place) or tasks.get(request.samples[place].task_name),
+                images,
             )
         ]
 
@@ -108,11 +113,13 @@ class EpisodeFactory:
         sample_position: int,
         sample: SampleInput,
         task: TaskDescription | RolloutFailure | None,
+        images: dict[str, ImageTokens],
     ) -> Iterator[Episode]:
         """The episodes of one sample, which share all objects that do not differ between them."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         failure = task if isinstance(task, RolloutFailure) else None
         chat = chat_options(request, sample, task if isinstance(task, TaskDescription) else None)
+        chat = replace(chat, images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
         if failure is None and agent is None:

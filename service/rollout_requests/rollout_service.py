@@ -28,6 +28,7 @@ from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
+from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.rollouts.pacing import LoopPacer
@@ -226,6 +227,7 @@ class RolloutService:
         self._response_parser = response_parser
         self._observer = observer
         self._agents = agents
+        self._images = ImageReader(generator)
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
@@ -274,6 +276,7 @@ class RolloutService:
             self.environments,
             self._observer,
             progress,
+            self._images,
             is_small,
         )
         prepared = await self._prepared(maker)
@@ -308,6 +311,7 @@ class RolloutService:
             progress=progress,
             agents=None if self._agents is None else self._agents.of_request(caller),
             observer=self._observer,
+            images=self._images,
         )
 
     def info(self) -> ServiceInfo:

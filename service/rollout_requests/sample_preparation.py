@@ -19,7 +19,7 @@ from deployments.protocols.generation import Environment
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import RetryBudget, with_retries, with_timeout
@@ -166,10 +166,19 @@ async def outcome_of(start: Callable[[], Awaitable[StepOutcome]], retries: Retry
 
 def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
     """The sample with the additions of its environment."""
-    added = [PromptMessage.model_validate(message) for message in outcome.observations]
+    added = [PromptMessage.model_validate(shown_message(message)) for message in outcome.observations]
     update: dict[str, Any] = {"messages": [*(sample.messages or ()), *added]}
     if outcome.metadata is not None:
         update["extra_env_info"] = outcome.metadata
     if outcome.next_stop_strings is not None:
         update["stop_strings"] = outcome.next_stop_strings
     return sample.model_copy(update=update)
+
+
+def shown_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as a prompt's: its images are parts of its content, before its text."""
+    fields: dict[str, Any] = {**message}
+    if images := fields.pop("images", None):
+        text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        fields["content"] = [*({"type": "image", "image": name} for name in images), *text]
+    return fields

@@ -146,6 +146,7 @@ class Episode:
             share=start.share,
             policy=start.bounds.policy,
             include=start.include,
+            images=log.images,
             experts_from=log.experts.rows if start.include.routed_experts else 0,
         )
 

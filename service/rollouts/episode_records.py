@@ -20,6 +20,7 @@ from deployments.protocols.generation import (
     SamplingOptions,
     packed_ids,
 )
+from deployments.protocols.images import ImageSpan, image_spans
 from deployments.protocols.token_columns import RoutedExperts
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
@@ -92,6 +93,8 @@ class Prompt:
     """How many of `messages` were generated."""
     oldest_version: int | None = None
     """The oldest one of the request's policy that generated a token of these messages; `None` if none is known."""
+    images: tuple[ImageSpan, ...] = ()
+    """Those that the messages show."""
 
     @classmethod
     def of(cls, message_log: Sequence[Message], policy: str | None = None) -> Self:
@@ -104,6 +107,7 @@ class Prompt:
             packed_ids(token_id for message in message_log for token_id in message.token_ids),
             sum(message.generation_logprobs is not None for message in messages),
             oldest_version(message_log, policy),
+            image_spans(message_log),
         )
 
 

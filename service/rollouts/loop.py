@@ -14,14 +14,15 @@ from functools import partial
 from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
-from deployments.protocols.chat import ResponseParser
+from deployments.protocols.chat import ResponseParser, images_shown
 from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import Environment, GenerationRequest, Generator
+from deployments.protocols.generation import Environment, GenerationRequest, Generator, takes_no_images
 from rollout_client.contract.rollouts import SampleError
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
+from service.rollouts.images import ImageReader
 from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.retries import with_retries
@@ -53,6 +54,8 @@ class RolloutContext:
     agents: Agents | None = None
     """`None` where no task has an agent."""
     observer: RolloutObserver = UNOBSERVED
+    images: ImageReader | None = None
+    """`None` where no model sees."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -147,12 +150,24 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
             raise
         logger.info("A rollout is played anew: %s", lost, extra=episode.identity.log_fields())
         return
+    await learn_images(outcome, episode, context)
     observed = None
     characters = sum(len(message["content"]) for message in outcome.observations)
     if characters > MOST_CHARACTERS_INLINE:
         observed = await asyncio.to_thread(episode.tokenized_observations, outcome)
     await context.pacer.wait_for_turn(episode, characters if observed is None else 0)
     episode.add_outcome(outcome, observed)
+
+
+async def learn_images(outcome: StepOutcome, episode: Episode, context: RolloutContext) -> None:
+    """Asks for the tokens of the images that the observation shows. Raises what `ImageReader.learn` raises."""
+    names = images_shown(outcome.observations)
+    if not names:
+        return
+    images = context.images
+    if images is None:
+        raise takes_no_images(names)
+    await with_retries(partial(images.learn, names, episode.start.chat.images), episode.retries, context.pacer)
 
 
 async def play_turns(episode: Episode, context: RolloutContext) -> None:

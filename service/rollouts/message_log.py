@@ -11,6 +11,7 @@ from itertools import chain
 
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import Generation, packed_ids
+from deployments.protocols.images import image_spans
 from deployments.protocols.token_columns import EXPERTS, RoutedExperts
 from rollout_client.contract.messages import Message
 from rollout_env import ChatMessage
@@ -28,6 +29,8 @@ class MessageLog:
         self.added: list[Message] = [] if prompt.response is None else [prompt.response]
         """The messages after those of the prompt. A response at the end of the prompt is one, because it changes."""
         self._added_ids = packed_ids(())
+        self.images = prompt.images
+        """Where the images are among the tokens."""
         self.experts = RoutedExperts(self)
         """Those that are known, from the first token of the prompt on."""
         self._end_full_partial()
@@ -89,7 +92,9 @@ class MessageLog:
         self._end_full_partial()
 
     def add_observation(self, message: ChatMessage, tokens: TokenizedObservation) -> None:
-        self.added.append(observation_message(message, tokens))
+        shown = observation_message(message, tokens)
+        self.images += image_spans([shown], self.length)
+        self.added.append(shown)
         self._added_ids.extend(tokens.token_ids)
 
     def set_reward(self, reward: float) -> None:
@@ -101,6 +106,7 @@ class MessageLog:
         posted = 0 if self._prompt.response is None else len(self._prompt.response.token_ids)
         self.added = list(messages)
         self._added_ids = packed_ids(chain.from_iterable(message.token_ids for message in messages))[posted:]
+        self.images = self._prompt.images + image_spans(messages, len(self._prompt.token_ids) - posted)
 
     def _end_full_partial(self) -> None:
         """Completes a partial response that has no room left, or all the tokens that it may have: its step is due."""

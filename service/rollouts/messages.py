@@ -17,7 +17,13 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
-from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, TokenizedObservation
+from deployments.protocols.chat import (
+    CONTEXT_TOKENS,
+    ChatTokenizer,
+    ParsedResponse,
+    TokenizedObservation,
+    fields_of,
+)
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
 from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns
 from deployments.protocols.weight_versions import joined_spans
@@ -176,5 +182,5 @@ def was_parsed(response: Message) -> bool:
 
 def observation_message(message: ChatMessage, tokens: TokenizedObservation) -> Message:
     """The message with the tokens that it got, and the text that they cover."""
-    fields: dict[str, Any] = {**message, "content": tokens.content, "token_ids": packed_ids(tokens.token_ids)}
-    return Message.model_construct(**fields)
+    fields = fields_of(message, packed_ids(tokens.token_ids), tokens.mm_ranges)
+    return Message.model_construct(**fields | {"content": tokens.content})

@@ -164,6 +164,7 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "tokenizer_mode": "hf",
         "generation_config": "vllm",
         "max_logprobs": 256,
+        "mm_processor_cache_gb": 0,
     }
 
 

@@ -244,7 +244,7 @@ class GivenMessage(Message):
         for shown in self.mm_ranges or ():
             if not place <= shown.start < shown.end <= len(self.token_ids):
                 raise ValueError(
-                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {len(self.token_ids)} token_ids: send "
+                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {len(self.token_ids)} tokens: send "
                     "ranges in order, which do not overlap"
                 )
             place = shown.end

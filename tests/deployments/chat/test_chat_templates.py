@@ -184,7 +184,7 @@ def test_content_may_be_parts_or_null_as_far_as_the_template_takes_it() -> None:
         ({"role": "user"}, "content is missing: only a message with tool_calls may have none"),
         (
             {"role": "user", "content": [{"type": "image", "text": ""}]},
-            "Input should be a text, or a list of parts that have the type",
+            "Input should be a text, or a list of parts: {'type': 'text', 'text': ...} or {'type': 'image', 'image': ",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from deployments.failures import (
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
+from deployments.protocols.images import ImageTokens
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
@@ -324,11 +325,12 @@ class NotingFactory(EpisodeFactory):
         places: Iterable[int],
         tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
+        images: dict[str, ImageTokens] | None = None,
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().groups(request, context, places, tasks, not_started)
+        return super().groups(request, context, places, tasks, not_started, images)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
             "max_lora_rank": DESCRIPTION.max_lora_rank,
             "max_logprobs": DESCRIPTION.max_logprobs,
             "returns_experts": DESCRIPTION.returns_experts,
+            "takes_images": DESCRIPTION.takes_images,
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

@@ -1,0 +1,160 @@
+"""Images in the engine's prompts: processed once by the model's processor, and placed by their ranges of tokens.
+
+vLLM would expand a placeholder in each prompt anew. Here its processor gets an image alone: what it writes for the
+placeholder are the image's tokens in every log, and what it computes of the pixels goes with each prompt that shows it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import torch
+from PIL import Image
+from vllm.inputs import MultiModalInput, mm_input
+from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.processing.context import TimingContext
+from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from deployments.failures import GenerationRejected
+from deployments.protocols.generation import packed_ids
+from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
+
+KEPT_BYTES = 2**30
+"""Memory for processed images; those that were not used for longest are dropped first."""
+
+
+class ImagesUnsupported(Exception):
+    """The model's processor writes images in a way that cannot be carried token-exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """An image as the model takes it."""
+
+    tokens: ImageTokens
+    is_embed: torch.Tensor | None
+    """Which of its tokens the model replaces by what it sees; `None`: all."""
+    values: Any
+    """The pixels, and what else the model's processor made of them."""
+    bytes: int
+
+
+class EngineImages:
+    """Images of the prompts of one engine, whose model sees."""
+
+    def __init__(self, llm: AsyncLLM, store: ImageStore) -> None:
+        """Processes a dummy image, which takes a second.
+
+        Raises:
+            ImagesUnsupported: the model sees no images, or has no placeholder of one token for an image.
+        """
+        if not llm.model_config.is_multimodal_model:
+            raise ImagesUnsupported(f"{llm.model_config.model} sees no images: leave images out of the config.")
+        self._processor = llm.renderer.get_mm_processor()
+        self._tokenizer = llm.get_tokenizer()
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "images")
+        self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
+        self._kept = 0
+        self._under_way: dict[str, asyncio.Task[ProcessedImage]] = {}
+        text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
+        self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        self._placeholder = self._placeholder_of(Image.new("RGB", (64, 64)))
+
+    async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        """The tokens of images of the store.
+
+        Raises:
+            ImageUnknown: the store has one of them no longer.
+            ImagesLost: the store cannot be reached.
+            GenerationRejected: the model's processor refuses one.
+        """
+        return [image.tokens for image in await asyncio.gather(*map(self._image, names))]
+
+    async def prompt(
+        self, token_ids: Sequence[int], spans: Sequence[ImageSpan], cache_salt: str | None = None
+    ) -> MultiModalInput:
+        """The engine's input for a prompt with these images. Raises what `tokens` raises.
+
+        `GenerationRejected` also if the prompt has other tokens in the place of an image than the model writes for it.
+        """
+        shown = await asyncio.gather(*(self._image(span.name) for span in spans))
+        for span, image in zip(spans, shown, strict=True):
+            if [*token_ids[span.start : span.end]] != [*image.tokens.token_ids]:
+                raise GenerationRejected(
+                    f"The tokens [{span.start}, {span.end}) of the prompt are not those that the model has for image "
+                    f"{span.name}: send tokens and mm_ranges of the model that is served."
+                )
+        return mm_input(
+            list(token_ids),
+            MultiModalKwargsItems({"image": [image.values for image in shown]}),
+            {"image": [span.name for span in spans]},
+            {
+                "image": [
+                    PlaceholderRange(offset=span.start, length=span.end - span.start, is_embed=image.is_embed)
+                    for span, image in zip(spans, shown, strict=True)
+                ]
+            },
+            cache_salt=cache_salt,
+        )
+
+    async def _image(self, name: str) -> ProcessedImage:
+        if (image := self._processed.get(name)) is not None:
+            self._processed.move_to_end(name)
+            return image
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.create_task(self._read(name))
+            task.add_done_callback(lambda _: self._under_way.pop(name, None))
+        # Others may wait for it when the caller is cancelled.
+        return await asyncio.shield(task)
+
+    async def _read(self, name: str) -> ProcessedImage:
+        data = await self._store.get(name)
+        loop = asyncio.get_running_loop()
+        try:
+            image = await loop.run_in_executor(self._thread, self._process, data, name)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise GenerationRejected(f"The model's processor refuses image {name}: {error}") from error
+        self._processed[name] = image
+        self._kept += image.bytes
+        while self._kept > KEPT_BYTES and len(self._processed) > 1:
+            _, dropped = self._processed.popitem(last=False)
+            self._kept -= dropped.bytes
+        return image
+
+    def _process(self, data: bytes, name: str) -> ProcessedImage:
+        with Image.open(BytesIO(data)) as picture:
+            made, place = self._applied(picture.convert("RGB"), name)
+        ids = made["prompt_token_ids"][place.offset : place.offset + place.length]
+        values = made["mm_kwargs"]["image"][0]
+        tensors = (element.data for element in values.values())
+        size = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+        return ProcessedImage(ImageTokens(self._placeholder, packed_ids(ids)), place.is_embed, values, size)
+
+    def _applied(self, picture: Image.Image, name: str) -> tuple[Any, PlaceholderRange]:
+        items = self._processor.info.parse_mm_data({"image": [picture]})
+        inputs = ProcessorInputs([*self._prompt], items, {"image": [name]})
+        made = self._processor.apply(inputs, TimingContext(enabled=False))
+        [place] = made["mm_placeholders"]["image"]
+        return made, place
+
+    def _placeholder_of(self, picture: Image.Image) -> int:
+        """The token in whose place the processor writes an image."""
+        made, place = self._applied(picture, "dummy")
+        behind = len(made["prompt_token_ids"]) - place.offset - place.length
+        replaced = self._prompt[place.offset : len(self._prompt) - behind]
+        if len(replaced) != 1:
+            raise ImagesUnsupported(
+                f"The model's processor writes an image in the place of {len(replaced)} tokens {replaced}; only models "
+                "with one token for an image are served with images. Leave images out of the config."
+            )
+        return replaced[0]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,116 @@
+"""Images in tokenized prompts and observations, by the template of a model that sees."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols.chat import ChatOptions, TokenizedObservation
+from deployments.protocols.images import ImageTokens, image_spans, name_of_image
+from rollout_client.contract.messages import Message, PromptMessage
+from rollout_env import ChatMessage
+from tests.vision_model import vision_tokenizer
+
+TOKENIZER = TransformersChatTokenizer(vision_tokenizer())
+IMAGE, FRAME = 262, 263
+NAMES = [name_of_image(bytes([number])) for number in range(4)]
+KNOWN = {name: ImageTokens(IMAGE, [FRAME, *[IMAGE] * (3 * number + 1), FRAME]) for number, name in enumerate(NAMES, 1)}
+PLENTY = 10_000
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=8)
+parts = st.lists(st.sampled_from(NAMES) | texts, max_size=6)
+
+
+def content(given_parts: list[str]) -> list[dict[str, str]]:
+    return [
+        {"type": "image", "image": part} if part in KNOWN else {"type": "text", "text": part} for part in given_parts
+    ]
+
+
+def unexpanded(messages: list[Message]) -> list[int]:
+    """The tokens with one placeholder for each image again."""
+    ids = list(chain.from_iterable(message.token_ids for message in messages))
+    for span in reversed(image_spans(messages)):
+        assert ids[span.start : span.end] == [*KNOWN[span.name].token_ids]
+        ids[span.start : span.end] = [IMAGE]
+    return ids
+
+
+@given(st.lists(parts, min_size=1, max_size=4))
+def test_the_tokens_of_a_prompt_are_those_of_its_rendering_with_each_image_in_its_place(
+    shown: list[list[str]],
+) -> None:
+    messages = [PromptMessage.model_validate({"role": "user", "content": content(each)}) for each in shown]
+    made = TOKENIZER.prompt(messages, ChatOptions(images=KNOWN), PLENTY)
+    rendered = vision_tokenizer().apply_chat_template(
+        [message.model_dump(exclude_unset=True) for message in messages], add_generation_prompt=True
+    )["input_ids"]
+    assert unexpanded(made) == rendered
+    assert [[place.media for place in message.mm_ranges or ()] for message in made] == [
+        [part for part in each if part in KNOWN] for each in shown
+    ]
+    assert [message.content for message in made] == [
+        "".join(part for part in each if part not in KNOWN) for each in shown
+    ]
+
+
+def observed(messages: list[ChatMessage], room: int) -> list[TokenizedObservation]:
+    return TOKENIZER.observations(messages, [72, 261], ChatOptions(images=KNOWN), room)
+
+
+@given(
+    st.lists(st.tuples(texts, st.lists(st.sampled_from(NAMES), max_size=3)), min_size=1, max_size=3),
+    st.integers(0, 120),
+)
+def test_an_observation_that_is_cut_keeps_its_first_tokens_and_no_part_of_an_image(
+    shown: list[tuple[str, list[str]]], room: int
+) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": text} | ({"images": images} if images else {}) for text, images in shown
+    ]
+    whole = observed(messages, PLENTY)
+    cut = observed(messages, room)
+    all_ids, kept = ([*chain.from_iterable(one.token_ids for one in made)] for made in (whole, cut))
+    assert kept == all_ids[: len(kept)]
+    assert len(kept) <= room
+    images = [
+        (place.start + before, place.end + before)
+        for one, before in zip(whole, starts(whole), strict=True)
+        for place in one.mm_ranges
+    ]
+    if len(all_ids) > room:
+        # What was left out is the image that the room ends in.
+        assert len(kept) == next((start for start, end in images if start < room < end), room)
+        assert cut[-1].was_cut
+    kept_images = [
+        (place.start + before, place.end + before)
+        for one, before in zip(cut, starts(cut), strict=True)
+        for place in one.mm_ranges
+    ]
+    assert kept_images == [(start, end) for start, end in images if end <= len(kept)]
+
+
+def starts(made: list[TokenizedObservation]) -> list[int]:
+    return [sum(len(one.token_ids) for one in made[:place]) for place in range(len(made))]
+
+
+def test_a_prompt_that_spells_a_placeholder_beside_its_images_is_refused() -> None:
+    message = PromptMessage.model_validate({"role": "user", "content": content(["<image>", NAMES[0]])})
+    with pytest.raises(PromptRejected, match="writes 2 images of 1 in message 0, of role 'user'"):
+        TOKENIZER.prompt([message], ChatOptions(images=KNOWN), PLENTY)
+
+
+def test_an_observation_that_spells_a_placeholder_shows_no_image_by_it() -> None:
+    [one] = observed([{"role": "user", "content": "<image>", "images": [NAMES[0]]}], PLENTY)
+    assert [place.media for place in one.mm_ranges] == [NAMES[0]]
+    assert one.token_ids.count(IMAGE) == [*KNOWN[NAMES[0]].token_ids].count(IMAGE)
+    assert one.content == "<image>"
+
+
+def test_a_raw_observation_shows_no_image() -> None:
+    raw = ChatOptions("raw", images=KNOWN)
+    with pytest.raises(EnvironmentRejected, match="of the format 'raw' show no images: use the format 'chat'"):
+        TOKENIZER.observations([{"role": "user", "content": "", "images": NAMES[:1]}], [72], raw, PLENTY)

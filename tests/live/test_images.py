@@ -1,0 +1,180 @@
+"""Images in the prompts of a real engine: a random Idefics3, against transformers with the same pixels."""
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from vllm.envs import disable_envs_cache
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.failures import GenerationRejected
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.settings import EngineSettings
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.generation import GenerationRequest, SamplingOptions
+from deployments.protocols.images import ImageSpan, ImageTokens
+from rollout_client.contract.messages import PromptMessage
+from rollout_client.contract.rollouts import SampleResult
+from rollout_env import StepOutcome
+from service.rollouts.images import ImageReader
+from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.schedule import AsyncSchedule
+from tests.live.test_engine import EngineGenerator
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
+from tests.vision_model import TOKENS_OF_TILE, ImagesInMemory, SeenByTransformers, picture, save_vision_model
+
+pytestmark = pytest.mark.long
+SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
+NEAR = 2e-3
+"""The two add up attention in different orders, in float32."""
+
+
+class SeeingGenerator(EngineGenerator):
+    """An engine in this process that takes images."""
+
+    async def image_tokens(self, names: Any) -> list[ImageTokens]:
+        return await self._engine.image_tokens(names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vision_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def images() -> ImagesInMemory:
+    return ImagesInMemory()
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+    given: dict[str, Any] = {
+        "device": "cpu",
+        "model": str(folder),
+        "dtype": "float32",
+        "max_model_len": 1500,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**25,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 1500,
+    }
+    settings = EngineSettings.model_validate(given)
+    with patch.dict(os.environ, settings.process_variables), asyncio.Runner() as loop:
+        engine = loop.run(VLLMEngine.start(settings.engine_args(), images=images))
+        try:
+            yield engine, loop
+        finally:
+            engine.shutdown()
+            disable_envs_cache()
+
+
+async def play(
+    engine: VLLMEngine,
+    images: ImagesInMemory,
+    folder: Path,
+    draw: random.Random,
+    cuts_s: list[float],
+    temperature: float = 1.0,
+) -> SampleResult:
+    """A conversation of random turns, pictures and texts."""
+    tokenizer = TransformersChatTokenizer.load(str(folder))
+    kept = await images.put([picture(*draw.choice(SIZES), seed=draw.randrange(5)) for _ in range(4)])
+    parts: list[dict[str, str]] = [{"type": "text", "text": f"Look {draw.randrange(100)}: "}]
+    for name in draw.choices(kept, k=draw.randrange(3)):
+        parts += [{"type": "image", "image": name}, {"type": "text", "text": draw.choice(["", " and ", "\n"])}]
+    generator = SeeingGenerator(engine, cuts_s)
+    reader = ImageReader(generator)
+    known: dict[str, ImageTokens] = {}
+    await reader.learn(kept, known)
+    prompt = [PromptMessage.model_validate({"role": "user", "content": parts})]
+    log = tokenizer.prompt(prompt, ChatOptions(images=known), 1500)
+    outcomes = [
+        StepOutcome({"role": "user", "content": f"Next {turn}", "images": draw.choices(kept, k=shown)}, 1.0, False)
+        if (shown := draw.randrange(3))
+        else StepOutcome({"role": "user", "content": f"Go on {turn}"}, 0.5, False)
+        for turn in range(6)
+    ]
+    recipe = EpisodeRecipe(
+        message_log=lambda _: log,
+        max_seq_len=1500,
+        max_new_tokens=draw.randint(1, 12),
+        max_rollout_turns=draw.randint(1, 6),
+        observation_format="chat",
+        retries=20,
+        tokenizer=tokenizer,
+        sampling=SamplingOptions(temperature=temperature, ignore_eos=True, seed=draw.randrange(1000)),
+    )
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, AsyncSchedule(), images=reader)
+    return (await play_sample(recipe.make(), context)).result()
+
+
+CUTS_S = [0.02, 0.01, 0.03, 0.02]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+) -> None:
+    running, loop = engine
+    seen = SeenByTransformers(folder)
+    for cuts_s in ([], CUTS_S):
+        result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
+        assert result.error is None
+        assert seen.differences(result, images.kept).abs().max() < NEAR
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+) -> None:
+    running, loop = engine
+    whole, cut = (
+        loop.run(play(running, images, folder, random.Random(seed), cuts_s, temperature=0.0)) for cuts_s in ([], CUTS_S)
+    )
+    assert [message.token_ids for message in cut.message_log] == [message.token_ids for message in whole.message_log]
+    assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
+
+
+def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
+    images.read.clear()
+    first, wide, again = loop.run(running.image_tokens(names))
+    assert first == again
+    assert images.read == names[:2]
+    placeholders = [list(each.token_ids).count(each.placeholder) for each in (first, wide)]
+    assert placeholders == [5 * TOKENS_OF_TILE, 3 * TOKENS_OF_TILE]
+
+
+def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+) -> None:
+    running, loop = engine
+    [name] = loop.run(images.put([picture(64, 64, 79)]))
+    [tokens] = loop.run(running.image_tokens([name]))
+    options = SamplingOptions(temperature=0.0, ignore_eos=True)
+    ids = [72, 105, *tokens.token_ids, 33]
+
+    def request(shift: int) -> GenerationRequest:
+        span = ImageSpan(name, 2 + shift, 2 + shift + len(tokens.token_ids))
+        return GenerationRequest(f"shifted-{shift}", ids, 2, (), options, images=(span,))
+
+    with pytest.raises(GenerationRejected, match=f"are not those that the model has for image {name}: send tokens"):
+        loop.run(running.generate(request(1)))
+    assert len(loop.run(running.generate(request(0))).token_ids) == 2
+
+
+def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory) -> None:
+    running, loop = engine
+    names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
+    for name in names:
+        with pytest.raises(GenerationRejected, match=f"refuses image {name}"):
+            loop.run(running.image_tokens([name]))

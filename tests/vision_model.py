@@ -1,0 +1,153 @@
+"""A tiny random model that sees, pictures to show it, and a store of them in memory."""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoTokenizer
+from transformers.models.idefics3.configuration_idefics3 import Idefics3Config
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+from deployments.protocols.images import ImageStore, name_of_image
+from rollout_client.contract.rollouts import SampleResult
+from tests.paths import TINY_MODEL
+
+TILE = 64
+"""Edge in pixels of a tile, into which larger pictures are split."""
+TOKENS_OF_TILE = 16
+MARKS = ["<image>", "<fake_token_around_image>", "<global-img>"]
+TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>\\n' -}}
+{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}
+{%- for part in message['content'] -%}
+{{- '<image>' if part['type'] == 'image' else part['text'] -}}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+"""
+
+
+def vision_tokenizer() -> Any:
+    """The embedded model's, with the tokens of pictures and a template that takes parts."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    rows = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS + rows})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def save_vision_model(folder: Path, seed: int = 0) -> Path:
+    """Idefics3 with random weights in float32, a byte tokenizer, and pictures that are split into tiles."""
+    tokenizer = vision_tokenizer()
+    size, tile = {"longest_edge": 2 * TILE}, {"longest_edge": TILE}
+    pictures = Idefics3ImageProcessorPil(do_image_splitting=True, size=size, max_image_size=tile)
+    Idefics3Processor(pictures, tokenizer, image_seq_len=TOKENS_OF_TILE).save_pretrained(folder)
+    config = Idefics3Config(
+        text_config={
+            "model_type": "llama",
+            "vocab_size": len(tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "max_position_embeddings": 2048,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "tie_word_embeddings": False,
+        },
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": TILE,
+            "patch_size": 8,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    vision_model(config, seed).save_pretrained(folder)
+    return folder
+
+
+def vision_model(config: Idefics3Config, seed: int) -> Any:
+    model: Any = Idefics3ForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+    return model.eval()
+
+
+def picture(width: int, height: int, seed: int, kind: str = "PNG") -> bytes:
+    """A file with random pixels; equal seeds give equal ones."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+class ImagesInMemory(ImageStore):
+    """Keeps everything that it is given, for everybody."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.read: list[str] = []
+
+    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
+        names = [name_of_image(image) for image in images]
+        self.kept.update(zip(names, images, strict=True))
+        return names
+
+    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
+        return [name for name in names if name not in self.kept]
+
+    async def get(self, name: str) -> bytes:
+        self.read.append(name)
+        return self.kept[name]
+
+
+class SeenByTransformers:
+    """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self._pictures = Idefics3ImageProcessorPil.from_pretrained(folder)
+
+    def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
+        """Of each generated token: the recorded log-probability less the one that is computed anew."""
+        log = result.message_log
+        ids = torch.tensor([[id_ for message in log for id_ in message.token_ids]])
+        shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if shown:
+            opened = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
+            inputs |= dict(self._pictures(opened, return_tensors="pt"))
+        with torch.inference_mode():
+            logprobs = self._model(**inputs).logits[0].log_softmax(-1)
+        found, place = [], 0
+        for message in log:
+            if message.generation_logprobs is not None:
+                rows = torch.arange(place - 1, place - 1 + len(message.token_ids))
+                expected = logprobs[rows, ids[0, place : place + len(message.token_ids)]]
+                found.append(torch.tensor(list(message.generation_logprobs)) - expected)
+            place += len(message.token_ids)
+        return torch.cat(found)
