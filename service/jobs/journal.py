@@ -21,7 +21,7 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.token_columns import RoutedExperts
 from deployments.storage.storage import EntryName
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, WeightVersionSpan
+from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.ledger import RANGES, ledger_entry, ranges_entry, selection_entry
@@ -133,6 +133,8 @@ def message_of(fields: dict[str, Any]) -> Message:
         packed["generation_logprobs"] = packed_if_exact(logprobs)
     if (spans := fields.get("weight_versions")) is not None:
         packed["weight_versions"] = [WeightVersionSpan.model_construct(**span) for span in spans]
+    if (ranges := fields.get("mm_ranges")) is not None:
+        packed["mm_ranges"] = [MediaRange.model_construct(**shown) for shown in ranges]
     for name in fields.keys() & COLUMN_FIELDS:
         # A caller may have posted a null.
         packed[name] = None if fields[name] is None else PackedNumbers.model_validate(fields[name])

@@ -24,8 +24,13 @@ from tests.service.scripted_http import ScriptedHttp
 
 GOOD: Json = {"task_name": "math", "message_log": [{"role": "user", "content": "a", "token_ids": [64]}]}
 LIMIT = 4096
+parts = st.lists(
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts})
+    | st.just({"type": "image", "image": f"sha256:{'0a' * 32}"}),
+    max_size=2,
+)
 prompt_messages = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user"]), "content": texts},
+    {"role": st.sampled_from(["system", "user"]), "content": texts | parts},
     optional={"name": st.none() | texts, "tool_calls": st.none() | st.lists(objects, max_size=2)},
 )
 given_messages = st.builds(

@@ -57,6 +57,7 @@ def fields(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrat
 
 
 spans = fields({"version": st.integers(0, 99).map(str), "start": counts, "end": counts}, {})
+shown_images = fields({"media": st.just(f"sha256:{'0a' * 32}"), "start": counts, "end": counts}, {})
 messages = fields(
     {
         "role": st.sampled_from(["user", "assistant", "tool"]),
@@ -67,6 +68,7 @@ messages = fields(
         "generation_logprobs": st.none() | st.lists(st.floats(-9, 0, width=32), max_size=4),
         "finish_reason": st.sampled_from([None, "stop", "length"]),
         "weight_versions": st.none() | st.lists(spans, max_size=2),
+        "mm_ranges": st.none() | st.lists(shown_images, max_size=2),
         "reward": st.none() | numbers,
         "name": st.none() | texts,
         "tool_call_id": st.none() | texts,
