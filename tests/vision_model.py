@@ -129,8 +129,8 @@ class SeenByTransformers:
     """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self._pictures = Idefics3ImageProcessorPil.from_pretrained(folder)
+        self.model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self.image_processor = Idefics3ImageProcessorPil.from_pretrained(folder)
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
@@ -140,9 +140,9 @@ class SeenByTransformers:
         inputs: dict[str, Any] = {"input_ids": ids}
         if shown:
             opened = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
-            inputs |= dict(self._pictures(opened, return_tensors="pt"))
+            inputs |= dict(self.image_processor(opened, return_tensors="pt"))
         with torch.inference_mode():
-            logprobs = self._model(**inputs).logits[0].log_softmax(-1)
+            logprobs = self.model(**inputs).logits[0].log_softmax(-1)
         found, place = [], 0
         for message in log:
             if message.generation_logprobs is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
@@ -20,6 +21,7 @@ from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.protocols.images import ImageSpan, ImageTokens
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.tensors import image_inputs, images_shown, to_tensors
 from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
@@ -114,6 +116,7 @@ async def play(
     return (await play_sample(recipe.make(), context)).result()
 
 
+PLACEHOLDER = 262
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
@@ -139,6 +142,28 @@ def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if
     )
     assert [message.token_ids for message in cut.message_log] == [message.token_ids for message in whole.message_log]
     assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
+
+
+def samples_placeholder(result: SampleResult) -> bool:
+    return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
+
+
+def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path
+) -> None:
+    running, loop = engine
+    played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
+    # A random model samples the token of an image too, which transformers would take for one.
+    results = [result for result in played if not samples_placeholder(result)]
+    assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
+    tensors = to_tensors(results, pad_token_id=256)
+    seen = SeenByTransformers(folder)
+    inputs = image_inputs(results, tensors, images.kept, seen.image_processor)
+    with torch.inference_mode():
+        logits = seen.model(input_ids=tensors.input_ids, attention_mask=tensors.attention_mask, **inputs).logits
+    logprobs = logits[:, :-1].log_softmax(-1).gather(2, tensors.input_ids[:, 1:, None])[..., 0]
+    far = (logprobs - tensors.generation_logprobs[:, 1:]) * tensors.loss_mask[:, 1:]
+    assert far.abs().max() < NEAR
 
 
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(

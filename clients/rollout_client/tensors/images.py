@@ -1,0 +1,56 @@
+"""The images of rollouts as a model takes them, beside the tokens of `to_tensors`. Needs torch and Pillow."""
+
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rollout_client.contract.messages import Message
+from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from rollout_client.tensors.rollout_tensors import RolloutTensors
+
+if TYPE_CHECKING:
+    from rollout_client.calls.arrow_bodies import ArrowResponse
+
+
+def images_shown(log: Sequence[Message]) -> list[str]:
+    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
+    twice."""
+    return [shown.media for message in log for shown in message.mm_ranges or ()]
+
+
+def image_inputs(
+    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
+    tensors: RolloutTensors,
+    pictures: Mapping[str, bytes],
+    image_processor: Callable[..., Mapping[str, Any]],
+) -> dict[str, Tensor]:
+    """What the model takes beside `input_ids` for the images of the rollouts in `tensors`, in the order of their rows.
+
+    The tokens of the images are in `input_ids` already: the model puts what it sees in their places, and its
+    log-probabilities are those of the engine.
+
+    Args:
+        samples: those that `tensors` were made of.
+        pictures: the content of each image by its name, as `client.image` returns it.
+        image_processor: that of the model, such as `AutoProcessor.from_pretrained(model).image_processor`, with the
+            settings that the engine has.
+
+    Returns:
+        The tensors that the processor makes, such as `pixel_values`; none if no rollout shows an image.
+
+    Raises:
+        KeyError: `pictures` lacks an image.
+    """
+    from PIL import Image
+
+    listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
+    rows = []
+    for position in tensors.positions.tolist():
+        if names := images_shown(listed[position].message_log):
+            rows.append([Image.open(BytesIO(pictures[name])).convert("RGB") for name in names])
+    if not rows:
+        return {}
+    made = image_processor(images=rows, return_tensors="pt")
+    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
