@@ -10,12 +10,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
+from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.protocols.images import ImageSpan, ImageTokens
@@ -203,3 +205,32 @@ def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner]
     for name in names:
         with pytest.raises(GenerationRejected, match=f"refuses image {name}"):
             loop.run(running.image_tokens([name]))
+
+
+def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_then_on(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, tmp_path: Path
+) -> None:
+    running, loop = engine
+    original = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    pushed = {
+        name: tensor * (1 + 0.3 * torch.randn(tensor.shape, generator=generator)) for name, tensor in original.items()
+    }
+    vision_alone = original | {name: tensor for name, tensor in pushed.items() if "vision_model" in name}
+    seen = SeenByTransformers(folder)
+    for version, state in enumerate((pushed, vision_alone, original), 1):
+        file = tmp_path / f"{version}.safetensors"
+        save_file(state, file)
+        loop.run(running.weights.stage(version, file))
+        loop.run(running.weights.swap(SwapOptions()))
+        result = loop.run(play(running, images, folder, random.Random(3), []))
+        assert {span.version for message in result.message_log for span in message.weight_versions or ()} == {
+            str(version)
+        }
+        differences = []
+        for weights in (state, original):
+            seen.model.load_state_dict(weights)
+            differences.append(seen.differences(result, images.kept).abs().mean().item())
+        by_pushed, by_original = differences
+        assert by_pushed < NEAR
+        assert by_original < NEAR if state is original else by_original > 20 * NEAR
