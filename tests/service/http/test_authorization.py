@@ -104,7 +104,7 @@ def test_every_route_states_its_scope_in_the_openapi_document() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", [name for name in NEEDED if not name.startswith("HEAD ")])
 def test_a_route_refuses_a_request_without_a_key_and_one_with_the_key_of_another_scope(
     keyed: KeyedHttp, name: str, prefix: str
 ) -> None:
