@@ -10,7 +10,7 @@
 retryable, because the same turn can succeed on another replica. Those of the sample itself (too long, rejected by its
 environment) are not.
 
-`StoreFailure` is the base of refusals by the policy, job and session stores. The ingress answers with problem
+`StoreFailure` is the base of refusals by the policy, job, session and image stores. The ingress answers with problem
 documents.
 """
 
@@ -149,6 +149,10 @@ class JobStoreLost(StoreLost):
 
 class SessionStoreLost(StoreLost):
     """The session store broke during the call."""
+
+
+class ImagesLost(StoreLost):
+    """The image store broke during the call."""
 
 
 class DataLost(RolloutFailure):

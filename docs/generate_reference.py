@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 import rollout_client.errors
 from deployments import failures
 from deployments.failures import StoreFailure
+from deployments.images.failures import ImageFailure
 from deployments.jobs.failures import JobFailure
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure
@@ -25,6 +26,7 @@ STORE_FAILURES: dict[str, type[StoreFailure]] = {
     "Of a change of the weights": PolicyFailure,
     "Of a job": JobFailure,
     "Of a session": SessionFailure,
+    "Of an image": ImageFailure,
 }
 """By the heading of their part of the page of errors."""
 

@@ -10,6 +10,7 @@ from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
+from deployments.images.store import ImagesReplica
 from deployments.jobs.store import JobStore
 from deployments.models.reward_replica import RewardModelReplica
 from deployments.models.settings import RewardModelSettings
@@ -36,8 +37,8 @@ def build(settings: ServiceSettings) -> Application:
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
     if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
-    the records of agents. Each reward model has a deployment that environments call, and each task's agent one that
-    runs it.
+    the records of agents, and `Images` the images of prompts and observations. Each reward model has a deployment that
+    environments call, and each task's agent one that runs it.
 
     Raises:
         ServiceExposed: strangers could use the service, as Serve listens, or read what it sends.
@@ -63,6 +64,7 @@ def build(settings: ServiceSettings) -> Application:
         name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
         for name, model in settings.reward_models.items()
     }
+    images = None if settings.images is None else deployment(ImagesReplica, "Images", options).bind(settings.images)
     environments = {
         task_name: deployment(EnvironmentHost, task_name, options)
         .options(request_router_config=NAMED_REPLICA_ROUTING)
@@ -74,6 +76,8 @@ def build(settings: ServiceSettings) -> Application:
             environment.models,
             {name: reward_models[name] for name in environment.reward_models},
             environment.shadow,
+            images,
+            settings.images,
         )
         for task_name, environment in settings.environments.items()
     }
@@ -82,7 +86,7 @@ def build(settings: ServiceSettings) -> Application:
     ingress = deployment(Ingress, "Ingress", options)
     resolved = settings.model_copy(update={"engine": engine, "access": with_absolute_keys_file(settings.access)})
     agents = {task_name: agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
-    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents)
+    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents, images)
 
 
 def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:

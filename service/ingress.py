@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments import logs
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.images.remote_images import RemoteImages
 from deployments.rpc.store_client import job_store_client, policy_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -32,6 +33,7 @@ from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
 from service.http.serve_requests import ServeRequests, request_pacer
+from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
 from service.metrics.rollout_metrics import RolloutMetrics
@@ -97,6 +99,7 @@ class Ingress:
         jobs: DeploymentHandle[Any] | None = None,
         sessions: DeploymentHandle[Any] | None = None,
         agents: dict[str, DeploymentHandle[Any]] | None = None,
+        images: DeploymentHandle[Any] | None = None,
     ) -> None:
         logs.configure()
         install()
@@ -150,6 +153,12 @@ class Ingress:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
             runs = AgentRuns(agent_sessions, programs, own_address(options))
 
+        request_images: RequestImages | None = None
+        if images is not None and settings.images is not None:
+            image_store = RemoteImages(images)
+            request_images = RequestImages(image_store, settings.images)
+            stores["images"] = image_store.answer
+
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
         rollouts = RolloutService(
             remote, tasks, policy, episodes, limits, admission, sampler, parser, observer, agents=runs
@@ -171,6 +180,7 @@ class Ingress:
             jobs=job_runner,
             calls=calls,
             sessions=agent_sessions,
+            images=request_images,
         )
         if rollout_metrics is not None and self._http_metrics is not None:
             snapshot = partial(gauge_snapshot, admission, remote, policy)

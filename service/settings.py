@@ -11,6 +11,7 @@ from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
 from deployments.environments.shadows import ShadowSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings
 from deployments.policy.settings import PolicySettings
@@ -50,9 +51,10 @@ class TracingSettings(StrictSettings):
 
 MIB = 2**20
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
-SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions")
+SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
-if it has `sessions`; each task has one more, named after it, and with an agent another one, `{task}_agent`."""
+and `Images` if it has `sessions` and `images`; each task has one more, named after it, and with an agent another one,
+`{task}_agent`."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -205,6 +207,9 @@ class ServiceSettings(StrictSettings):
     sessions: SessionsSettings | None = None
     """Where records of agents' sessions are kept, and how many; `{}` for the defaults. A cluster of several nodes needs
     `redis_url`. With null, the default, there are no sessions."""
+    images: ImagesSettings | None = None
+    """Where images of prompts and observations are kept, and which are taken; `{}` for the defaults. A cluster of
+    several nodes needs `redis_url`. With null, the default, the service takes no images."""
 
     @model_validator(mode="after")
     def refuse_sessions_without_a_model(self) -> Self:
@@ -250,7 +255,12 @@ class ServiceSettings(StrictSettings):
         Without it Ray would reserve a whole core for each. A reservation only decides how many replicas fit on a
         machine: a replica may use more.
         """
-        has = {"Data": self.data_by_task, "Jobs": self.jobs is not None, "Sessions": self.sessions is not None}
+        has = {
+            "Data": self.data_by_task,
+            "Jobs": self.jobs is not None,
+            "Sessions": self.sessions is not None,
+            "Images": self.images is not None,
+        }
         small = [*self.environments, *map(agent_deployment, self.agents_by_task), *(name for name in has if has[name])]
         return {
             "Ingress": {"num_cpus": 0.2},

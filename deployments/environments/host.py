@@ -18,6 +18,9 @@ from deployments import logs
 from deployments.environments.shadows import Shadows, ShadowSettings
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
+from deployments.images.observations import ObservedImages
+from deployments.images.remote_images import RemoteImages
+from deployments.images.settings import ImagesSettings
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings
@@ -119,11 +122,14 @@ class EnvironmentHost:
         chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
         reward_models: Mapping[str, Any] = NO_MODELS,
         shadows: Mapping[str, ShadowSettings] = NO_SHADOWS,
+        images: Any = None,
+        images_settings: ImagesSettings | None = None,
     ) -> None:
         """Makes the environment and its shadow judges.
 
         Args:
             reward_models: the handles of their deployments, by name.
+            images: the handle of the image store; None where the service takes no images.
 
         Raises:
             EnvironmentNotLoadable: the environment cannot be made.
@@ -141,7 +147,8 @@ class EnvironmentHost:
         )
         self._environment.use_models(*asked)
         self._shadows.use_models(*asked)
-        self._steps = StepRunner(self._environment, task_name, step_timeout_s, self._shadows)
+        observed = None if images_settings is None else ObservedImages(RemoteImages(images), images_settings)
+        self._steps = StepRunner(self._environment, task_name, step_timeout_s, self._shadows, observed)
         self._heartbeats = Heartbeats()
         self._callers_watch = CallerWatch(self._fail_steps)
         install(self.drain)

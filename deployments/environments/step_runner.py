@@ -19,6 +19,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
+from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
 from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
@@ -58,13 +59,19 @@ class StepRunner:
         task_name: str,
         step_timeout_s: float | None,
         shadows: Shadows | None = None,
+        images: ObservedImages | None = None,
     ) -> None:
-        """Runs no step yet; `step_timeout_s` is None for no limit. The `shadows` judge each step too."""
+        """Runs no step yet; `step_timeout_s` is None for no limit. The `shadows` judge each step too.
+
+        Args:
+            images: keeps those that observations show; None where the service takes no images.
+        """
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
         self._step = step_function(environment) if self._sessions is None else self._sessions.step
         if shadows is not None:
             self._step = shadows.beside(self._step)
         self._start_sample = of_request(partial(validated_start, environment))
+        self._images = images
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = FairSlots(environment.max_concurrent_steps or default_concurrency(environment))
@@ -172,7 +179,12 @@ class StepRunner:
         if self._deadlines is not None:
             self._deadlines.start(step)
         function = self._start_sample if step.request.is_start else self._step
-        return await function(step.request)
+        outcome = await function(step.request)
+        if not shows_images(outcome):
+            return outcome
+        if self._images is None:
+            raise EnvironmentBroken(NOT_TAKEN)
+        return await self._images.kept(outcome, step.request.owner)
 
     def _expire(self, step: Step) -> None:
         """Ends a step that has reached its limit."""

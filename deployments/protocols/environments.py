@@ -33,6 +33,8 @@ class StepRequest:
     """How many steps the rollout had before this one, those of a message log that was posted included."""
     traceparent: str = ""
     """The span of the step, as the header of the W3C; empty if it is not traced."""
+    owner: str | None = None
+    """The name of the key of the rollout, which owns the images that the step shows; None where none is needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,7 @@ REDIS_ANSWERS_WITHIN_S = 5.0
 OPT_OUT: dict[StoreKind, str] = {
     "job": "jobs: null for a service that refuses jobs and Idempotency-Keys",
     "session": "sessions: null for a service without sessions",
+    "image": "images: null for a service that takes no images",
 }
 logger = logging.getLogger("rollout_service.storage")
 

@@ -39,7 +39,7 @@ class StoredRecord:
     """In bytes, of all entries."""
 
 
-StoreKind = Literal["job", "session"]
+StoreKind = Literal["job", "session", "image"]
 """The kind of a store. Storages of different kinds share nothing."""
 
 

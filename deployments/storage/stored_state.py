@@ -1,6 +1,6 @@
 """The state of a store beside its storage: loaded at its start, changed in turn, stored before it is answered.
 
-`StoreReplica` is the Serve deployment around it: the job store and the session store.
+`StoreReplica` is the Serve deployment around it: the job store, the session store and the image store.
 
 Guarantees: what is not stored was never said to anybody; while the database fails, each call that needs it raises
 `StorageFailed` after `ANSWER_WITHIN_S`, and what waited for its turn changes nothing; when the database is back, the

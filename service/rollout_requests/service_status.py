@@ -66,7 +66,7 @@ def version_of(package: str) -> str:
 
 
 ANSWER_WITHIN_S = 5.0
-StorePart = Literal["data", "policy", "jobs", "sessions"]
+StorePart = Literal["data", "policy", "jobs", "sessions", "images"]
 logger = logging.getLogger("rollout_service.readiness")
 
 

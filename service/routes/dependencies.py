@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from deployments.images.failures import ImagesNotConfigured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -16,6 +17,7 @@ from service.agents.sessions import AgentSessions
 from service.http.authorization import AuthorizedCaller
 from service.http.middlewares import request_id_of
 from service.http.request_body import stated_length
+from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
@@ -42,6 +44,8 @@ class AppServices:
     """`None` if its engines answer no calls of model servers' APIs."""
     sessions: AgentSessions | None = None
     """`None` if it keeps none."""
+    images: RequestImages | None = None
+    """`None` if it takes none."""
 
 
 # Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
@@ -88,6 +92,14 @@ async def configured_sessions(services: Services) -> AgentSessions:
     return services.sessions
 
 
+async def configured_images(services: Services) -> RequestImages:
+    """Raises `ImagesNotConfigured`."""
+    if services.images is None:
+        message = "the config has no `images`; serve a model that takes them, and add `images: {}`"
+        raise ImagesNotConfigured(FieldProblem(field="images", message=message))
+    return services.images
+
+
 async def request_id(request: Request) -> str:
     return request_id_of(request)
 
@@ -124,4 +136,5 @@ Jobs = Annotated[JobRunner, Depends(configured_jobs)]
 OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]
 Calls = Annotated[ModelCalls, Depends(model_calls)]
 Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
+Images = Annotated[RequestImages, Depends(configured_images)]
 RequestId = Annotated[str, Depends(request_id)]

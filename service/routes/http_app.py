@@ -6,7 +6,7 @@ from fastapi.routing import APIRoute
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
 from service.http.openapi import complete_document
-from service.routes import jobs, model_server, policy, rollout, score, sessions, status, tasks
+from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, status, tasks
 from service.routes.dependencies import AppServices
 from service.ui import routes as ui
 
@@ -14,6 +14,7 @@ ROUTERS = (
     rollout.router,
     jobs.router,
     score.router,
+    blobs.router,
     model_server.router,
     sessions.router,
     tasks.router,

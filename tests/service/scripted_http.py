@@ -19,6 +19,7 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
+from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.remote.policy import RemotePolicy
@@ -53,6 +54,7 @@ class ScriptedHttp:
         model_server: ModelServer | None = None,
         session_store: Any = None,
         ingress_replicas: int = 1,
+        images: RequestImages | None = None,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -69,7 +71,7 @@ class ScriptedHttp:
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
-        self.app = app_of(self.rollouts, access, sets_request_id_header, calls=calls, sessions=sessions)
+        self.app = app_of(self.rollouts, access, sets_request_id_header, None, calls, sessions, images)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -113,6 +115,7 @@ def app_of(
     jobs: JobRunner | None = None,
     calls: ModelCalls | None = None,
     sessions: AgentSessions | None = None,
+    images: RequestImages | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
@@ -126,6 +129,7 @@ def app_of(
         jobs=jobs,
         calls=calls,
         sessions=sessions,
+        images=images,
     )
     return app
 

@@ -44,7 +44,7 @@ class TaskSamples(Lenient):
 class DegradedPart(Lenient):
     """Something that does not answer. Rollouts are served without it."""
 
-    part: Literal["generator", "environment", "data", "policy", "jobs", "sessions"]
+    part: Literal["generator", "environment", "data", "policy", "jobs", "sessions", "images"]
     """Which kind of deployment it belongs to."""
     task_name: str | None = None
     """The task of an environment."""

@@ -8,6 +8,7 @@ from typing import Self, Unpack
 import httpx
 from tenacity import AsyncRetrying
 
+from rollout_client.calls.async_client.blobs import AsyncBlobMethods
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.async_client.info import AsyncInfoMethods, AsyncScoreMethods
 from rollout_client.calls.async_client.jobs import AsyncJobs
@@ -34,7 +35,7 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class AsyncRolloutClient(
-    AsyncRolloutMethods, AsyncScoreMethods, AsyncSessionMethods, AsyncPolicyMethods, AsyncInfoMethods
+    AsyncRolloutMethods, AsyncScoreMethods, AsyncSessionMethods, AsyncPolicyMethods, AsyncInfoMethods, AsyncBlobMethods
 ):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.

@@ -22,6 +22,7 @@ from rollout_client.calls.options import (
     user_agent_of,
 )
 from rollout_client.calls.rollouts import readiness_call
+from rollout_client.calls.sync_client.blobs import BlobMethods
 from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.calls.sync_client.info import InfoMethods, ScoreMethods
 from rollout_client.calls.sync_client.jobs import Jobs
@@ -34,7 +35,7 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods, InfoMethods):
+class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods, InfoMethods, BlobMethods):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `RolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 

@@ -1,0 +1,32 @@
+"""The contract of `/blobs`: images that are uploaded once, and named in messages.
+
+The name of an image is that of its content, so that equal images have one name. Only the key that has uploaded an
+image may name it; where the service asks for no keys, everybody may.
+"""
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from rollout_client.contract.base import Lenient
+from rollout_client.contract.messages import IMAGE_NAME
+
+ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
+
+
+class BlobInfo(Lenient):
+    """An image that the service keeps."""
+
+    name: ImageName
+    """`sha256:` and the hash of its content, for a part of a message: `{"type": "image", "image": name}`."""
+    bytes: int = Field(ge=0)
+    """Size of the file."""
+    media_type: str
+    """`image/png`, `image/jpeg` or `image/webp`, by its content."""
+    width: int = Field(ge=1)
+    """In pixels."""
+    height: int = Field(ge=1)
+    """In pixels."""
+    expires_at: datetime
+    """When it is forgotten if nobody uses it meanwhile. A use, such as a rollout that shows it, moves this on."""

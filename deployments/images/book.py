@@ -1,0 +1,224 @@
+"""The images that are kept: whose they are, when they were last used, and the room that they take. No I/O, no clock.
+
+Times are seconds since 1970, which outlive the process.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import orjson
+
+from deployments.images.failures import ImagesFull
+from deployments.images.settings import ImagesSettings
+from deployments.storage.storage import EntryName, StoredChange, StoredRecord
+from deployments.storage.stored_state import Planned
+from rollout_client.contract.problems import FieldProblem
+
+CONTENT = EntryName("content", 0)
+USES_STORED_PER_KEEP = 24
+"""How many times within `keep_s` the last use of an image is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image of the book, without its content."""
+
+    size_bytes: int
+    owners: frozenset[str]
+    used_at: float
+    stored_at: float
+    """The last use that the database has."""
+
+    def record(self) -> bytes:
+        return orjson.dumps({"owners": sorted(self.owners), "used_at": self.used_at})
+
+
+class ImageBook:
+    """The images of one store, the one that was not used for the longest time first.
+
+    Args:
+        kept: what the database has.
+    """
+
+    def __init__(self, settings: ImagesSettings, kept: Sequence[StoredRecord], time_s: float) -> None:
+        self._settings = settings
+        self._stored_every_s = settings.keep_s / USES_STORED_PER_KEEP
+        found = ((stored.record_id, self._loaded(stored, time_s)) for stored in kept)
+        self._images = dict(sorted(found, key=lambda pair: pair[1].used_at))
+        self.total_bytes = 0
+        self._bytes_of: defaultdict[str, int] = defaultdict(int)
+        """By owner. An image of several owners counts for each."""
+        self._used: set[str] = set()
+        """Names of images whose last use should be stored."""
+        for image in self._images.values():
+            self._count(image, 1)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._images
+
+    def bytes_of(self, owner: str) -> int:
+        return self._bytes_of.get(owner, 0)
+
+    def refused(self, names: Iterable[str], owner: str) -> list[str]:
+        """Those that are not kept, or not for this owner, each once."""
+        return [name for name in dict.fromkeys(names) if not self._is_of(name, owner)]
+
+    def use(self, names: Iterable[str], time_s: float) -> None:
+        """Keeps images for the whole time from now on. Unknown names are ignored."""
+        for name in names:
+            if (image := self._images.pop(name, None)) is not None:
+                self._images[name] = replace(image, used_at=time_s)
+                if time_s - image.stored_at >= self._stored_every_s:
+                    self._used.add(name)
+
+    def put(self, images: Mapping[str, bytes], owner: str, time_s: float) -> Planned[list[str]]:
+        """Keeps images, by their names, for an owner too. Returns the names of those that made room.
+
+        Raises:
+            ImagesFull: there is no room, even without the images that may go.
+        """
+        room = Room(self._images, images.keys(), time_s - self._settings.keep_at_least_s)
+        self._make_room(room, images, owner)
+        changes = [
+            StoredChange(name, None if image is None else image.record()) for name, image in room.changed.items()
+        ]
+        changed = dict(room.changed)
+        for name, content in images.items():
+            if (known := self._images.get(name)) is None:
+                image = KeptImage(len(content), frozenset([owner]), time_s, time_s)
+                changes.append(StoredChange(name, image.record(), {CONTENT: content}))
+            else:
+                image = replace(known, owners=known.owners | {owner}, used_at=time_s, stored_at=time_s)
+                changes.append(StoredChange(name, image.record()))
+            changed[name] = image
+
+        def commit() -> list[str]:
+            self._apply(changed)
+            return room.removed
+
+        return changes, commit
+
+    def time_passed(self, time_s: float) -> Planned[list[str]]:
+        """Forgets images that nobody has used for long enough, and stores uses. Returns the names of the former."""
+        images = self._images.items()
+        old = takewhile(lambda pair: time_s - pair[1].used_at >= self._settings.keep_s, images)
+        expired = [name for name, _ in old]
+        used = {name: self._images[name] for name in self._used.difference(expired)}
+        changes = [StoredChange(name, None) for name in expired]
+        changes += [StoredChange(name, image.record()) for name, image in used.items()]
+
+        def commit() -> list[str]:
+            self._apply(dict.fromkeys(expired))
+            for name, image in used.items():
+                self._images[name] = replace(self._images[name], stored_at=image.used_at)
+                self._used.discard(name)
+            return expired
+
+        return changes, commit
+
+    def _make_room(self, room: "Room", images: Mapping[str, bytes], owner: str) -> None:
+        """Raises `ImagesFull`."""
+        settings = self._settings
+        most_bytes = int(settings.max_bytes * settings.max_share) if owner else settings.max_bytes
+        for_owner = sum(len(content) for name, content in images.items() if not self._is_of(name, owner))
+        in_all = sum(len(content) for name, content in images.items() if name not in self._images)
+        own = self.bytes_of(owner) + for_owner - most_bytes
+        if own > room.free_of(owner, own):
+            share = f" x images.max_share ({settings.max_share:g})" if owner else ""
+            raise self._full(f"{self.bytes_of(owner)} bytes of this caller", f"{share} allows {most_bytes}")
+        over = self.total_bytes + in_all - settings.max_bytes
+        if over > room.free(over):
+            raise self._full(f"{self.total_bytes} bytes of all callers", f" allows {settings.max_bytes}")
+
+    def _full(self, kept: str, allowed: str) -> ImagesFull:
+        message = (
+            f"{kept} are kept, and images.max_bytes{allowed}; too few of them can go, which have not been used for "
+            f"images.keep_at_least_s ({self._settings.keep_at_least_s:g} s): try again later, or raise images.max_bytes"
+        )
+        return ImagesFull(FieldProblem(field="", message=message))
+
+    def _loaded(self, stored: StoredRecord, time_s: float) -> KeptImage:
+        fields = orjson.loads(stored.record)
+        stored_at = fields["used_at"]
+        # It may have been used so much later: it must not go too early for a restart.
+        used_at = min(stored_at + self._stored_every_s, max(stored_at, time_s))
+        return KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at, stored_at)
+
+    def _is_of(self, name: str, owner: str) -> bool:
+        image = self._images.get(name)
+        return image is not None and owner in image.owners
+
+    def _apply(self, changed: Mapping[str, KeptImage | None]) -> None:
+        for name, image in changed.items():
+            if (before := self._images.get(name)) is not None:
+                self._count(before, -1)
+                if image is None or image.used_at > before.used_at:
+                    # One that was used is the last in the order.
+                    del self._images[name]
+                    self._used.discard(name)
+            if image is not None:
+                self._images[name] = image
+                self._count(image, 1)
+
+    def _count(self, image: KeptImage, sign: int) -> None:
+        self.total_bytes += sign * image.size_bytes
+        for owner in image.owners:
+            self._bytes_of[owner] += sign * image.size_bytes
+            if not self._bytes_of[owner]:
+                del self._bytes_of[owner]
+
+
+class Room:
+    """What goes to make room for other images; nothing goes before `changed` is stored and applied.
+
+    Args:
+        images: those that are kept, in the order in which they go.
+        needed: names of those that must stay.
+        used_before: images that were used later stay too.
+    """
+
+    def __init__(self, images: Mapping[str, KeptImage], needed: Collection[str], used_before: float) -> None:
+        self._images = images
+        self._needed = needed
+        self._used_before = used_before
+        self.changed: dict[str, KeptImage | None] = {}
+        """Images with fewer owners; `None` for those that go."""
+
+    @property
+    def removed(self) -> list[str]:
+        return [name for name, image in self.changed.items() if image is None]
+
+    def free_of(self, owner: str, wanted: int) -> int:
+        """Takes images from an owner until they have at least `wanted` bytes. Returns how many they have."""
+        freed = 0
+        for name, image in self._candidates() if wanted > 0 else ():
+            if owner in image.owners:
+                others = image.owners - {owner}
+                self.changed[name] = replace(image, owners=others) if others else None
+                freed += image.size_bytes
+                if freed >= wanted:
+                    break
+        return freed
+
+    def free(self, wanted: int) -> int:
+        """Drops images until they have at least `wanted` bytes, those that an owner lost included."""
+        freed = sum(self._images[name].size_bytes for name in self.removed)
+        for name, image in self._candidates() if wanted > freed else ():
+            if freed >= wanted:
+                break
+            if self.changed.get(name, image) is not None:
+                self.changed[name] = None
+                freed += image.size_bytes
+        return freed
+
+    def _candidates(self) -> Iterator[tuple[str, KeptImage]]:
+        for name, image in self._images.items():
+            if image.used_at > self._used_before:
+                return
+            if name not in self._needed:
+                yield name, image

@@ -1,0 +1,103 @@
+"""The image store, one for the service: the Serve deployment that `RemoteImages` calls.
+
+Which images are kept, whose they are and what goes is in `ImageBook`; what a failing database does, in `StoredState`.
+The content of each image is an object in Ray's memory, made when it is first wanted after a start: readers fetch it
+from there, once a node, and it does not pass through this process again.
+
+Guarantee: what `put` returns for is stored. A store that starts again has it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+
+from deployments.images.book import CONTENT, ImageBook
+from deployments.images.failures import image_unknown
+from deployments.images.settings import ImagesSettings
+from deployments.storage.storage import Storage, StoredRecord
+from deployments.storage.stored_state import Planned, StoreReplica
+
+
+class ImagesReplica(StoreReplica[ImageBook]):
+    """The image store. Owners are names of keys; the empty one is that of all callers where nobody needs a key.
+
+    Args:
+        time_s: seconds since 1970.
+        share: makes an object of a content, to which other processes can refer.
+    """
+
+    def __init__(
+        self,
+        settings: ImagesSettings,
+        storage: Storage | None = None,
+        time_s: Callable[[], float] = time.time,
+        share: Callable[[bytes], Any] = ray.put,
+    ) -> None:
+        super().__init__(settings, storage, "image")
+        self._settings = settings
+        self._time_s = time_s
+        self._share = share
+        self._shared: dict[str, asyncio.Task[Any]] = {}
+        """By name. Each object lives as long as this refers to it, or a reader does."""
+
+    async def put(self, images: Mapping[str, bytes], owner: str) -> None:
+        """Keeps images, by their names, for an owner too. Doing it again changes nothing but the time.
+
+        Raises:
+            ImagesFull: there is no room, even without the images that may go.
+        """
+        self._drop(await self._state.change(lambda book: book.put(images, owner, self._time_s())))
+
+    async def refused(self, names: Sequence[str], owner: str) -> list[str]:
+        """Those that are not kept, or not for this owner, each once. The others are used now."""
+
+        def plan(book: ImageBook) -> Planned[list[str]]:
+            # In turn with what is stored: what goes at this moment is refused.
+            def commit() -> list[str]:
+                refused = book.refused(names, owner)
+                book.use(set(names).difference(refused), self._time_s())
+                return refused
+
+            return [], commit
+
+        return await self._state.change(plan)
+
+    async def reference(self, name: str) -> list[Any]:
+        """The reference to an image's content in Ray's memory, alone in a list: Ray resolves bare ones itself.
+
+        Raises:
+            ImageUnknown: it is not kept any more.
+        """
+        book = await self._state.started()
+        if name not in book:
+            raise image_unknown(name)
+        book.use([name], self._time_s())
+        if (sharing := self._shared.get(name)) is None:
+            sharing = self._shared[name] = asyncio.create_task(self._shared_now(name))
+            sharing.add_done_callback(partial(self._drop_failed, name))
+        return [await asyncio.shield(sharing)]
+
+    async def pass_time(self) -> None:
+        self._drop(await self._state.change(lambda book: book.time_passed(self._time_s())))
+
+    def _load(self, kept: Sequence[StoredRecord]) -> ImageBook:
+        return ImageBook(self._settings, kept, self._time_s())
+
+    async def _shared_now(self, name: str) -> Any:
+        entries = await self._state.read(name, [CONTENT])
+        if CONTENT not in entries:
+            raise image_unknown(name)
+        return await asyncio.to_thread(self._share, entries[CONTENT])
+
+    def _drop_failed(self, name: str, sharing: "asyncio.Task[Any]") -> None:
+        """Lets the next reader try again."""
+        if (sharing.cancelled() or sharing.exception() is not None) and self._shared.get(name) is sharing:
+            del self._shared[name]
+
+    def _drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._shared.pop(name, None)

@@ -1,0 +1,214 @@
+"""The images of a request: each data URL and address becomes the name of an image that the store keeps.
+
+Guarantee: all images of a request are checked before the first of them is kept; one that is refused keeps none.
+"""
+
+import asyncio
+import binascii
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from deployments.images.checks import ImageChecks, format_of, refuse_bytes
+from deployments.images.failures import ImageRefused, image_unknown
+from deployments.images.settings import ImagesSettings
+from deployments.protocols.images import ImageStore
+from rollout_client.contract.blobs import BlobInfo
+from rollout_client.contract.messages import ImagePart, PromptMessage
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
+from service.access.keys import ANYBODY, Caller
+from service.images.fetching import ImageFetcher
+from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+
+DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,")
+LONGEST_DATA_URL_HEAD = 40
+NAME_PREFIX = "sha256:"
+MOST_SAMPLES_READ_INLINE = 64
+Location = tuple[str | int, ...]
+Source = tuple[str, Location]
+"""An image as the request has it, and its place there."""
+NOT_TAKEN = (
+    "the service takes no images; leave it out, or serve a model that takes them, with `images: {}` in the config"
+)
+
+
+class RequestImages:
+    """Images that come into one ingress replica, in requests or by themselves.
+
+    Args:
+        fetcher: of images that are named by their address; by default one over the network.
+    """
+
+    def __init__(self, store: ImageStore, settings: ImagesSettings, fetcher: ImageFetcher | None = None) -> None:
+        self.store = store
+        self.settings = settings
+        self._checks = ImageChecks(settings)
+        self._fetcher = fetcher or ImageFetcher(settings)
+
+    async def upload(self, data: bytes, caller: Caller = ANYBODY) -> BlobInfo:
+        """Checks and keeps one image.
+
+        Raises:
+            RequestProblem: 422, it is not an image that the service takes.
+            ImagesFull, ImagesLost: it could not be kept.
+        """
+        try:
+            info = await self._checks.checked(data)
+        except ImageRefused as refused:
+            raise invalid_request(FieldProblem(field="body", message=str(refused))) from refused
+        [name] = await self.store.put([data], caller.name)
+        return BlobInfo(
+            name=name,
+            bytes=len(data),
+            media_type=info.media_type,
+            width=info.size.width,
+            height=info.size.height,
+            expires_at=datetime.now(UTC) + timedelta(seconds=self.settings.keep_s),
+        )
+
+    async def download(self, name: str, caller: Caller = ANYBODY) -> tuple[bytes, str]:
+        """The content of an image, and its media type; raises `ImageUnknown`, also for one of another key."""
+        if await self.store.refused([name], caller.name):
+            raise image_unknown(name)
+        data = await self.store.get(name)
+        found = format_of(data)
+        assert found is not None
+        return data, found.media_type
+
+    async def named(self, request: RolloutRequest, caller: Caller = ANYBODY) -> RolloutRequest:
+        """The request with each image by its name: the very request if it shows none, else a copy.
+
+        Raises:
+            RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
+            ImagesFull, ImagesLost: they could not be kept.
+        """
+        sources = await read_beside_others(request)
+        if not sources:
+            return request
+        refuse_too_many(sources, self.settings.max_images)
+        places: dict[str, Location] = {}
+        for source, place in sources:
+            places.setdefault(source, place)
+        given = [source for source in places if not source.startswith(NAME_PREFIX)]
+        unknown = await self._unknown([source for source in places if source.startswith(NAME_PREFIX)], caller)
+        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
+        problems = {source: content for source, content in contents.items() if isinstance(content, ImageRefused)}
+        if problems or unknown:
+            refusals: Mapping[str, object] = {**unknown, **problems}
+            raise refused([(source, place) for source, place in sources if source in refusals], refusals)
+        data = [content for content in contents.values() if isinstance(content, bytes)]
+        names = dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
+        return with_names(request, sources, names)
+
+    async def _unknown(self, names: Sequence[str], caller: Caller) -> dict[str, str]:
+        """The problem of each name that the caller may not use."""
+        unknown = await self.store.refused(names, caller.name) if names else []
+        message = "there is no such image: it has expired, or it is another key's; upload it again"
+        return dict.fromkeys(unknown, message)
+
+    async def _content(self, source: str) -> bytes | ImageRefused:
+        try:
+            if source.startswith("data:"):
+                data = await asyncio.to_thread(decoded, source, self.settings)
+            else:
+                data = await self._fetcher.fetch(source)
+            await self._checks.checked(data)
+        except ImageRefused as error:
+            return error
+        return data
+
+
+async def refuse_images(request: RolloutRequest) -> None:
+    """For a service without images. Raises `RequestProblem` (422) with the first `MOST_PROBLEMS` images."""
+    if sources := await read_beside_others(request):
+        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+
+
+def sources_in(request: RolloutRequest) -> Iterator[Source]:
+    """All images of the request, in order: of prompts as they were given, of message logs by their names."""
+    for position, sample in enumerate(request.samples):
+        for number, message in enumerate(sample.messages or ()):
+            if not isinstance(message.content, list):
+                continue
+            for place, part in enumerate(message.content):
+                if isinstance(part, ImagePart):
+                    yield part.image, ("samples", position, "messages", number, "content", place, "image")
+        for number, given in enumerate(sample.message_log or ()):
+            for place, shows in enumerate(given.mm_ranges or ()):
+                yield shows.media, ("samples", position, "message_log", number, "mm_ranges", place, "media")
+
+
+async def read_beside_others(request: RolloutRequest) -> list[Source]:
+    """`sources_in`, of a large request in a thread."""
+    if len(request.samples) <= MOST_SAMPLES_READ_INLINE:
+        return list(sources_in(request))
+    return await asyncio.to_thread(lambda: list(sources_in(request)))
+
+
+def refuse_too_many(sources: Sequence[Source], most: int) -> None:
+    """Raises `RequestProblem` (422) for samples that show more images than a sample may."""
+    counts = Counter(place[1] for _, place in sources)
+    problems = [
+        FieldProblem(
+            field=dotted(("samples", position)),
+            message=f"it shows {count} images, and images.max_images allows {most}; show fewer",
+            value=count,
+        )
+        for position, count in counts.items()
+        if count > most
+    ]
+    if problems:
+        raise invalid_request(*problems[:MOST_PROBLEMS])
+
+
+def refused(sources: Sequence[Source], messages: Mapping[str, object]) -> Exception:
+    problems = [
+        FieldProblem(field=dotted(place), message=str(messages[source]), value=shown(source))
+        for source, place in sources[:MOST_PROBLEMS]
+    ]
+    return invalid_request(*problems)
+
+
+def decoded(url: str, settings: ImagesSettings) -> bytes:
+    """The content of a data URL.
+
+    Raises:
+        ImageRefused: it is too large, of another type, or not base64.
+    """
+    if (head := DATA_URL.match(url)) is None:
+        given = url[:LONGEST_DATA_URL_HEAD].partition(",")[0]
+        raise ImageRefused(
+            f"{given!r} does not begin a data URL of an image; send data:image/png;base64,... (or jpeg, webp)"
+        )
+    # Before it is decoded; base64 has four characters for three bytes.
+    refuse_bytes((len(url) - head.end()) // 4 * 3 - 2, settings)
+    try:
+        return binascii.a2b_base64(url[head.end() :].encode("ascii"), strict_mode=True)
+    except ValueError as error:
+        raise ImageRefused(f"its data URL is not base64 ({error}); encode the file again") from error
+
+
+def with_names(request: RolloutRequest, sources: Sequence[Source], names: Mapping[str, str]) -> RolloutRequest:
+    """A copy of the request whose prompts have these names in place of what they were made of."""
+    samples = list(request.samples)
+    for position in {place[1] for source, place in sources if source in names}:
+        assert isinstance(position, int)
+        samples[position] = sample_with_names(samples[position], names)
+    return request.model_copy(update={"samples": samples})
+
+
+def sample_with_names(sample: SampleInput, names: Mapping[str, str]) -> SampleInput:
+    messages = [message_with_names(message, names) for message in sample.messages or ()]
+    return sample.model_copy(update={"messages": messages})
+
+
+def message_with_names(message: PromptMessage, names: Mapping[str, str]) -> PromptMessage:
+    if not isinstance(message.content, list):
+        return message
+    parts = [
+        part.model_copy(update={"image": names.get(part.image, part.image)}) if isinstance(part, ImagePart) else part
+        for part in message.content
+    ]
+    return message.model_copy(update={"content": parts})

@@ -1,0 +1,59 @@
+"""Images for tests, drawn here, and an image store of one process."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+from deployments.images.settings import ImagesSettings
+from deployments.images.store import ImagesReplica
+from deployments.protocols.images import ImageStore, name_of_image
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+
+
+@cache
+def picture(color: str = "red", form: str = "PNG", size: tuple[int, int] = (4, 3), mode: str = "RGB") -> bytes:
+    """A file with one color."""
+    file = BytesIO()
+    Image.new(mode, size, color).save(file, form)
+    return file.getvalue()
+
+
+def animation(form: str, **options: Any) -> bytes:
+    """A file of two pictures."""
+    file = BytesIO()
+    first, second = (Image.new("RGB", (4, 3), color) for color in ("red", "blue"))
+    first.save(file, form, save_all=True, append_images=[second], **options)
+    return file.getvalue()
+
+
+class ImagesInProcess(ImageStore):
+    """The real image store, called without Serve; its objects are the contents themselves."""
+
+    def __init__(
+        self,
+        settings: ImagesSettings | None = None,
+        storage: ScriptedStorage | None = None,
+        time_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.replica = ImagesReplica(
+            settings or ImagesSettings(), storage or ScriptedStorage(), time_s, share=lambda content: content
+        )
+        self.puts: list[list[str]] = []
+        """The names of each call of `put`."""
+
+    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
+        names = [name_of_image(data) for data in images]
+        await self.replica.put(dict(zip(names, images, strict=True)), owner or "")
+        self.puts.append(names)
+        return names
+
+    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
+        return await self.replica.refused(names, owner or "")
+
+    async def get(self, name: str) -> bytes:
+        [content] = await self.replica.reference(name)
+        assert isinstance(content, bytes)
+        return content

@@ -1,0 +1,150 @@
+"""Which bytes are an image that the service takes, and what refuses the others."""
+
+import tracemalloc
+import warnings
+import zlib
+from contextlib import suppress
+from io import BytesIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
+
+from deployments.images.checks import ImageInfo, MediaType, Size, checked_image
+from deployments.images.failures import ImageRefused
+from deployments.images.settings import ImagesSettings
+from tests.deployments.images.pictures import animation, picture
+
+SETTINGS = ImagesSettings()
+SMALL = ImagesSettings(max_pixels=12, max_image_bytes=2000)
+FORMS: dict[str, MediaType] = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+
+
+def refusal_of(data: bytes, settings: ImagesSettings = SETTINGS) -> str:
+    with pytest.raises(ImageRefused) as refused:
+        checked_image(data, settings)
+    return str(refused.value)
+
+
+def png_that_says(width: int, height: int) -> bytes:
+    """A PNG file with a header of this size, and next to no data."""
+    chunks = b"\x89PNG\r\n\x1a\n"
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        chunks += len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+    return chunks
+
+
+def webp_that_says(width: int, height: int) -> bytes:
+    """An extended WebP file with a canvas of this size, and a picture of 4 x 3."""
+    plain = picture(form="WEBP")
+    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    chunks = b"WEBP" + b"VP8X" + (10).to_bytes(4, "little") + bytes(4) + canvas + plain[12:]
+    return b"RIFF" + len(chunks).to_bytes(4, "little") + chunks
+
+
+def jpeg_that_says(width: int, height: int) -> bytes:
+    data = bytearray(picture(form="JPEG"))
+    begin = data.index(b"\xff\xc0")
+    data[begin + 5 : begin + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")]
+    + [("JPEG", mode) for mode in ("L", "RGB", "CMYK")]
+    + [("WEBP", mode) for mode in ("RGB", "RGBA")],
+)
+def test_an_image_has_the_format_and_the_size_of_its_content(form: str, mode: str) -> None:
+    file = BytesIO()
+    Image.new(mode, (7, 5)).save(file, form)
+    assert checked_image(file.getvalue(), SETTINGS) == ImageInfo(FORMS[form], Size(7, 5))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["PNG", "JPEG", "WEBP", "WEBP lossless"]), st.booleans())
+def test_every_size_is_read_from_the_header(width: int, height: int, form: str, has_alpha: bool) -> None:
+    file = BytesIO()
+    mode = "RGBA" if has_alpha and form != "JPEG" else "RGB"
+    name, _, lossless = form.partition(" ")
+    Image.new(mode, (width, height), "teal").save(file, name, lossless=bool(lossless))
+    assert checked_image(file.getvalue(), SETTINGS).size == (width, height)
+
+
+def test_bounds_are_kept_to_the_last_pixel_and_byte() -> None:
+    assert checked_image(picture(), SMALL).size == (4, 3)
+    for form in FORMS:
+        assert refusal_of(picture(form=form, size=(13, 1)), SMALL) == (
+            "it has 13 x 1 pixels, and images.max_pixels allows 12; scale it down"
+        )
+    data = picture()
+    exactly = SMALL.model_copy(update={"max_image_bytes": len(data)})
+    assert checked_image(data, exactly).size == (4, 3)
+    assert refusal_of(data, exactly.model_copy(update={"max_image_bytes": len(data) - 1})) == (
+        f"it has {len(data)} bytes, and images.max_image_bytes allows {len(data) - 1}; compress it or scale it down"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bomb", "side"),
+    [
+        (png_that_says(2**31 - 1, 2**31 - 1), 2**31 - 1),
+        (webp_that_says(2**14, 2**14), 2**14),
+        (jpeg_that_says(65_535, 65_535), 65_535),
+    ],
+    ids=["png", "webp", "jpeg"],
+)
+def test_a_bomb_of_pixels_costs_nothing(bomb: bytes, side: int) -> None:
+    tracemalloc.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        says = refusal_of(bomb)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert says == f"it has {side} x {side} pixels, and images.max_pixels allows 16000000; scale it down"
+    assert peak_bytes < 2**20
+
+
+def test_a_bomb_of_text_is_refused() -> None:
+    text = PngImagePlugin.PngInfo()
+    text.add_text("comment", "x" * 2**24, zip=True)
+    file = BytesIO()
+    Image.new("RGB", (4, 3)).save(file, "PNG", pnginfo=text)
+    assert refusal_of(file.getvalue()) == "it cannot be decoded (ValueError); send the whole file, undamaged"
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_an_animation_is_refused(form: str) -> None:
+    assert refusal_of(animation(form)) == "it is animated; send one picture"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_breaks_off_is_refused(form: str) -> None:
+    data = picture(form=form, size=(64, 64))
+    assert refusal_of(data[: len(data) // 2]).endswith("send the whole file, undamaged")
+    assert "send" in refusal_of(data[:12])
+
+
+@pytest.mark.parametrize(
+    ("data", "begins"),
+    [(b"", "nothing"), (b"GIF89a\x01\x00\x01\x00", "47 49 46 38 39 61 01 00"), (b"<svg/>", "3c 73 76 67 2f 3e")],
+)
+def test_what_is_not_an_image_is_named_by_its_first_bytes(data: bytes, begins: str) -> None:
+    assert refusal_of(data) == f"it is not PNG, JPEG or WebP, it begins with {begins}; convert it"
+
+
+def test_headers_that_contradict_themselves_are_refused() -> None:
+    assert refusal_of(png_that_says(0, 5)) == "it has 0 x 5 pixels; send at least one"
+    assert "send" in refusal_of(webp_that_says(7, 7))
+
+
+@given(st.sampled_from(sorted(FORMS)), st.data())
+def test_damaged_files_are_refused_or_have_a_size_within_the_bounds(form: str, data: st.DataObject) -> None:
+    content = bytearray(picture(form=form, size=(9, 9)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    size = Size(1, 1)
+    with suppress(ImageRefused):
+        size = checked_image(bytes(content), SETTINGS).size
+    assert 1 <= size.width * size.height <= SETTINGS.max_pixels

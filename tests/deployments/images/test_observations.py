@@ -1,0 +1,137 @@
+"""Images of observations: kept where the environment runs, and named in what leaves it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from deployments.environments.step_runner import StepRunner
+from deployments.failures import EnvironmentBroken, ImagesLost, Overloaded, RolloutFailure
+from deployments.images.observations import NOT_TAKEN, ObservedImages
+from deployments.images.settings import ImagesSettings
+from deployments.protocols.environments import ShadowedOutcome, StepRequest
+from deployments.protocols.images import name_of_image
+from rollout_env import ChatMessage, StartOutcome, StepOutcome, TaskEnvironment
+from tests.deployments.images.pictures import ImagesInProcess, animation, picture
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+
+RED, BLUE = picture("red"), picture("blue")
+OTHERS = name_of_image(b"another key's")
+
+
+def shown(*images: bytes | str, text: str = "look") -> ChatMessage:
+    return {"role": "user", "content": text, "images": list(images)}
+
+
+def kept(outcome: StepOutcome, images: ImagesInProcess | None = None, **settings: Any) -> StepOutcome:
+    async def keep() -> StepOutcome:
+        store = images or ImagesInProcess()
+        return await ObservedImages(store, ImagesSettings(**settings)).kept(outcome, "ann")
+
+    return asyncio.run(keep())
+
+
+def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
+    images = ImagesInProcess()
+    messages = [shown(RED, BLUE, RED), {"role": "tool", "content": "no picture"}, shown(name_of_image(BLUE))]
+
+    async def keep() -> Any:
+        await images.put([BLUE], "ann")
+        outcome = ShadowedOutcome(messages, 1.0, False, shadow_rewards={"judge": 0.5})  # type: ignore[arg-type]
+        return await ObservedImages(images, ImagesSettings()).kept(outcome, "ann")
+
+    outcome = asyncio.run(keep())
+    red, blue = name_of_image(RED), name_of_image(BLUE)
+    assert outcome == ShadowedOutcome(
+        [shown(red, blue, red), {"role": "tool", "content": "no picture"}, shown(blue)],
+        1.0,
+        False,
+        shadow_rewards={"judge": 0.5},
+    )
+    assert images.puts[1:] == [[red, blue]]
+
+
+def test_one_message_stays_one_message() -> None:
+    assert kept(StepOutcome(shown(RED), 0.0, True)).observation == shown(name_of_image(RED))
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        ([b"GIF89a"], "an image of 6 bytes: it is not PNG, JPEG or WebP"),
+        ([RED, animation("PNG")], "it is animated; send one picture"),
+        (["red.png"], r"'red\.png' is not the name of an image, sha256:\.\.\.; return the bytes of its file"),
+        ([OTHERS], f"there is no image {OTHERS}, or it is another key's"),
+        ([RED] * 5, r"it shows 5 images, and images\.max_images allows 4"),
+    ],
+)
+def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[bytes | str], says: str) -> None:
+    store = ImagesInProcess()
+    with pytest.raises(EnvironmentBroken, match=f"^The environment's observation cannot be shown: .*{says}"):
+        kept(StepOutcome(shown(*images), 0.0, False), store, max_images=4)
+    assert store.puts == []
+
+
+def test_without_room_the_step_can_be_made_again() -> None:
+    full = ImagesInProcess(ImagesSettings(max_bytes=10))
+    with pytest.raises(
+        Overloaded, match=r"^The images of an observation have no room: 0 bytes of this caller are kept"
+    ):
+        kept(StepOutcome(shown(RED), 0.0, False), full)
+    storage = ScriptedStorage(errors=[])
+
+    async def keep() -> None:
+        store = ImagesInProcess(storage=storage)
+        storage.is_failing = True
+        await ObservedImages(store, ImagesSettings()).kept(StepOutcome(shown(RED), 0.0, False), "ann")
+
+    with pytest.raises(ImagesLost, match="try again later"):
+        asyncio.run(keep())
+
+
+class Nothing(BaseModel):
+    """No state."""
+
+
+class Painter(TaskEnvironment):
+    """Shows what it is asked for."""
+
+    description = "Shows pictures."
+    ExtraEnvInfo = Nothing
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return []
+
+    async def start(self, message_log: list[ChatMessage], extra_env_info: Any) -> StartOutcome:
+        return StartOutcome(shown(BLUE))
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+        return StepOutcome(shown(RED), 0.0, False)
+
+
+def results(images: ImagesInProcess | None) -> list[StepOutcome | RolloutFailure]:
+    async def play() -> list[StepOutcome | RolloutFailure]:
+        observed = None if images is None else ObservedImages(images, ImagesSettings())
+        runner = StepRunner(Painter(), "painter", 60, None, observed)
+        requests = (StepRequest([], {}, step_id="a", owner="ann", is_start=is_start) for is_start in (True, False))
+        return list(await asyncio.gather(*(runner.start(request, set()) for request in requests)))
+
+    return asyncio.run(play())
+
+
+def test_what_leaves_a_replica_has_names_alone() -> None:
+    images = ImagesInProcess()
+    start, step = results(images)
+    assert isinstance(start, StepOutcome)
+    assert isinstance(step, StepOutcome)
+    assert start.observation == [shown(name_of_image(BLUE))]
+    assert step.observation == shown(name_of_image(RED))
+    names = [name_of_image(BLUE), name_of_image(RED)]
+    assert asyncio.run(images.refused(names, "ann")) == []
+    assert asyncio.run(images.refused(names, "bob")) == names
+
+
+def test_where_no_images_are_taken_an_observation_that_shows_one_breaks_its_step() -> None:
+    for result in results(None):
+        assert (type(result), str(result)) == (EnvironmentBroken, NOT_TAKEN)

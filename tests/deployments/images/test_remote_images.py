@@ -1,0 +1,110 @@
+"""The image store over its Serve handle: what it is sent, and a store that has died."""
+
+import asyncio
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, OwnerDiedError
+
+from deployments.failures import ImagesLost
+from deployments.images.failures import ImageUnknown, image_unknown
+from deployments.images.remote_images import AWAY_S, RemoteImages
+from deployments.protocols.images import name_of_image
+from tests import virtual_time
+
+MIB = 2**20
+
+
+class Handle:
+    """A Serve handle to a store that answers with `results` in turn, the last one for ever."""
+
+    def __init__(self, *results: Any) -> None:
+        self.results = list(results)
+        self.calls: list[tuple[Any, ...]] = []
+        self.is_by_reference = False
+
+    def options(self, _by_reference: bool) -> "Handle":
+        self.is_by_reference = _by_reference
+        return self
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._answer, method))
+
+    async def _answer(self, method: str, *arguments: Any) -> Any:
+        self.calls.append((method, *arguments))
+        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+async def content_of(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def test_images_are_put_in_messages_of_bounded_size_and_each_content_once() -> None:
+    handle: Any = Handle(None)
+    images = [bytes([number]) * MIB for number in range(5)]
+    names = asyncio.run(RemoteImages(handle).put([*images, images[0]], "ann"))
+    assert names == [name_of_image(data) for data in [*images, images[0]]]
+    assert [(method, list(sent), owner) for method, sent, owner in handle.calls] == [
+        ("put", names[:2], "ann"),
+        ("put", names[2:4], "ann"),
+        ("put", names[4:5], "ann"),
+    ]
+
+
+def test_without_keys_the_owner_is_the_empty_one() -> None:
+    handle: Any = Handle(["sha256:2"])
+    assert asyncio.run(RemoteImages(handle).refused(("sha256:1", "sha256:2"))) == ["sha256:2"]
+    assert handle.calls == [("refused", ["sha256:1", "sha256:2"], "")]
+
+
+def test_a_store_that_has_died_is_waited_for() -> None:
+    async def put() -> tuple[list[str], float]:
+        handle: Any = Handle(ActorDiedError(), ActorDiedError(), None)
+        return await RemoteImages(handle).put([b"one"]), virtual_time.now()
+
+    names, after_s = virtual_time.run(put())
+    assert (names, round(after_s, 3)) == ([name_of_image(b"one")], 1.0)
+
+
+def test_a_store_that_stays_away_is_lost() -> None:
+    async def put() -> float:
+        handle: Any = Handle(ActorDiedError())
+        with pytest.raises(ImagesLost, match=r"^The image store died during the call\.$") as lost:
+            await RemoteImages(handle).put([b"one"])
+        assert lost.value.retryable
+        return virtual_time.now()
+
+    assert virtual_time.run(put()) == pytest.approx(AWAY_S, abs=1)
+
+
+def test_readiness_does_not_wait() -> None:
+    async def answer() -> float:
+        handle: Any = Handle(ActorDiedError())
+        with pytest.raises(ImagesLost):
+            await RemoteImages(handle).answer()
+        return virtual_time.now()
+
+    assert virtual_time.run(answer()) == 0
+
+
+def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:
+    async def read() -> tuple[bytes, int, bool]:
+        lost, found = content_of(OwnerDiedError("", None, "")), content_of(b"one")
+        handle: Any = Handle([lost], [found])
+        return await RemoteImages(handle).get("sha256:1"), len(handle.calls), handle.is_by_reference
+
+    assert virtual_time.run(read()) == (b"one", 2, True)
+
+
+def test_an_unknown_image_is_said_at_once() -> None:
+    handle: Any = Handle(image_unknown("sha256:1"))
+    with pytest.raises(ImageUnknown):
+        asyncio.run(RemoteImages(handle).get("sha256:1"))
+    assert handle.calls == [("reference", "sha256:1")]

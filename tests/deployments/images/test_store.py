@@ -1,0 +1,116 @@
+"""The image store: what it keeps through restarts, and the objects that readers fetch."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from deployments.images.failures import ImagesFull, ImageUnknown
+from deployments.images.settings import ImagesSettings
+from deployments.images.store import ImagesReplica
+from deployments.storage.storage import StorageFailed, StoreReplaced
+from tests import virtual_time
+from tests.deployments.images.pictures import ImagesInProcess
+from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
+
+SETTINGS = ImagesSettings(keep_s=100, keep_at_least_s=10, max_bytes=100)
+
+
+def run(work: Callable[[ImagesInProcess], Awaitable[Any]], kept: Kept | None = None, **settings: Any) -> Any:
+    """The result of `work` with a store over what is kept, whose time begins at 0."""
+
+    async def worked() -> Any:
+        return await work(
+            ImagesInProcess(SETTINGS.model_copy(update=settings), ScriptedStorage(kept), time_s=virtual_time.now)
+        )
+
+    return virtual_time.run(worked())
+
+
+def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
+    kept = Kept()
+
+    async def put(images: ImagesInProcess) -> list[str]:
+        return await images.put([b"one", b"two", b"one"], "ann")
+
+    names = run(put, kept)
+    assert len(set(names)) == 2
+
+    async def read(images: ImagesInProcess) -> Any:
+        contents = [await images.get(name) for name in names]
+        return contents, await images.refused(names, "ann"), await images.refused(names, "bob")
+
+    assert run(read, kept) == ([b"one", b"two", b"one"], [], list(dict.fromkeys(names)))
+
+
+def test_an_image_that_nobody_uses_expires_and_one_that_is_read_does_not() -> None:
+    async def wait(images: ImagesInProcess) -> Any:
+        used, unused = await images.put([b"one", b"two"])
+        for _ in range(4):
+            await asyncio.sleep(40)
+            assert await images.get(used) == b"one"
+        with pytest.raises(ImageUnknown):
+            await images.get(unused)
+        return await images.refused([used, unused]) == [unused]
+
+    assert run(wait)
+
+
+def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image() -> None:
+    made: list[bytes] = []
+
+    def share(content: bytes) -> bytes:
+        made.append(content)
+        return content
+
+    async def read() -> None:
+        storage = ScriptedStorage()
+        replica = ImagesReplica(SETTINGS, storage, virtual_time.now, share)
+        await replica.put({"sha256:1": b"one"}, "")
+        references = await asyncio.gather(*(replica.reference("sha256:1") for _ in range(9)))
+        assert references == [[b"one"]] * 9
+        assert made == [b"one"]
+        await asyncio.sleep(101)
+        assert replica._shared == {}
+
+    virtual_time.run(read())
+
+
+def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
+    async def read() -> None:
+        storage = ScriptedStorage()
+        replica = ImagesReplica(SETTINGS, storage, virtual_time.now, lambda content: content)
+        await replica.put({"sha256:1": b"one"}, "")
+        storage.is_failing = True
+        with pytest.raises(StorageFailed):
+            await replica.reference("sha256:1")
+        storage.is_failing = False
+        await asyncio.sleep(1)
+        assert await replica.reference("sha256:1") == [b"one"]
+
+    virtual_time.run(read())
+
+
+def test_a_store_without_room_refuses_and_keeps_nothing_of_it() -> None:
+    async def put(images: ImagesInProcess) -> Any:
+        first = await images.put([bytes(60)])
+        with pytest.raises(ImagesFull):
+            await images.put([b"small", bytes(61)])
+        return await images.refused(first), len(await images.replica._state.started())
+
+    assert run(put) == ([], 1)
+
+
+def test_a_store_that_another_has_replaced_ends() -> None:
+    kept = Kept()
+
+    async def replace(images: ImagesInProcess) -> None:
+        await images.put([b"one"])
+        await ScriptedStorage(kept).take_over()
+        with pytest.raises(StoreReplaced):
+            await images.put([b"two"])
+        with pytest.raises(StoreReplaced):
+            await images.replica.check_health()
+
+    run(replace, kept)
