@@ -58,13 +58,13 @@ def build(settings: ServiceSettings) -> Application:
     sessions = None
     if settings.sessions is not None:
         sessions = deployment(SessionStore, "Sessions", options).bind(settings.sessions)
-    serving = () if is_simulated else (settings.responses, sessions, settings.metrics)
+    images = None if settings.images is None else deployment(ImagesReplica, "Images", options).bind(settings.images)
+    serving = () if is_simulated else (settings.responses, sessions, settings.metrics, images)
     generator = replicas.bind(engine, policy_store, *serving)
     reward_models = {
         name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
         for name, model in settings.reward_models.items()
     }
-    images = None if settings.images is None else deployment(ImagesReplica, "Images", options).bind(settings.images)
     environments = {
         task_name: deployment(EnvironmentHost, task_name, options)
         .options(request_router_config=NAMED_REPLICA_ROUTING)

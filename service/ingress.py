@@ -161,7 +161,7 @@ class Ingress:
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
         rollouts = RolloutService(
-            remote, tasks, policy, episodes, limits, admission, sampler, parser, observer, agents=runs
+            remote, tasks, policy, episodes, limits, admission, sampler, parser, observer, runs, request_images
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None

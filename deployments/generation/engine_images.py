@@ -8,6 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -21,6 +22,7 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected
+from deployments.images.failures import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 
@@ -70,9 +72,8 @@ class EngineImages:
         """The tokens of images of the store.
 
         Raises:
-            ImageUnknown: the store has one of them no longer.
             ImagesLost: the store cannot be reached.
-            GenerationRejected: the model's processor refuses one.
+            GenerationRejected: the store has one of them no longer, or the model's processor refuses it.
         """
         return [image.tokens for image in await asyncio.gather(*map(self._image, names))]
 
@@ -109,13 +110,17 @@ class EngineImages:
             return image
         task = self._under_way.get(name)
         if task is None:
-            task = self._under_way[name] = asyncio.create_task(self._read(name))
+            # Serve's router mixes up calls that wait in the context of one request.
+            task = self._under_way[name] = asyncio.create_task(self._read(name), context=Context())
             task.add_done_callback(lambda _: self._under_way.pop(name, None))
         # Others may wait for it when the caller is cancelled.
         return await asyncio.shield(task)
 
     async def _read(self, name: str) -> ProcessedImage:
-        data = await self._store.get(name)
+        try:
+            data = await self._store.get(name)
+        except ImageUnknown as unknown:
+            raise GenerationRejected(f"Image {name} is not kept any more: upload it again.") from unknown
         loop = asyncio.get_running_loop()
         try:
             image = await loop.run_in_executor(self._thread, self._process, data, name)

@@ -14,6 +14,7 @@ from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.images.remote_images import RemoteImages
 from deployments.instruments import flush_periodically
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.weight_sources import node_weights_of_replica
@@ -51,6 +52,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         responses: ResponseSettings | None = None,
         sessions: DeploymentHandle[Any] | None = None,
         has_metrics: bool = True,
+        images: DeploymentHandle[Any] | None = None,
     ) -> None:
         """Starts the engine, and waits until it has the current version.
 
@@ -58,6 +60,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
             sessions: the session store; `None` for a service that keeps no sessions.
             has_metrics: whether the engine's metrics go to Ray's exporters.
+            images: the image store; `None` for a service that takes no images.
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
@@ -76,7 +79,10 @@ class GeneratorReplica(GeneratorReplicaBase):
         reasoning_parser = self._responses.reasoning_parser or ""
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
         exporters = (EngineMetrics,) if has_metrics else ()
-        super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
+        image_store = None if images is None else RemoteImages(images)
+        super().__init__(
+            await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters, image_store)
+        )
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:

@@ -281,9 +281,9 @@ class Generator(Protocol):
         """The tokens that the model has for each of these images of the store.
 
         Raises:
-            GenerationRejected: the model takes no images, or refuses one of them.
+            GenerationRejected: the model takes no images, refuses one of them, or one is not kept any more.
             GenerationLost: no replica answers.
-            ImageUnknown: the store has one of them no longer.
+            ImagesLost: the image store does not answer.
         """
         raise takes_no_images(names)
 

@@ -48,7 +48,13 @@ class EpisodeMaker:
         if with_start := tasks_with_start(self.tasks):
             request_id = self.context.request_id
             not_started = await start_samples(
-                self.request, request_id, with_start, self.environments, self.progress, places
+                self.request,
+                request_id,
+                with_start,
+                self.environments,
+                self.progress,
+                places,
+                self.context.share.key,
             )
         images: dict[str, ImageTokens] = {}
         not_started = {**not_started, **await self._unknown_images(places, images)}

@@ -15,6 +15,7 @@ from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, 
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
+from service.images.request_images import RequestImages, refuse_images
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
@@ -212,8 +213,13 @@ class RolloutService:
         response_parser: ResponseParser | None = None,
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
+        images: RequestImages | None = None,
     ) -> None:
-        """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`."""
+        """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
+
+        Args:
+            images: `None` where requests may show none.
+        """
         self.policy = policy
         self.admission = admission
         self.environments = environments
@@ -227,6 +233,7 @@ class RolloutService:
         self._response_parser = response_parser
         self._observer = observer
         self._agents = agents
+        self._request_images = images
         self._images = ImageReader(generator)
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
@@ -256,8 +263,9 @@ class RolloutService:
             progress: the log of a request that another process may continue; turns in it are not played again.
 
         Raises:
-            RequestProblem: the request is not valid for this service's tasks, model and limits, or an environment does
-                not accept the fields of a sample.
+            RequestProblem: the request is not valid for this service's tasks, model and limits, an environment does
+                not accept the fields of a sample, or an image cannot be taken.
+            ImagesFull: there is no room for its images.
             PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
@@ -268,6 +276,10 @@ class RolloutService:
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
+        if self._request_images is None:
+            await refuse_images(request)
+        else:
+            request = await self._request_images.named(request, caller)
         maker = EpisodeMaker(
             request.model_copy(),
             request_context(request, request_id, caller),

@@ -112,6 +112,7 @@ async def start_samples(
     environments: Mapping[str, Environment],
     progress: ProgressLog | None = None,
     places: Iterable[int] | None = None,
+    owner: str | None = None,
 ) -> dict[int, RolloutFailure]:
     """Starts all samples of these tasks at once, and puts the started ones in their places in the request.
 
@@ -119,6 +120,7 @@ async def start_samples(
 
     Args:
         places: starts the samples at these positions alone; by default all.
+        owner: the name of the key of the request; `None` where nobody needs one.
 
     Returns:
         The failures by position in the request; their samples are unchanged.
@@ -141,6 +143,7 @@ async def start_samples(
                     request_id=request_id,
                     sample=idx,
                     step_id=f"{unique_id}-{position}-start",
+                    owner=owner,
                 )
                 start = partial(environments[sample.task_name].start, step)
                 log_fields = {"request_id": request_id, "task_name": sample.task_name, "sample": idx}

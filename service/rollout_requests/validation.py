@@ -228,18 +228,15 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
 
 
 def image_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
-    """Yields the problem of the first message that shows images, where they cannot be shown."""
+    """Yields the problem of the first message that shows images to a program."""
+    if sample.task_name not in capabilities.agent_tasks:
+        return
     given = {"messages": sample.messages or (), "message_log": sample.message_log or ()}
     for name, messages in given.items():
         for index, shown in enumerate(map(images_of, messages)):
             if not shown:
                 continue
-            if not capabilities.generator.takes_images:
-                problem = "it shows images, and the model sees none; serve a model that does, with images in the config"
-            elif sample.task_name in capabilities.agent_tasks:
-                problem = "it shows images, and a program plays this task, whose sessions take none; send text alone"
-            else:
-                continue
+            problem = "it shows images, and a program plays this task, whose sessions take none; send text alone"
             yield FieldProblem(field=f"{field}.{name}[{index}]", message=problem)
             return
 

@@ -209,6 +209,7 @@ class Episode:
             lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
             session_id=self.session_id,
             turn=self._steps,
+            owner=self.start.share.key,
         )
 
     def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextvars import Context
 
 from deployments.protocols.generation import Generator
 from deployments.protocols.images import ImageTokens
@@ -31,7 +32,8 @@ class ImageReader:
             return known
         task = self._asked.get(name)
         if task is None:
-            task = self._asked[name] = asyncio.create_task(self._ask(name))
+            # Serve's router mixes up calls that wait in the context of one HTTP request.
+            task = self._asked[name] = asyncio.create_task(self._ask(name), context=Context())
             task.add_done_callback(lambda _: self._asked.pop(name, None))
         # Other requests may wait for it when this one is cancelled.
         return await asyncio.shield(task)

@@ -12,7 +12,6 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.images import ImageTokens, image_spans, name_of_image
 from rollout_client.contract.messages import Message, PromptMessage
-from rollout_env import ChatMessage
 from tests.vision_model import vision_tokenizer
 
 TOKENIZER = TransformersChatTokenizer(vision_tokenizer())
@@ -57,7 +56,7 @@ def test_the_tokens_of_a_prompt_are_those_of_its_rendering_with_each_image_in_it
     ]
 
 
-def observed(messages: list[ChatMessage], room: int) -> list[TokenizedObservation]:
+def observed(messages: list[Any], room: int) -> list[TokenizedObservation]:
     return TOKENIZER.observations(messages, [72, 261], ChatOptions(images=KNOWN), room)
 
 
