@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What a checked image is."""
+    """Format and size of a checked image."""
 
     media_type: MediaType
     size: Size
