@@ -46,6 +46,8 @@ class RequestImages:
         self.settings = settings
         self._checks = ImageChecks(settings)
         self._fetcher = fetcher or ImageFetcher(settings)
+        # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not for all.
+        self._decoding = asyncio.Lock()
 
     async def upload(self, data: bytes, caller: Caller = ANYBODY) -> BlobInfo:
         """Checks and keeps one image.
@@ -91,7 +93,10 @@ class RequestImages:
 
     async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
         """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`."""
-        each = dict.fromkeys(source for source, _ in sources)
+        if not sources:
+            return {}
+        # Hashing takes a millisecond for a megabyte, once for each text.
+        each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         given = [source for source in each if not source.startswith(NAME_PREFIX)]
         refusals = await self._unknown([source for source in each if source.startswith(NAME_PREFIX)], caller)
         contents = await asyncio.gather(*map(self._content, given))
@@ -114,7 +119,8 @@ class RequestImages:
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
             if source.startswith("data:"):
-                data = await asyncio.to_thread(decoded, source, self.settings)
+                async with self._decoding:
+                    data = await asyncio.to_thread(decoded, source, self.settings)
             else:
                 data = await self._fetcher.fetch(source)
             await self._checks.checked(data)
