@@ -1,4 +1,4 @@
-"""Images of a running service: kept through the death of their store, found by every replica, and gone when they go."""
+"""The image store of a running service: images are kept through the death of their store, found by every replica, and gone when they go."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
