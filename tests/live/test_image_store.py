@@ -1,4 +1,4 @@
-"""The image store of a running service: images are kept through the death of their store, found by every replica, and gone when they go."""
+"""The image store of a running service: it loses no image when it dies, and what goes leaves Ray's memory."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
