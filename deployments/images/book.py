@@ -174,7 +174,7 @@ class ImageBook:
 
 
 class Room:
-    """What goes to make room for other images; nothing goes before `changed` is stored and applied.
+    """Images that go to make room for others; none goes before `changed` is stored and applied.
 
     Args:
         images: those that are kept, in the order in which they go.

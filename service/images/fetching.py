@@ -116,7 +116,7 @@ class ImageFetcher:
 
 
 def request_of(url: httpx.URL) -> dict[str, Any]:
-    """What names the host in a request to an address: the header, and the name in the host's certificate."""
+    """Options that name the host in a request to its address: the header, and the name in its certificate."""
     headers = {"host": url.netloc.decode(), "accept": "image/*", "accept-encoding": "identity"}
     return {"headers": headers, "extensions": {"sni_hostname": url.host}}
 

@@ -20,7 +20,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
 from service.images.fetching import ImageFetcher
-from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
 
 DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,")
 LONGEST_DATA_URL_HEAD = 40
@@ -46,6 +46,8 @@ class RequestImages:
         self.settings = settings
         self._checks = ImageChecks(settings)
         self._fetcher = fetcher or ImageFetcher(settings)
+        # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not for all.
+        self._decoding = asyncio.Lock()
 
     async def upload(self, data: bytes, caller: Caller = ANYBODY) -> BlobInfo:
         """Checks and keeps one image.
@@ -85,22 +87,28 @@ class RequestImages:
             ImagesFull, ImagesLost: they could not be kept.
         """
         sources = await read_beside_others(request)
-        if not sources:
-            return request
         refuse_too_many(sources, self.settings.max_images)
-        places: dict[str, Location] = {}
-        for source, place in sources:
-            places.setdefault(source, place)
-        given = [source for source in places if not source.startswith(NAME_PREFIX)]
-        unknown = await self._unknown([source for source in places if source.startswith(NAME_PREFIX)], caller)
-        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
-        problems = {source: content for source, content in contents.items() if isinstance(content, ImageRefused)}
-        if problems or unknown:
-            refusals: Mapping[str, object] = {**unknown, **problems}
+        names = await self.names_of(sources, caller)
+        return with_names(request, sources, names) if names else request
+
+    async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
+        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`."""
+        if not sources:
+            return {}
+        # Hashing takes a millisecond for a megabyte, once for each text.
+        each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
+        given = [source for source in each if not source.startswith(NAME_PREFIX)]
+        refusals = await self._unknown([source for source in each if source.startswith(NAME_PREFIX)], caller)
+        contents = await asyncio.gather(*map(self._content, given))
+        refusals |= {
+            source: str(content)
+            for source, content in zip(given, contents, strict=True)
+            if isinstance(content, ImageRefused)
+        }
+        if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
-        data = [content for content in contents.values() if isinstance(content, bytes)]
-        names = dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
-        return with_names(request, sources, names)
+        data = [content for content in contents if isinstance(content, bytes)]
+        return dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
 
     async def _unknown(self, names: Sequence[str], caller: Caller) -> dict[str, str]:
         """The problem of each name that the caller may not use."""
@@ -111,7 +119,8 @@ class RequestImages:
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
             if source.startswith("data:"):
-                data = await asyncio.to_thread(decoded, source, self.settings)
+                async with self._decoding:
+                    data = await asyncio.to_thread(decoded, source, self.settings)
             else:
                 data = await self._fetcher.fetch(source)
             await self._checks.checked(data)
@@ -163,9 +172,9 @@ def refuse_too_many(sources: Sequence[Source], most: int) -> None:
         raise invalid_request(*problems[:MOST_PROBLEMS])
 
 
-def refused(sources: Sequence[Source], messages: Mapping[str, object]) -> Exception:
+def refused(sources: Sequence[Source], messages: Mapping[str, str]) -> RequestProblem:
     problems = [
-        FieldProblem(field=dotted(place), message=str(messages[source]), value=shown(source))
+        FieldProblem(field=dotted(place), message=messages[source], value=shown(source))
         for source, place in sources[:MOST_PROBLEMS]
     ]
     return invalid_request(*problems)

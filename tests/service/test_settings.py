@@ -38,6 +38,8 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
     [
         ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
         ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
+        ({"engine": ENGINE, "environments": {"Images": MATH}}, "Images is the name of another deployment"),
+        ({"engine": ENGINE, "environments": {"math": MATH}, "images": {"max_byte": 1}}, "permitted are folder"),
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
@@ -102,6 +104,29 @@ def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwis
         "math": {"num_cpus": 0.1},
         "mine": {"num_cpus": 0.1},
     }
+
+
+def test_the_image_store_is_there_where_the_config_has_images() -> None:
+    without = ServiceSettings.model_validate({"engine": ENGINE, "environments": {"math": MATH}})
+    assert (without.images, "Images" in without.ray_actor_options()) == (None, False)
+    settings = ServiceSettings.model_validate({"engine": ENGINE, "environments": {"math": MATH}, "images": {}})
+    assert settings.images is not None
+    assert settings.images.model_dump() == {
+        "folder": None,
+        "redis_url": None,
+        "redis_password_file": None,
+        "redis_prefix": "rollout",
+        "keep_s": 86_400,
+        "keep_at_least_s": 900,
+        "max_bytes": 2 * 2**30,
+        "max_share": 0.5,
+        "max_image_bytes": 20 * 2**20,
+        "max_pixels": 16_000_000,
+        "max_images": 64,
+        "allowed_hosts": [],
+        "fetch_timeout_s": 10,
+    }
+    assert settings.ray_actor_options()["Images"] == {"num_cpus": 0.1}
 
 
 def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:

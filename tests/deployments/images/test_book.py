@@ -115,6 +115,25 @@ def test_without_room_those_go_that_were_not_used_for_the_longest_time() -> None
     assert (names_of(stored.book), stored.book.total_bytes) == ("de", 100)
 
 
+def test_an_image_that_is_put_again_goes_last() -> None:
+    stored = StoredBook()
+    for time_s, name in enumerate("aba"):
+        stored.put({name: 30}, time_s=time_s)
+    assert stored.put({"c": 60}, time_s=20) == ["b"]
+
+
+def test_without_room_for_all_keys_together_an_image_is_refused_within_a_keys_share() -> None:
+    stored = StoredBook()
+    stored.put({"a": 50}, "ann", 0)
+    stored.put({"b": 50}, "bob", 5)
+    with pytest.raises(
+        ImagesFull, match=r"^: 100 bytes of all callers are kept, and images\.max_bytes allows 100; too few"
+    ):
+        stored.put({"c": 1}, "cid", 9)
+    assert stored.put({"c": 1}, "cid", 14) == ["a"]
+    assert stored.book.refused("abc", "ann") == ["a", "b", "c"]
+
+
 def test_what_was_used_a_moment_ago_does_not_go() -> None:
     stored = StoredBook()
     stored.put({"a": 50}, time_s=0)

@@ -27,11 +27,12 @@ def refusal_of(data: bytes, settings: ImagesSettings = SETTINGS) -> str:
     return str(refused.value)
 
 
-def png_that_says(width: int, height: int) -> bytes:
-    """A PNG file with a header of this size, and next to no data."""
+def png_that_says(*sizes: tuple[int, int]) -> bytes:
+    """A PNG file with a header for each size, and next to no data."""
     chunks = b"\x89PNG\r\n\x1a\n"
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
-    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+    ends = bytes([8, 2, 0, 0, 0])
+    headers = [(b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + ends) for width, height in sizes]
+    for kind, data in (*headers, (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
         chunks += len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
     return chunks
 
@@ -89,7 +90,7 @@ def test_bounds_are_kept_to_the_last_pixel_and_byte() -> None:
 @pytest.mark.parametrize(
     ("bomb", "side"),
     [
-        (png_that_says(2**31 - 1, 2**31 - 1), 2**31 - 1),
+        (png_that_says((2**31 - 1, 2**31 - 1)), 2**31 - 1),
         (webp_that_says(2**14, 2**14), 2**14),
         (jpeg_that_says(65_535, 65_535), 65_535),
     ],
@@ -135,7 +136,8 @@ def test_what_is_not_an_image_is_named_by_its_first_bytes(data: bytes, begins: s
 
 
 def test_headers_that_contradict_themselves_are_refused() -> None:
-    assert refusal_of(png_that_says(0, 5)) == "it has 0 x 5 pixels; send at least one"
+    assert refusal_of(png_that_says((0, 5))) == "it has 0 x 5 pixels; send at least one"
+    assert refusal_of(png_that_says((4, 3), (9000, 9000))) == "its header contradicts itself; send another file"
     assert "send" in refusal_of(webp_that_says(7, 7))
 
 

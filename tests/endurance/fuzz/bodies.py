@@ -1,4 +1,4 @@
-"""Mutated bodies against the routes that read them: JSON, Arrow, safetensors, and streams of lines that none reads."""
+"""Mutated bodies against the routes that read them: JSON, Arrow, safetensors, images, and streams of lines that none reads."""
 
 import asyncio
 import json
@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.policy import SAFETENSORS
+from tests.deployments.images.pictures import picture
 from tests.endurance.fuzz.answers import answer_problems
 from tests.endurance.fuzz.mutation import mutated_bytes, mutated_json, mutated_lines, mutated_safetensors
 from tests.endurance.fuzz.tally import Tally
@@ -113,6 +114,10 @@ TARGETS: Mapping[str, Target] = {
     "safetensors of PUT /policy/versions": Target(
         "PUT", "/v1/policy/versions/{number}", WEIGHTS, mutated_safetensors, {"content-type": SAFETENSORS}
     ),
+    **{
+        f"{form} of POST /blobs": Target("POST", "/v1/blobs", picture("red", form, (9, 9)), mutated_bytes)
+        for form in ("PNG", "JPEG", "WEBP")
+    },
     "JSON of PUT /policy/versions": Target(
         "PUT", "/v1/policy/versions/{number}", b'{"checkpoint": "/data/step-5"}', mutated_json, {"content-type": JSON}
     ),

@@ -9,10 +9,12 @@ import pytest
 from deployments.failures import ImagesLost
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import name_of_image
+from service.admission.capacity import Amounts
 from service.images.request_images import RequestImages
+from service.settings import AdmissionBounds, AdmissionSettings
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
 from tests.service.keyed_http import KeyedHttp
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import LIMITS, ScriptedHttp
 
 RED = picture("red")
 NAME = name_of_image(RED)
@@ -92,6 +94,16 @@ def test_a_store_without_room_says_when_to_try_again() -> None:
     full = service(max_bytes=10).request("POST", "/blobs", content=RED, headers=PNG)
     assert (full.status_code, full.json()["type"]) == (429, "urn:rollout:problem:images-full")
     assert full.headers["retry-after"] == "30"
+
+
+def test_an_upload_is_admitted_with_its_body() -> None:
+    bounds = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=len(RED) - 1))
+    http = ScriptedHttp(images=images(), admission=bounds)
+    refused = http.request("POST", "/blobs", content=RED, headers=PNG)
+    assert (refused.status_code, http.admission.in_flight) == (413, Amounts())
+    small = ScriptedHttp(LIMITS.model_copy(update={"max_body_bytes": 1}), images=images())
+    assert small.request("POST", "/blobs", content=RED, headers=PNG).status_code == 201
+    assert small.admission.in_flight == Amounts()
 
 
 def test_a_store_that_is_away_is_not_ready() -> None:
