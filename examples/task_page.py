@@ -1,8 +1,8 @@
 """Writes a page of all tasks with a real transcript of each: `make task-page`.
 
 Starts the service with every task of `examples/tasks.yaml` whose packages are installed and that needs no images, or
-asks one that runs (`--url`), and plays example samples of each task. Shown is the one with the highest reward. Decoding is greedy and the
-samples have a seed, so that the same model gives the same page.
+asks one that runs (`--url`), and plays example samples of each task. Shown is the one with the highest reward. Decoding
+is greedy and the samples have a seed, so that the same model gives the same page.
 """
 
 import re

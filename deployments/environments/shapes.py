@@ -52,7 +52,7 @@ class ShapesInfo(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     kind: Kind
-    """What is asked: to count shapes, to read a bar chart, or the way through a maze."""
+    """The question: how many shapes there are, how high a bar is, or the next move in a maze."""
     seed: int = Field(ge=0, lt=2**63)
     """Seed of the picture, and of the question."""
     size: int = Field(default=64, ge=48, le=1024)

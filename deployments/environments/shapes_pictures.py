@@ -31,7 +31,7 @@ SCENE_ROWS = 4
 """Each shape of a scene lies within its own cell of so many rows and columns."""
 SMALLEST_RADIUS = 3
 LARGEST_VALUE = 9
-"""Of a bar. Each line of the grid behind the bars is 1."""
+"""The largest value of a bar. Each line of the grid behind the bars is 1."""
 LABEL_HEIGHT = 11
 """Pixels of the letters below the bars, which are 6 wide."""
 
