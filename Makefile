@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
 	test-agents test-evals test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
-	measure-small-model
+	measure-small-model shapes-model measure-shapes-model
 
 help:
 	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=smollm2 or models/small, TASK=code)"
@@ -301,6 +301,12 @@ small-model: $(READY)
 
 measure-small-model: $(READY)
 	@$(PYTHON) -m models.small.recipe.measure
+
+shapes-model: $(READY)
+	@$(PYTHON) -m models.shapes.train --output models/shapes
+
+measure-shapes-model: $(READY)
+	@$(PYTHON) -m models.shapes.measure
 
 lock: $(READY) $(BRIDGES)/tools/.ready
 	@$(PYTHON) -m requirements.write_locks $(BRIDGES)/tools/bin/uv

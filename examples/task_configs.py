@@ -27,6 +27,8 @@ BRIDGED = Path(__file__).parent / "bridged"
 ENVIRONMENTS = Path(__file__).resolve().parent.parent / ".bridges"
 """Python environments of packages that do not fit beside the service's own."""
 TASKS_OF_OTHER_MODELS = ("math", "sliding_puzzle")
+TASKS_WITH_IMAGES = ("shapes",)
+"""Tasks that only a model that sees can play."""
 
 
 def known_tasks() -> dict[str, dict[str, Any]]:

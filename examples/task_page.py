@@ -1,8 +1,8 @@
 """Writes a page of all tasks with a real transcript of each: `make task-page`.
 
-Starts the service with every task of `examples/tasks.yaml` whose packages are installed, or asks one that runs
-(`--url`), and plays example samples of each task. Shown is the one with the highest reward. Decoding is greedy and the
-samples have a seed, so that the same model gives the same page.
+Starts the service with every task of `examples/tasks.yaml` whose packages are installed and that needs no images, or
+asks one that runs (`--url`), and plays example samples of each task. Shown is the one with the highest reward. Decoding
+is greedy and the samples have a seed, so that the same model gives the same page.
 """
 
 import re
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from examples.stand_ins import stand_ins
-from examples.task_configs import config_for, known_tasks, missing_package
+from examples.task_configs import TASKS_WITH_IMAGES, config_for, known_tasks, missing_package
 from rollout_client import RolloutClient
 from rollout_client.cli.output import VISIBLE_CONTROLS, number
 from rollout_client.cli.transcript import message_note, type_name
@@ -40,8 +40,9 @@ def main(
     console = Console(stderr=True)
     with sentences_for_the_user(console), ExitStack() as running:
         if url is None:
-            tasks = [task for task in known_tasks() if missing_package(task) is None]
-            for left_out in known_tasks().keys() - tasks:
+            playable = [task for task in known_tasks() if task not in TASKS_WITH_IMAGES]
+            tasks = [task for task in playable if missing_package(task) is None]
+            for left_out in set(playable) - set(tasks):
                 console.print(f"Left out: {left_out}, which needs {missing_package(left_out)} (docs/bridges.md).")
             served = running.enter_context(stand_ins(config_for(config, model, tasks)))
             url = running.enter_context(local_service(served, console))

@@ -42,6 +42,7 @@ BUILT_IN = {
     "instruction_following": "deployments.environments.instruction_following:InstructionFollowingEnvironment",
     "math": "deployments.environments.math:MathEnvironment",
     "retrieval": "deployments.environments.retrieval:RetrievalEnvironment",
+    "shapes": "deployments.environments.shapes:ShapesEnvironment",
     "sliding_puzzle": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment",
     "tool_calls": "deployments.environments.tool_calls:ToolCallsEnvironment",
 }
