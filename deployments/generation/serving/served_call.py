@@ -7,14 +7,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
+from vllm.logprobs import FlatLogprobs
+
+from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
+from deployments.generation.engine_requests import expert_column, logprob_columns
 from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
-from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import NO_COLUMNS, GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens
+from deployments.protocols.token_columns import Columns, all_rows
+from rollout_client.contract.messages import PackedNumbers
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
     from deployments.generation.serving.session_call import SessionCall
 
@@ -30,6 +35,14 @@ class GeneratedChoice:
     """Once the engine has ended it."""
     weight_versions: tuple[WeightSpan, ...] = ()
     """Likewise; before that those up to the last update of the weights that has interrupted it."""
+    parts: list[Columns] = field(default_factory=list)
+    """The columns of each output, in calls of a session that includes some."""
+    experts: Columns = field(default_factory=dict)
+    """The column of its routed experts, once the engine has ended it."""
+
+    @property
+    def columns(self) -> dict[str, PackedNumbers]:
+        return {**all_rows(self.parts), **self.experts}
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +68,8 @@ class ServedCall:
     """Oldest version that generated a part of the prompt."""
     new_prompt_tokens: int | None = None
     """Those that the session does not have yet; by default all."""
+    experts_from: int = 0
+    """The first token of the prompt whose routed experts the session does not have."""
 
     @property
     def is_generated(self) -> bool:
@@ -71,7 +86,9 @@ class ServedCall:
         self.prompts[first] = 0
         return first
 
-    def generation(self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0) -> GenerationRequest:
+    def generation(
+        self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0, top_k: int = 0
+    ) -> GenerationRequest:
         """The request to the engine beside the prompt and vLLM's parameters.
 
         Args:
@@ -84,6 +101,8 @@ class ServedCall:
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
             oldest_version=self.oldest_version,
+            sampling=replace(self.request.sampling, top_k=top_k),
+            experts_from=self.experts_from,
             body=b"",
         )
 
@@ -95,30 +114,57 @@ class ServedCall:
         elif failure.retryable and not self.has_begun:
             self.retryable_failure = failure
             self.choices.clear()
-        elif isinstance(failure, VersionReplaced | GenerationNotFinite):
+        elif isinstance(failure, VersionReplaced | GenerationNotFinite | GenerationRejected):
             self.choices.clear()
 
-    def note(self, output: "RequestOutput", is_delta: bool, first: int) -> None:
-        """Raises `GenerationNotFinite` in a session.
+    def note(
+        self,
+        output: "RequestOutput",
+        is_delta: bool,
+        first: int,
+        request: GenerationRequest | None = None,
+        experts: int = 0,
+    ) -> None:
+        """Notes what the engine has made.
 
         Args:
+            request: as `generation` has made it, in a session: the columns that it includes are noted too.
+            experts: how many experts a layer of the model has.
             is_delta: whether the output has only the tokens since the one before.
             first: as `begin_prompt` returned it.
+
+        Raises:
+            GenerationNotFinite: in a session, a log-probability is NaN or infinite.
+            GenerationLost, GenerationRejected: as `generation_of` raises them.
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
         for completion in output.outputs:
             choice = self.choices.setdefault(first + completion.index, GeneratedChoice())
             if not is_delta:
-                choice.token_ids, choice.logprobs = packed_ids(()), packed_logprobs(())
+                choice.token_ids, choice.logprobs, choice.parts = packed_ids(()), packed_logprobs(()), []
             choice.token_ids.extend(completion.token_ids)
             if completion.logprobs is not None and self.session is not None:
                 logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))
                 refuse_not_finite(logprobs)
                 choice.logprobs.extend(logprobs)
+            if request is not None and request.include != NO_COLUMNS:
+                note_columns(choice, completion, request, experts)
             if completion.finish_reason is not None:
                 choice.finish_reason = completion.finish_reason
             if (spans := completion.weight_versions) is not None:
                 choice.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
+
+
+def note_columns(
+    choice: GeneratedChoice, completion: "CompletionOutput", request: GenerationRequest, experts: int
+) -> None:
+    """Adds the columns of an output to a choice that has its tokens. Raises as `generation_of`."""
+    if isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
+        choice.parts.append(logprob_columns(request, flat, named=len(flat.logprobs) // len(flat) - 1))
+    if completion.finished():
+        choice.experts = expert_column(request, completion.routed_experts, len(choice.token_ids), experts)
+        # They are the session's: an agent that has not asked for megabytes is not sent them.
+        completion.routed_experts = None
 
 
 def sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
