@@ -1,5 +1,6 @@
 """Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,24 @@ def logprob_columns(
         entropy = 0 - (probabilities * np.where(could_be_sampled, logprobs, 0)).sum(1)
         columns["entropy"] = numbers_of(entropy.astype(np.float32).tobytes(), "float32")
     return columns
+
+
+def whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
+    """The log-probabilities with `named` likeliest tokens after each sampled one.
+
+    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
+    likeliest stands once, with its rank among these.
+    """
+    if len(flat.token_ids) == (1 + named) * len(flat):
+        return flat
+    whole = FlatLogprobs()
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        places = list(range(start, end))
+        if len(places) <= named:
+            places.insert(flat.ranks[start] or 0, start)
+        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
+        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
+    return whole
 
 
 def expert_column(

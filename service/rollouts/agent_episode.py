@@ -18,7 +18,7 @@ from deployments.failures import AgentFailed, RolloutFailure
 from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import WeightSpan
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message
+from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from rollout_client.results import branches_beside
@@ -233,6 +233,4 @@ def plain_message(message: Message) -> dict[str, Any]:
     fields["token_ids"] = list(message.token_ids)
     if message.generation_logprobs is not None:
         fields["generation_logprobs"] = list(message.generation_logprobs)
-    for name in fields.keys() & COLUMN_FIELDS:
-        fields[name] = fields[name].model_dump()
     return fields

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.logprobs import FlatLogprobs
 
 from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
-from deployments.generation.engine_requests import expert_column, logprob_columns
+from deployments.generation.engine_requests import expert_column, logprob_columns, whole_positions
 from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
-from deployments.protocols.generation import NO_COLUMNS, GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens
 from deployments.protocols.token_columns import Columns, all_rows
 from rollout_client.contract.messages import PackedNumbers
@@ -45,6 +45,28 @@ class GeneratedChoice:
         return {**all_rows(self.parts), **self.experts}
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads the columns that a session includes out of the engine's outputs for one of its calls."""
+
+    request: GenerationRequest
+    """With what it includes, its `top_k` and the first token whose experts are due."""
+    named: int
+    """How many of the likeliest tokens the engine names for each one."""
+    experts: int
+    """How many experts a layer of the model has."""
+
+    def read(self, choice: GeneratedChoice, completion: "CompletionOutput") -> None:
+        """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
+        if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
+            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
+        if completion.finished():
+            tokens = len(choice.token_ids) + len(completion.token_ids)
+            choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
+            # They are the session's: an agent that has not asked for megabytes is not sent them.
+            completion.routed_experts = None
+
+
 @dataclass(slots=True, eq=False)
 class ServedCall:
     """Is noted by the recording client, and read by whoever answers."""
@@ -70,6 +92,8 @@ class ServedCall:
     """Those that the session does not have yet; by default all."""
     experts_from: int = 0
     """The first token of the prompt whose routed experts the session does not have."""
+    columns: "ColumnReader | None" = None
+    """Once the engine was called for a session that includes some."""
 
     @property
     def is_generated(self) -> bool:
@@ -86,9 +110,7 @@ class ServedCall:
         self.prompts[first] = 0
         return first
 
-    def generation(
-        self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0, top_k: int = 0
-    ) -> GenerationRequest:
+    def generation(self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0) -> GenerationRequest:
         """The request to the engine beside the prompt and vLLM's parameters.
 
         Args:
@@ -101,7 +123,6 @@ class ServedCall:
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
             oldest_version=self.oldest_version,
-            sampling=replace(self.request.sampling, top_k=top_k),
             experts_from=self.experts_from,
             body=b"",
         )
@@ -117,54 +138,33 @@ class ServedCall:
         elif isinstance(failure, VersionReplaced | GenerationNotFinite | GenerationRejected):
             self.choices.clear()
 
-    def note(
-        self,
-        output: "RequestOutput",
-        is_delta: bool,
-        first: int,
-        request: GenerationRequest | None = None,
-        experts: int = 0,
-    ) -> None:
-        """Notes what the engine has made.
+    def note(self, output: "RequestOutput", is_delta: bool, first: int) -> None:
+        """Notes what the engine has made, and what the session includes of it.
 
         Args:
-            request: as `generation` has made it, in a session: the columns that it includes are noted too.
-            experts: how many experts a layer of the model has.
             is_delta: whether the output has only the tokens since the one before.
             first: as `begin_prompt` returned it.
 
         Raises:
             GenerationNotFinite: in a session, a log-probability is NaN or infinite.
-            GenerationLost, GenerationRejected: as `generation_of` raises them.
+            GenerationLost, GenerationRejected: in a session that includes columns, as `generation_of` raises them.
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
         for completion in output.outputs:
             choice = self.choices.setdefault(first + completion.index, GeneratedChoice())
             if not is_delta:
                 choice.token_ids, choice.logprobs, choice.parts = packed_ids(()), packed_logprobs(()), []
+            if self.columns is not None:
+                self.columns.read(choice, completion)
             choice.token_ids.extend(completion.token_ids)
             if completion.logprobs is not None and self.session is not None:
                 logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))
                 refuse_not_finite(logprobs)
                 choice.logprobs.extend(logprobs)
-            if request is not None and request.include != NO_COLUMNS:
-                note_columns(choice, completion, request, experts)
             if completion.finish_reason is not None:
                 choice.finish_reason = completion.finish_reason
             if (spans := completion.weight_versions) is not None:
                 choice.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
-
-
-def note_columns(
-    choice: GeneratedChoice, completion: "CompletionOutput", request: GenerationRequest, experts: int
-) -> None:
-    """Adds the columns of an output to a choice that has its tokens. Raises as `generation_of`."""
-    if isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
-        choice.parts.append(logprob_columns(request, flat, named=len(flat.logprobs) // len(flat) - 1))
-    if completion.finished():
-        choice.experts = expert_column(request, completion.routed_experts, len(choice.token_ids), experts)
-        # They are the session's: an agent that has not asked for megabytes is not sent them.
-        completion.routed_experts = None
 
 
 def sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:

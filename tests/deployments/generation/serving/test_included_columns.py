@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from deployments.failures import RolloutFailure
-from deployments.generation.serving import recording_client
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
+from tests.deployments.generation.serving import vllm_layers
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between, runs
 
 # Importing vLLM takes seconds.
@@ -122,16 +122,8 @@ async def test_what_a_caller_is_shown_is_what_it_asked_for(asked: dict[str, Any]
 @runs
 async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_all_its_tokens(streams: bool) -> None:
     replica = await served()
-    engine, core = replica.engine, replica.core
-
-    async def update() -> None:
-        core.meanwhile = None if len(core.prompts) == 2 else update
-        engine.weights.aborts += 1
-        engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
-        await core.abort([running.engine_id for running in engine._running])
-
-    core.meanwhile = update
-    core.step = 3
+    core = replica.core
+    update_after(replica, requests=2)
     for text in ("What is five?", " It is five,", " not six."):
         replica.reply(text)
     body = body_of("chat/completions", QUESTION)
@@ -147,6 +139,31 @@ async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_a
         0,
         *[len(prompt) - 1 for prompt in core.prompts[1:]],
     ]
+
+
+def update_after(replica: Served, requests: int) -> None:
+    """Updates of the weights end so many requests of the engine before the last three of their tokens."""
+    engine, core = replica.engine, replica.core
+
+    async def update() -> None:
+        core.meanwhile = None if len(core.prompts) == requests else update
+        engine.weights.aborts += 1
+        engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
+        await core.abort([running.engine_id for running in engine._running])
+
+    core.meanwhile, core.step = update, 3
+
+
+@runs
+async def test_a_stop_string_that_an_update_has_divided_leaves_no_rows_of_the_tokens_after_it() -> None:
+    replica = await served()
+    update_after(replica, requests=1)
+    replica.reply("wxa???", ends=False)
+    replica.reply("bcdefg", ends=False)
+    await replica.events("chat/completions", body_of("chat/completions", QUESTION, stop=["ab"]), "s")
+    [sample] = await replica.samples()
+    assert list(sample.message_log[-1].token_ids) == list(b"wxab")
+    assert_columns([sample])
 
 
 @runs
@@ -238,8 +255,8 @@ async def test_a_call_with_more_tokens_to_choose_from_than_the_engine_names_is_r
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = await served()
-    # The scripted engine names tokens of 0.78 each: with so few of them something is missing.
-    monkeypatch.setattr(recording_client, "ask_for_columns", lambda params, _: setattr(params, "logprobs", 0))
+    # Tokens of a hundredth each: together with those that the engine does not name they are a whole.
+    monkeypatch.setattr(vllm_layers, "LIKELIEST", -4.6)
     replica.reply("5")
     body = body_of("chat/completions", QUESTION)
     if streams:

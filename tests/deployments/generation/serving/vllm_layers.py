@@ -46,6 +46,9 @@ def config_of(model: Path) -> VllmConfig:
     return AsyncEngineArgs(model=str(model), max_model_len=512, max_logprobs=64).create_engine_config()
 
 
+LIKELIEST = -0.25
+
+
 class ScriptedCore:
     """Stands for `AsyncLLM`: its requests get the ids of `replies`, one reply each, `step` ids at a time."""
 
@@ -126,9 +129,9 @@ def experts_between(ids: Sequence[int], start: int) -> Any:
 
 
 def logprobs_of(ids: Sequence[int], count: int, top_k: int = 0) -> LogprobsLists:
-    """-0.25 for each id that was sampled; the most likely ones are those after it, of which `top_k` have as much."""
+    """`LIKELIEST` for each id that was sampled. The likeliest ones are those after it: `top_k` of them have as much."""
     table = np.array([[token_id + place for place in range(count + 1)] for token_id in ids], dtype=np.int32)
-    scores = np.full((len(ids), count + 1), -0.25, dtype=np.float32)
+    scores = np.full((len(ids), count + 1), LIKELIEST, dtype=np.float32)
     scores[:, 1 + (top_k if top_k > 0 else count) :] = -np.inf
     return LogprobsLists(table.reshape(len(ids), count + 1), scores, np.ones(len(ids), dtype=np.int32))
 
