@@ -28,7 +28,7 @@ from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed
 from deployments.sessions.records import ChatMessage
 from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
-from rollout_client.contract.rollouts import Sampling
+from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
 def prepare_chat(request: Any, call: ServedCall) -> None:
@@ -65,8 +65,9 @@ def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -
     if not of_sampling:
         return
     included = f"The session includes {', '.join(of_sampling)}"
-    if not request.temperature:
-        message = f"{included}, and greedy decoding draws from no distribution: send a temperature above 0."
+    if request.temperature < LOWEST_TEMPERATURE:
+        lowest = f"send a temperature of at least {LOWEST_TEMPERATURE}"
+        message = f"{included}, and greedy decoding draws from no distribution: {lowest}."
         raise VLLMValidationError(message, parameter="temperature")
     highest = None if most_logprobs < 0 else most_logprobs - TIED_TOKENS
     if request.top_k < 1 or (highest is not None and request.top_k > highest):

@@ -199,10 +199,13 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"temperature": 0},
-            "The session includes sampling_mask, entropy, and greedy decoding draws from no distribution: send a "
-            "temperature above 0.",
+        *(
+            (
+                {"temperature": temperature},
+                "The session includes sampling_mask, entropy, and greedy decoding draws from no distribution: send a "
+                "temperature of at least 0.01.",
+            )
+            for temperature in (0, 1e-6)
         ),
         *(
             (
