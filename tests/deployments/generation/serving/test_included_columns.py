@@ -10,10 +10,13 @@ from deployments.failures import RolloutFailure
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving import vllm_layers
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between, runs
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -139,6 +142,34 @@ async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_a
         0,
         *[len(prompt) - 1 for prompt in core.prompts[1:]],
     ]
+
+
+@runs
+async def test_a_session_keeps_its_columns_when_other_replicas_go_on_with_it_and_when_its_store_starts_again() -> None:
+    first, second = await served(), await served()
+    second.store = first.store
+    # Calls have ids of their own wherever they are made.
+    second._calls = 100
+    assert second.layers._sessions is not None
+    unchecked: Any = first.store
+    second.layers._sessions._store = unchecked
+    log = [QUESTION]
+    for replica, reply in ((first, "5"), (second, "2"), (first, "Yes.")):
+        # One that has a copy of the record without the last call makes this one again.
+        replica.core.replies.clear()
+        replica.reply(reply)
+        replica.reply(reply)
+        status, _ = await replica.answer("chat/completions", body_of("chat/completions", *log), "s")
+        assert status == 200
+        log += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"After {reply}?"}]
+    [sample] = await first.samples()
+    assert [message.generation_logprobs is not None for message in sample.message_log] == [False, True] * 3
+    assert_columns([sample])
+    assert [one.core.params[-1].routed_experts_prompt_start for one in (second, first)] == [
+        sum(len(message.token_ids) for message in sample.message_log[:count]) - 1 for count in (2, 4)
+    ]
+    restarted = SessionStore(SessionsSettings(), ScriptedStorage(first.storage.kept))
+    assert (await restarted.samples("s", "")).samples == [sample]
 
 
 def update_after(replica: Served, requests: int) -> None:

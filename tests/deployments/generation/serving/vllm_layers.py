@@ -148,7 +148,8 @@ class ServedEngine:
 
     def __init__(self, engine: VLLMEngine, **settings: Any) -> None:
         self.engine = engine
-        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
+        self.storage = ScriptedStorage()
+        self.store = SessionStore(SessionsSettings(), self.storage)
         store: Any = self.store
         self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations")
         # A process of its own would compile it first.
