@@ -144,6 +144,9 @@ class EndedRequest(RunningRollout):
             request_id=self.request_id, metrics=metrics, policy=PolicyVersions(oldest="12", newest="12")
         )
 
+    def final_summary(self) -> RolloutSummary:
+        return self.summary
+
 
 @dataclass(frozen=True, slots=True)
 class Round:

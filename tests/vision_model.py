@@ -139,7 +139,7 @@ class SeenByTransformers:
         shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
         inputs: dict[str, Any] = {"input_ids": ids}
         if shown:
-            opened = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
+            opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
             inputs |= dict(self.image_processor(opened, return_tensors="pt"))
         with torch.inference_mode():
             logprobs = self.model(**inputs).logits[0].log_softmax(-1)

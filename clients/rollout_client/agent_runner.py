@@ -83,7 +83,7 @@ async def play_agent(
         timeout_s: of one run, in seconds; beyond it the run is cancelled and its calls are aborted.
         judge: the environment of the sample's task judges what an agent has generated that returned no reward.
         progress: shows a bar on stderr (needs the `cli` extra).
-        session: further fields of `SessionRequest` for every run, such as `sampling`, `policy`, `priority`, `limits`.
+        session: further fields of `SessionRequest` for every run, such as `sampling`, `include`, `policy`, `limits`.
 
     Raises:
         RolloutError: a session cannot be opened. Runs that have begun are cancelled.

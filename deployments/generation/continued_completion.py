@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -98,6 +100,8 @@ class ContinuedCompletion:
         self._followed: FollowedText | None = None
         """Text of a stream that was interrupted where the engine's text cannot go on."""
         self._was_stopped = False
+        self._experts: NDArray[Any] | None = None
+        """Rows of the requests that have ended: a token keeps those with which the token after it was sampled."""
 
     @property
     def must_be_stopped(self) -> bool:
@@ -126,6 +130,7 @@ class ContinuedCompletion:
         params.min_tokens = max(params.min_tokens - there, 0)
         params.seed = None if params.seed is None else derived_seed(params.seed, there)
         params.prompt_logprobs = None
+        params.routed_experts_prompt_start += 0 if self._experts is None else len(self._experts)
         if self._followed is not None:
             params.stop = []
         return params
@@ -148,6 +153,8 @@ class ContinuedCompletion:
         self._token_ids += new_ids
         if label is not None and completion.finished():
             completion.weight_versions = [WeightVersionSpan(label, 0, len(self._token_ids) - self._tokens_before)]
+        if completion.finished():
+            completion.routed_experts = self._rows_so_far(completion.routed_experts)
         if (before := self._before) is not None:
             self._join(before, completion)
         if self._first is None:
@@ -173,6 +180,12 @@ class ContinuedCompletion:
             completion.text = before.text + completion.text
             completion.token_ids = [*before.token_ids, *completion.token_ids]
             completion.logprobs = joined_logprobs(before.logprobs, completion.logprobs)
+
+    def _rows_so_far(self, rows: NDArray[Any] | None) -> NDArray[Any] | None:
+        """The experts of all tokens but the last one, without those after a stop string; `None` if there are none."""
+        parts = [part for part in (self._experts, rows) if part is not None]
+        computed = len(self._prompt_token_ids) + len(self._token_ids) - 1
+        return np.concatenate(parts)[: computed - self._params.routed_experts_prompt_start] if parts else None
 
     def _follow(self, followed: FollowedText, output: RequestOutput) -> None:
         """Puts the text in the place of the engine's, and ends the output where a stop string does."""
@@ -204,7 +217,7 @@ class ContinuedCompletion:
         # Without a token it may have a part of the prompt's log-probabilities.
         if self._depends_on_response() or not self._token_ids or (is_open and not self._tokens_sent):
             completion.text, completion.token_ids, completion.logprobs = "", [], None
-            completion.finish_reason = completion.stop_reason = None
+            completion.finish_reason = completion.stop_reason = completion.routed_experts = None
             output.finished = False
             self.begin_anew()
             return True
@@ -218,7 +231,8 @@ class ContinuedCompletion:
             completion.logprobs,
             weight_versions=completion.weight_versions,
         )
-        completion.finish_reason = completion.stop_reason = None
+        self._experts = completion.routed_experts
+        completion.finish_reason = completion.stop_reason = completion.routed_experts = None
         output.finished = False
         return True
 
@@ -276,9 +290,15 @@ def cut_spans(spans: Sequence[WeightVersionSpan], tokens: int) -> list[WeightVer
 
 def joined_logprobs(first: Any, second: Any) -> Any:
     if isinstance(first, FlatLogprobs) and isinstance(second, FlatLogprobs):
-        whole = FlatLogprobs()
-        whole.extend([*first, *second])
-        return whole
+        shift = len(first.logprobs)
+        return FlatLogprobs(
+            start_indices=[*first.start_indices, *(start + shift for start in second.start_indices)],
+            end_indices=[*first.end_indices, *(end + shift for end in second.end_indices)],
+            token_ids=first.token_ids + second.token_ids,
+            logprobs=first.logprobs + second.logprobs,
+            ranks=first.ranks + second.ranks,
+            decoded_tokens=first.decoded_tokens + second.decoded_tokens,
+        )
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     return second

@@ -1,6 +1,10 @@
 """Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
+from itertools import chain
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -113,18 +117,28 @@ def generation_of(
         else (WeightSpan(adapter, 0, len(token_ids)),),
         columns={}
         if request is None or request.include == NO_COLUMNS
-        else {**logprob_columns(request, flat), **expert_column(request, completion, experts)},
+        else {
+            **logprob_columns(request, flat),
+            **expert_column(request, completion.routed_experts, len(completion.token_ids), experts),
+        },
     )
 
 
-def logprob_columns(request: GenerationRequest, flat: FlatLogprobs) -> dict[str, PackedNumbers]:
+def logprob_columns(
+    request: GenerationRequest, flat: FlatLogprobs, named: int | None = None
+) -> dict[str, PackedNumbers]:
     """The columns that are made of the likeliest tokens, with their log-probabilities after top-k, top-p and min-p.
 
-    Raises `GenerationRejected` if more tokens could be sampled than the engine names.
+    Args:
+        named: how many of them the engine has named for each token; by default `likeliest_tokens`, the fewest.
+
+    Raises:
+        GenerationRejected: more tokens could be sampled than the engine names.
     """
-    include, each = request.include, 1 + likeliest_tokens(request)
-    if each == 1:
+    include, fewest = request.include, likeliest_tokens(request)
+    if not fewest:
         return {}
+    each = 1 + (fewest if named is None else named)
     ids = np.array(flat.token_ids, np.int32).reshape(-1, each)[:, 1:]
     logprobs = np.array(flat.logprobs, np.float32).reshape(-1, each)[:, 1:]
     columns: dict[str, PackedNumbers] = {}
@@ -152,17 +166,39 @@ def logprob_columns(request: GenerationRequest, flat: FlatLogprobs) -> dict[str,
     return columns
 
 
-def expert_column(request: GenerationRequest, completion: CompletionOutput, experts: int) -> dict[str, PackedNumbers]:
-    """Raises `GenerationLost` if the engine has not returned the experts of each token."""
+def whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
+    """The log-probabilities with `named` likeliest tokens after each sampled one.
+
+    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
+    likeliest stands once, with its rank among these.
+    """
+    if len(flat.token_ids) == (1 + named) * len(flat):
+        return flat
+    whole = FlatLogprobs()
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        places = list(range(start, end))
+        if len(places) <= named:
+            places.insert(flat.ranks[start] or 0, start)
+        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
+        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
+    return whole
+
+
+def expert_column(
+    request: GenerationRequest, rows: NDArray[Any] | None, tokens: int, experts: int
+) -> dict[str, PackedNumbers]:
+    """The column of the rows that the engine has returned with the last of so many generated tokens.
+
+    Raises `GenerationLost` if it has not returned the experts of each token.
+    """
     if not request.include.routed_experts:
         return {}
     # The last token was sampled, and not computed.
-    due = len(request.prompt_token_ids) - request.experts_from + max(len(completion.token_ids) - 1, 0)
-    rows = completion.routed_experts
-    if rows is None and not (due and completion.token_ids):
+    due = len(request.prompt_token_ids) - request.experts_from + max(tokens - 1, 0)
+    if rows is None and not (due and tokens):
         # The log had those of all tokens before the only one, or the generation was interrupted before its first.
         return {}
-    if rows is None or (completion.token_ids and len(rows) != due):
+    if rows is None or (tokens and len(rows) != due):
         found = "none" if rows is None else len(rows)
         raise GenerationLost(f"The engine gave the experts of {found} of {due} tokens.")
     dtype: NumberType = "uint8" if experts <= MOST_OF_A_BYTE else "uint16"

@@ -107,6 +107,19 @@ class IncludedColumns:
 
 
 NO_COLUMNS = IncludedColumns()
+
+
+def included_columns(include: Sequence[str]) -> IncludedColumns:
+    """The names of `RolloutRequest.include` as an engine gets them."""
+    numbers = dict(name.partition(":")[::2] for name in include)
+    return IncludedColumns(
+        top_logprobs=int(numbers.get("top_logprobs", 0)),
+        sampling_mask="sampling_mask" in numbers,
+        entropy="entropy" in numbers,
+        routed_experts="routed_experts" in numbers,
+    )
+
+
 TIED_TOKENS = 32
 """So many more than `top_k` of the likeliest tokens are looked at for a sampling mask. Engines keep all tokens that are
 as likely as the last one of `top_k`: in bfloat16 often several."""

@@ -52,6 +52,14 @@ def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> 
     return joined
 
 
+def all_rows(parts: Sequence[Columns]) -> dict[str, PackedNumbers]:
+    """The columns of parts that follow each other and have the same ones."""
+    return {
+        name: numbers_of(b"".join(part[name].data for part in parts), *form_of(column))
+        for name, column in (parts[0] if parts else {}).items()
+    }
+
+
 def first_rows(columns: Columns, tokens: int, of_tokens: int) -> dict[str, PackedNumbers]:
     """The columns of the first `tokens` of a generation of `of_tokens`, more than that.
 
@@ -84,7 +92,7 @@ class RoutedExperts:
             self.add(all_rows)
         for message in posted:
             column = message.routed_experts
-            if column is None or (self._parts and form_of(column) != form_of(self._parts[0])):
+            if column is None or not self.takes(column):
                 break
             self.add(column)
             if column.shape[0] < len(message.token_ids):
@@ -92,7 +100,7 @@ class RoutedExperts:
 
     def add(self, column: PackedNumbers) -> None:
         """Raises `GenerationRejected` if the rows have another shape than those that are there."""
-        if self._parts and form_of(column) != form_of(self._parts[0]):
+        if not self.takes(column):
             there = self._parts[0]
             raise GenerationRejected(
                 f"The model's routed_experts are {column.dtype} of shape {column.shape[1:]} a token, those of the "
@@ -100,6 +108,10 @@ class RoutedExperts:
             )
         self._parts.append(column)
         self.rows += column.shape[0]
+
+    def takes(self, column: PackedNumbers) -> bool:
+        """Whether the rows have the shape of those that are there."""
+        return not self._parts or form_of(column) == form_of(self._parts[0])
 
     def packed(self) -> PackedNumbers | None:
         """All rows; `None` if there is none."""

@@ -22,6 +22,7 @@ from deployments.failures import RolloutFailure
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt
 from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.protocols.token_columns import Columns
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, StepOutcome
 
@@ -88,7 +89,11 @@ def bytes_of_generation(result: Generation | RolloutFailure) -> int:
     tokens = len(result.token_ids)
     if isinstance(result, ScoredPrompt):
         tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
-    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens
+    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + bytes_of_columns(result.columns)
+
+
+def bytes_of_columns(columns: Columns) -> int:
+    return sum(len(column.data) for column in columns.values())
 
 
 def bytes_of_step_result(result: StepOutcome | RolloutFailure) -> int:

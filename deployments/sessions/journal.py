@@ -2,7 +2,8 @@
 
 A session is kept as a small record (`SessionHead`), which changes, and entries: what it was opened with, each call by
 its place in the record, once, and each reward. The same calls in their order make the same record.
-All is JSON, with ids and log-probabilities as base64 of int32 and float32.
+All is JSON, with ids and log-probabilities as base64 of int32 and float32. Columns of a call, if it has any, follow its
+JSON and a line break as bytes: base64 of megabytes would keep the store's loop.
 """
 
 import json
@@ -10,9 +11,12 @@ from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from math import prod
 from typing import Any
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.token_columns import numbers_of
 from deployments.sessions.records import (
     ChatContext,
     EngineCall,
@@ -23,8 +27,11 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.session_record import SessionRecord
 from deployments.storage.storage import EntryName
+from rollout_client.contract.messages import NUMBER_BYTES
 from rollout_client.contract.sessions import MessageDrift, SessionLimits, SessionRequest
 
+LINE_BREAK = b"\n"
+"""JSON has none."""
 OPENED = EntryName("opened", 0)
 NO_IDS = packed_ids(())
 
@@ -90,7 +97,8 @@ def reward_entry(parts: Mapping[str, float], generation_id: str | None) -> bytes
 def call_entry(call: EngineCall) -> bytes:
     """The fields that `SessionRecord.add` reads: of the plan neither ids, which the record has, nor the version."""
     plan = call.plan
-    return written(
+    columns = [column.data for generated in call.generated for column in generated.columns.values()]
+    fields = written(
         {
             "id": call.id,
             "context": [call.context.tools, call.context.chat_template_kwargs],
@@ -103,10 +111,12 @@ def call_entry(call: EngineCall) -> bytes:
             "generated": [generated_fields(generated) for generated in call.generated],
         }
     )
+    return b"".join([fields, LINE_BREAK, *columns]) if columns else fields
 
 
 def call_of(data: bytes) -> EngineCall:
-    fields = json.loads(data)
+    text, _, columns = data.partition(LINE_BREAK)
+    fields, numbers = json.loads(text), BytesIO(columns)
     plan = Plan(
         after=fields["after"],
         covered=fields["covered"],
@@ -121,7 +131,7 @@ def call_of(data: bytes) -> EngineCall:
         plan=plan,
         rendered=[RenderedMessage(message, ids_of(ids)) for message, ids in fields["rendered"]],
         generation_prompt=ids_of(fields["generation_prompt"]),
-        generated=[generated_of(generated) for generated in fields["generated"]],
+        generated=[generated_of(generated, numbers) for generated in fields["generated"]],
     )
 
 
@@ -138,7 +148,8 @@ def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
 
 
 def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
-    return {
+    columns = {name: [column.dtype, column.shape] for name, column in generated.columns.items()}
+    fields = {
         "id": generated.id,
         "message": generated.message,
         "text": generated.text,
@@ -148,12 +159,23 @@ def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
         "weight_versions": [[span.version, span.start, span.end] for span in generated.weight_versions],
         "is_constrained": generated.is_constrained,
     }
+    return fields | {"columns": columns} if columns else fields
 
 
-def generated_of(fields: Mapping[str, Any]) -> GeneratedMessage:
+def generated_of(fields: Mapping[str, Any], numbers: BytesIO) -> GeneratedMessage:
+    """`numbers` are those of its columns and of the messages after it."""
     logprobs = array("f", b64decode(fields["logprobs"]))
     spans = tuple(WeightSpan(*span) for span in fields["weight_versions"])
-    packed = {"token_ids": ids_of(fields["token_ids"]), "logprobs": logprobs, "weight_versions": spans}
+    columns = {
+        name: numbers_of(numbers.read(prod(shape) * NUMBER_BYTES[dtype]), dtype, shape[1:])
+        for name, (dtype, shape) in fields.get("columns", {}).items()
+    }
+    packed = {
+        "token_ids": ids_of(fields["token_ids"]),
+        "logprobs": logprobs,
+        "weight_versions": spans,
+        "columns": columns,
+    }
     return GeneratedMessage(**{**fields, **packed})
 
 

@@ -10,11 +10,12 @@ client beside the engine renders; `prepared_prompt` says what it must render and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, Protocol
 
 from deployments.protocols.generation import WeightSpan, packed_ids
+from deployments.protocols.token_columns import Columns
 from rollout_client.contract.sessions import MessageDrift, SessionRequest
 
 ChatMessage = Mapping[str, Any]
@@ -43,6 +44,8 @@ class Plan:
     """The ids of that generated message alone: the last of `token_ids`."""
     oldest_version: int | None = None
     """The oldest version of the session's policy that has generated one of `token_ids`; `None` if there is none."""
+    experts_from: int = 0
+    """The first of the prompt's tokens whose routed experts the session does not have."""
     drift: tuple[MessageDrift, ...] = ()
     """Differences from the record that were not reported before."""
     seen: tuple[tuple[int, bytes], ...] = ()
@@ -75,6 +78,9 @@ class GeneratedMessage:
     weight_versions: tuple[WeightSpan, ...] = ()
     is_constrained: bool = False
     """Whether a grammar or schema constrained it: log-probabilities are over the tokens that fit."""
+    columns: Columns = field(default_factory=dict)
+    """Those of the session's `include`, by their fields of a `Message`: a row for each id. Rows of `routed_experts` are
+    for the tokens from the plan's `experts_from` on, those of the prompt among them, to the last but one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
+from deployments.protocols.token_columns import EXPERTS
 from deployments.sessions.message_comparison import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
-from deployments.sessions.session_record import Node, SessionRecord
+from deployments.sessions.session_record import Node, SessionRecord, experts_up_to
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import PolicyVersions, SampleInput, SampleMetrics, SampleStatus
@@ -43,7 +44,7 @@ def sample_of(
         path: the nodes of the branch from its root on.
         known: the numbers of the nodes that earlier samples have.
     """
-    log = message_log_of(path)
+    log = experts_up_to(path[-1]).of_messages(message_log_of(path))
     spoken = [node for node in path if node.message is not None]
     generated = [node.generated for node in spoken if node.generated is not None]
     rewards = summed_rewards([shared_rewards, *(node.rewards for node in spoken)])
@@ -93,6 +94,7 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
     shown = generated.message
     calls, reasoning = shown.get("tool_calls") or None, reasoning_of(shown) or None
     optional: dict[str, Any] = {"constrained": True} if generated.is_constrained else {}
+    optional |= {name: column for name, column in generated.columns.items() if name != EXPERTS}
     return Message.model_construct(
         role="assistant",
         content=generated.text,

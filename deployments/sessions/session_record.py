@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
+from deployments.protocols.token_columns import EXPERTS, RoutedExperts
 from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
     call_ids,
@@ -174,6 +175,7 @@ class SessionRecord:
             token_ids=packed_ids(()) if after is None else after.prefix_ids(),
             response_ids=packed_ids(()) if after is None else after.token_ids,
             oldest_version=None if after is None else oldest_version(after, policy),
+            experts_from=0 if after is None else experts_up_to(after).rows,
             drift=tuple(drift),
             seen=tuple(seen),
         )
@@ -275,6 +277,7 @@ class SessionRecord:
             parent.responses.setdefault(key, []).append(node)
         self.generated_tokens += len(generated.token_ids)
         self.size_bytes += 4 * len(generated.logprobs) + len(generated.text)
+        self.size_bytes += sum(len(column.data) for column in generated.columns.values())
 
     def _new_node(
         self,
@@ -288,6 +291,20 @@ class SessionRecord:
         self.total_tokens += len(token_ids)
         self.size_bytes += NODE_BYTES + 4 * len(token_ids) + text_size(message)
         return node
+
+
+def experts_up_to(last: Node) -> RoutedExperts:
+    """The routed experts of the first tokens up to the node: each response has those that its call computed.
+
+    A token keeps the ones with which the token after it was sampled, on the way to this node. A call that another model
+    has answered adds none.
+    """
+    experts = RoutedExperts()
+    for node in last.path():
+        column = None if node.generated is None else node.generated.columns.get(EXPERTS)
+        if column is not None and experts.takes(column):
+            experts.add(column)
+    return experts
 
 
 def oldest_version(last: Node, policy: str | None) -> int | None:

@@ -14,6 +14,7 @@ from deployments.rpc.batching import (
     BYTES_PER_TOKEN_ID,
     CallBatcher,
     at_once,
+    bytes_of_columns,
     bytes_of_json,
     bytes_of_text,
 )
@@ -84,4 +85,5 @@ def bytes_of_add(arguments: tuple[Any, ...]) -> int:
         + BYTES_PER_TOKEN_ID * (rendered + generated)
         + BYTES_PER_LOGPROB * generated
         + texts
+        + sum(bytes_of_columns(message.columns) for message in call.generated)
     )

@@ -46,7 +46,7 @@ class RequestImages:
         self.settings = settings
         self._checks = ImageChecks(settings)
         self._fetcher = fetcher or ImageFetcher(settings)
-        # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not for all.
+        # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not all.
         self._decoding = asyncio.Lock()
 
     async def upload(self, data: bytes, caller: Caller = ANYBODY) -> BlobInfo:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.generation import SamplingOptions, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     GENERATED,
@@ -189,6 +189,7 @@ def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> 
         session_id=session.id,
         session_sampling=sampling,
         generation_index=asked.generation_index,
+        include=included_columns(asked.include),
     )
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 from uuid import uuid4
 
 from deployments.agents.settings import AgentSettings
@@ -11,7 +12,13 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import GeneratorDescription, IncludedColumns, RequestShare, SamplingOptions
+from deployments.protocols.generation import (
+    GeneratorDescription,
+    IncludedColumns,
+    RequestShare,
+    SamplingOptions,
+    included_columns,
+)
 from deployments.protocols.images import ImageTokens
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
@@ -185,8 +192,10 @@ def agent_task_of(
     if "max_rollout_turns" in request.model_fields_set:
         limits = limits.model_copy(update={"max_calls": min(limits.max_calls, request.max_rollout_turns)})
     sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": stop_strings_of(request, sample)})
+    # A field that is not set is not stored either.
+    further: dict[str, Any] = {"include": request.include} if request.include else {}
     session = SessionRequest(
-        sample=sample, sampling=sampling, policy=request.policy, priority=request.priority, limits=limits
+        sample=sample, sampling=sampling, policy=request.policy, priority=request.priority, limits=limits, **further
     )
     return AgentTask(session, agent.scored_by)
 
@@ -204,17 +213,6 @@ def identity_of(
         task_name=sample.task_name,
         id=sample.id,
         further_fields=sample.model_extra or {},
-    )
-
-
-def included_columns(include: Sequence[str]) -> IncludedColumns:
-    """The names of `RolloutRequest.include` as an engine gets them."""
-    numbers = dict(name.partition(":")[::2] for name in include)
-    return IncludedColumns(
-        top_logprobs=int(numbers.get("top_logprobs", 0)),
-        sampling_mask="sampling_mask" in numbers,
-        entropy="entropy" in numbers,
-        routed_experts="routed_experts" in numbers,
     )
 
 

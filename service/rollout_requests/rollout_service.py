@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from deployments.protocols.chat import ResponseParser
-from deployments.protocols.generation import Environment, Generator
+from deployments.protocols.generation import Environment, Generator, GeneratorDescription
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
 from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, following, moved_past
@@ -336,6 +336,11 @@ class RolloutService:
             self.policy.version,
             self.environments,
         )
+
+    @property
+    def generator(self) -> GeneratorDescription:
+        """The limits of its engines."""
+        return self._episode_factory.generator
 
     @property
     def vocabulary(self) -> list[str | None]:

@@ -17,6 +17,7 @@ from rollout_client.contract.group_conditions import Bounds, Condition
 from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import DRAWN_PER_GROUP, Keep, RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.sessions import SessionRequest
 from service.problems import NON_FINITE, invalid_request, unknown_task
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
@@ -46,9 +47,6 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     yield from include_problems(request, capabilities.generator)
     yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
     played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
-    if request.include and played:
-        message = f"a program plays {', '.join(sorted(played))}, and the calls of programs have none; leave it out"
-        yield FieldProblem(field="include", message=message, value=", ".join(request.include))
     if request.schedule == "lockstep" and played:
         message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
@@ -179,7 +177,9 @@ def is_empty(bounds: Bounds, is_at_least_0: bool) -> bool:
     return lowest > highest or (lowest == highest and bounds.broken_by(lowest) is not None)
 
 
-def include_problems(request: RolloutRequest, generator: GeneratorDescription) -> Iterator[FieldProblem]:
+def include_problems(
+    request: RolloutRequest | SessionRequest, generator: GeneratorDescription
+) -> Iterator[FieldProblem]:
     """Yields the problems of what is included, which the engines must have and the sampling must allow."""
     most, sampling = generator.max_logprobs, request.sampling
     for place, name in enumerate(request.include):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -42,7 +42,7 @@ from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
-from service.rollout_requests.validation import further_field_problems
+from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
@@ -78,10 +78,11 @@ async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions,
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
     """
     asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
+    problems = include_problems(asked, rollouts.generator)
     if asked.sample is not None:
-        problems = further_field_problems("sample", asked.sample, SessionSample)
-        if found := list(islice(problems, MOST_PROBLEMS)):
-            raise invalid_request(*found)
+        problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
+    if found := list(islice(problems, MOST_PROBLEMS)):
+        raise invalid_request(*found)
     info = await sessions.open(asked, caller, str(request.base_url))
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 

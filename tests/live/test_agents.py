@@ -21,6 +21,7 @@ from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
+from rollout_client.tensors import to_tensors
 from service.startup.local_service import local_service
 from tests.deployments.agents.test_programs import assert_ended
 from tests.endurance.session_laws.__main__ import play_sessions
@@ -482,6 +483,32 @@ def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: 
     assert response.metrics["environment/agent_calls/mean"] == 2
     while not {session.id for session in client.sessions()} <= before:
         pass
+
+
+def test_rollouts_of_an_agent_have_the_columns_of_each_generated_token(client: RolloutClient) -> None:
+    sample = {"task_name": "asked_twice", "messages": [QUESTION]}
+    include = ["top_logprobs:2", "sampling_mask", "entropy"]
+    sampling = Sampling(seed=3, max_new_tokens=24, top_k=20, top_p=0.9)
+    response = client.rollout_arrow([sample], num_generations=4, sampling=sampling, include=include)
+    tensors = to_tensors(response, pad_token_id=0)
+    generated, included = tensors.loss_mask.bool(), tensors.included
+    was_possible = (included["sampling_mask"] == tensors.input_ids[..., None]).any(-1)
+    assert was_possible.tolist() == generated.tolist()
+    assert included["top_token_ids"].shape == (*tensors.input_ids.shape, 2)
+    best = included["top_logprobs"][generated][:, 0]
+    assert (best >= tensors.generation_logprobs[generated]).all()
+    # The mean surprise is at least that of the likeliest token.
+    assert (included["entropy"][generated] >= -best - 1e-4).all()
+    assert (included["entropy"][~generated] == 0).all()
+
+
+def test_a_call_that_leaves_no_place_for_what_its_session_includes_is_refused(client: RolloutClient) -> None:
+    with (
+        client.session(sampling={"top_k": 5}, include=["entropy"]) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+        pytest.raises(openai.BadRequestError, match="greedy decoding draws from no distribution"),
+    ):
+        model.chat.completions.create(model="any", messages=[QUESTION], temperature=0)
 
 
 def commanded(client: RolloutClient, *does: str, **options: Any) -> list[SampleResult]:

@@ -5,7 +5,8 @@ vLLM returns the experts of tokens from its GPU runner alone: `test_gpu_runner.p
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,8 @@ from deployments.generation.settings import EngineSettings
 from deployments.protocols.generation import IncludedColumns, SamplingOptions
 from rollout_client.contract.messages import Message, PackedNumbers
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.sessions import SessionSample
+from tests.deployments.generation.serving.vllm_layers import ServedEngine
 from tests.live.forward_pass import logprobs_of_next
 from tests.live.test_engine import EngineGenerator, played
 from tests.model_families import EXPERTS, SIZES, random_model, save_with_tokenizer
@@ -136,9 +139,58 @@ def test_the_experts_of_all_tokens_but_the_last_one_come_back_where_the_engine_r
             continue
         ids = torch.tensor([id_ for message in log for id_ in message.token_ids])
         observation = len(log[-1].token_ids)
-        rows = torch.cat([numbers(message.routed_experts) for message in log if message.routed_experts is not None])
-        assert rows.shape == (len(ids) - observation - 1, SIZES["num_hidden_layers"], EXPERTS["num_experts_per_tok"])
-        with torch.inference_mode():
-            layers = random_model(FAMILY, 0)(ids[None], output_router_logits=True).router_logits
-        chosen = torch.stack([layer.topk(EXPERTS["num_experts_per_tok"]).indices for layer in layers], 1)
-        assert rows.long().sort(-1).values.tolist() == chosen[: len(rows)].sort(-1).values.tolist()
+        check_experts(result, len(ids) - observation - 1)
+
+
+def check_experts(result: SampleResult, computed: int) -> None:
+    """Holds the experts of so many first tokens against those of the model; the tokens after them have none."""
+    log = result.message_log
+    ids = torch.tensor([id_ for message in log for id_ in message.token_ids])
+    rows = torch.cat([numbers(message.routed_experts) for message in log if message.routed_experts is not None])
+    assert rows.shape == (computed, SIZES["num_hidden_layers"], EXPERTS["num_experts_per_tok"])
+    with torch.inference_mode():
+        layers = random_model(FAMILY, 0)(ids[None], output_router_logits=True).router_logits
+    chosen = torch.stack([layer.topk(EXPERTS["num_experts_per_tok"]).indices for layer in layers], 1)
+    assert rows.long().sort(-1).values.tolist() == chosen[: len(rows)].sort(-1).values.tolist()
+
+
+async def forked_session(engine: VLLMEngine, cuts_s: Sequence[float]) -> list[SessionSample]:
+    """Three calls, the later ones of which go on from the first.
+
+    An update of the weights, to the same ones, comes after each of `cuts_s` and interrupts the second call.
+    """
+    served = ServedEngine(engine)
+    sampling: dict[str, Any] = {"temperature": TEMPERATURE, "top_k": 40, "top_p": 0.6, "ignore_eos": True, "seed": 1}
+    include = ["top_logprobs:3", "sampling_mask", "entropy", *(["routed_experts"] if ON_GPU_RUNNER else [])]
+    await served.open(sampling={**sampling, "max_new_tokens": 40}, include=include)
+
+    async def update() -> None:
+        for before_s, cut_s in pairwise([0.0, *cuts_s]):
+            await asyncio.sleep(cut_s - before_s)
+            engine.weights.aborts += 1
+            await engine.llm.abort([running.engine_id for running in engine._running])
+
+    question: Any = {"role": "user", "content": "Say"}
+    status, first = await served.answer("chat/completions", {"messages": [question]}, "s")
+    assert status == 200, first
+    log = [question, first["choices"][0]["message"]]
+    updating = asyncio.create_task(update())
+    await served.events("chat/completions", {"messages": [*log, {"role": "user", "content": "more"}]}, "s")
+    await updating
+    await served.answer("chat/completions", {"messages": [*log, {"role": "user", "content": "else"}]}, "s")
+    served.layers.close()
+    return await served.samples()
+
+
+@pytest.mark.parametrize("cuts_s", [[], [0.02, 0.05, 0.1]])
+def test_a_session_has_the_numbers_of_a_trainer_over_turns_and_forks(
+    engine: tuple[VLLMEngine, asyncio.Runner], cuts_s: list[float]
+) -> None:
+    running, loop = engine
+    samples = loop.run(forked_session(running, cuts_s))
+    assert [len(sample.message_log) for sample in samples] == [4, 4]
+    for sample in samples:
+        ids = torch.tensor([id_ for message in sample.message_log for id_ in message.token_ids])
+        assert check_numbers(sample, logprobs_of_next(random_model(FAMILY, 0), ids, TEMPERATURE)) == 80
+        if ON_GPU_RUNNER:
+            check_experts(sample, len(ids) - 1)

@@ -309,4 +309,13 @@ def one_that_is_known(name: str) -> str:
     return name
 
 
+def each_named_once(include: list[str]) -> list[str]:
+    kinds = [name.partition(":")[0] for name in include]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise ValueError(f"{kind} is named {kinds.count(kind)} times: name it once")
+    return include
+
+
 Included = Annotated[str, AfterValidator(one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]
+Include = Annotated[list[Included], Field(max_length=4), AfterValidator(each_named_once)]

@@ -23,7 +23,7 @@ from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
     GivenMessage,
-    Included,
+    Include,
     JsonObject,
     Message,
     PromptMessage,
@@ -175,7 +175,7 @@ class RolloutRequest(Strict):
     """Early stopping; by default every rollout is played to its end."""
     policy: RolloutDemand = RolloutDemand()
     """Which weights may generate; by default those that are current at the time."""
-    include: list[Included] = Field(default=[], max_length=4)
+    include: Include = []  # noqa: RUF012 - pydantic copies it
     """Further numbers of each token, which come back on the messages: `routed_experts` (of a mixture of experts),
     `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
@@ -191,15 +191,6 @@ class RolloutRequest(Strict):
         if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
-
-    @field_validator("include")
-    @classmethod
-    def names_each_once(cls, include: list[str]) -> list[str]:
-        kinds = [name.partition(":")[0] for name in include]
-        for kind in kinds:
-            if kinds.count(kind) > 1:
-                raise ValueError(f"{kind} is named {kinds.count(kind)} times: name it once")
-        return include
 
     @property
     def sample_count(self) -> int:

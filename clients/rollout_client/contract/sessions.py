@@ -20,6 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
+from rollout_client.contract.messages import Include
 from rollout_client.contract.rollouts import PolicyVersions, SampleInput, SampleResult, Sampling
 
 
@@ -75,6 +76,9 @@ class SessionRequest(Strict):
     """Index of the rollout in its group, from 0."""
     sampling: Sampling = Sampling()
     """How tokens are sampled where a call does not say. A field that a call gives takes precedence."""
+    include: Include = []  # noqa: RUF012 - pydantic copies it
+    """Further numbers of each token, which are recorded and come back on the messages of the samples, as those of
+    `POST /rollout` do. A call whose own sampling leaves no place for them is refused (400)."""
     policy: RolloutDemand = RolloutDemand()
     """Which weights may generate; by default those that are current at the time of each call. With `max_staleness` a
     call is refused (409) whose conversation has tokens that are more versions behind than that; one that runs while

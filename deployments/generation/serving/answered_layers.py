@@ -24,10 +24,11 @@ from vllm.exceptions import VLLMValidationError
 from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import DATA, SessionCall, shown_message, shown_output
+from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed
 from deployments.sessions.records import ChatMessage
 from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
-from rollout_client.contract.rollouts import Sampling
+from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
 def prepare_chat(request: Any, call: ServedCall) -> None:
@@ -46,6 +47,33 @@ def prepare_responses(request: Any, call: ServedCall) -> None:
         message = f"A session takes no `{field}`: send the items of the conversation."
         raise VLLMValidationError(message, parameter=field)
     fill(request, call, "max_output_tokens", has_length="max_output_tokens" in request.model_fields_set)
+
+
+def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -> None:
+    """Raises `VLLMValidationError` (400) if the call's sampling leaves no place for what its session includes.
+
+    Args:
+        most_logprobs: how many of the likeliest tokens the engine names; -1 for all.
+    """
+    include = call.request.include
+    of_sampling = [name for name in ("sampling_mask", "entropy") if getattr(include, name)]
+    for name in ("logprob_token_ids", "prompt_logprobs"):
+        if (of_sampling or include.top_logprobs) and getattr(request, name, None) is not None:
+            included = ", ".join(["top_logprobs"] * bool(include.top_logprobs) + of_sampling)
+            message = f"A session that includes {included} takes no `{name}`: leave it out."
+            raise VLLMValidationError(message, parameter=name)
+    if not of_sampling:
+        return
+    included = f"The session includes {', '.join(of_sampling)}"
+    if request.temperature < LOWEST_TEMPERATURE:
+        lowest = f"send a temperature of at least {LOWEST_TEMPERATURE}"
+        message = f"{included}, and greedy decoding draws from no distribution: {lowest}."
+        raise VLLMValidationError(message, parameter="temperature")
+    highest = None if most_logprobs < 0 else most_logprobs - TIED_TOKENS
+    if request.top_k < 1 or (highest is not None and request.top_k > highest):
+        bound = "of at least 1" if highest is None else f"from 1 to {highest}"
+        message = f"{included}, which a call has with a top_k {bound}: send one, or leave top_k to the session."
+        raise VLLMValidationError(message, parameter="top_k")
 
 
 def fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
@@ -87,6 +115,7 @@ class AnsweredChat(OpenAIServingChat):
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
             prepare_chat(request, call)
+            refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer
@@ -135,6 +164,7 @@ class AnsweredResponses(OpenAIServingResponses):
         if call.session is not None:
             call.session.answer_id = request.request_id
             prepare_responses(request, call)
+            refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_responses(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer

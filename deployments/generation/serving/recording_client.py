@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
+from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.continued_completion import params_of_choice
-from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
+from deployments.generation.engine_requests import likeliest_tokens
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import answered_failures, refusal_of
-from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.protocols.generation import GenerationRequest
+from deployments.generation.serving.served_call import CURRENT_CALL, ColumnReader, ServedCall
+from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
@@ -67,6 +70,8 @@ class RecordingClient:
         ended = call.engine_ended = asyncio.Event()
         choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
         request = call.generation(prompt["prompt_token_ids"], params.max_tokens, first)
+        if request.include != NO_COLUMNS:
+            call.columns = ask_for_columns(params, request, self._engine.llm.model_config)
         reading = self._tasks.start(self._read(call, request, choices, prompt, params, options, outputs, ended))
         try:
             while (output := await outputs.get()) is not None:
@@ -171,6 +176,16 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None
+
+
+def ask_for_columns(params: SamplingParams, request: GenerationRequest, model: ModelConfig) -> ColumnReader:
+    """Lets the engine give what the session includes, beside what `ask_for_logprobs` has asked for."""
+    asked = replace(request, sampling=replace(request.sampling, top_k=params.top_k))
+    if params.logprobs is not None and params.logprobs != ALL_LOGPROBS:
+        params.logprobs = max(params.logprobs, likeliest_tokens(asked))
+    params.routed_experts_prompt_start = request.experts_from
+    named = model.get_vocab_size() if params.logprobs == ALL_LOGPROBS else params.logprobs or 0
+    return ColumnReader(asked, named, model.get_num_experts() if request.include.routed_experts else 0)
 
 
 def is_constrained(params: SamplingParams) -> bool:

@@ -7,14 +7,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
+from vllm.logprobs import FlatLogprobs
+
+from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
+from deployments.generation.engine_requests import expert_column, logprob_columns, whole_positions
 from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens
+from deployments.protocols.token_columns import Columns, all_rows
+from rollout_client.contract.messages import PackedNumbers
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
     from deployments.generation.serving.session_call import SessionCall
 
@@ -30,6 +35,36 @@ class GeneratedChoice:
     """Once the engine has ended it."""
     weight_versions: tuple[WeightSpan, ...] = ()
     """Likewise; before that those up to the last update of the weights that has interrupted it."""
+    parts: list[Columns] = field(default_factory=list)
+    """The columns of each output, in calls of a session that includes some."""
+    experts: Columns = field(default_factory=dict)
+    """The column of its routed experts, once the engine has ended it."""
+
+    @property
+    def columns(self) -> dict[str, PackedNumbers]:
+        return {**all_rows(self.parts), **self.experts}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads the columns that a session includes out of the engine's outputs for one of its calls."""
+
+    request: GenerationRequest
+    """With what it includes, its `top_k` and the first token whose experts are due."""
+    named: int
+    """How many of the likeliest tokens the engine names for each one."""
+    experts: int
+    """How many experts a layer of the model has."""
+
+    def read(self, choice: GeneratedChoice, completion: "CompletionOutput") -> None:
+        """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
+        if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
+            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
+        if completion.finished():
+            tokens = len(choice.token_ids) + len(completion.token_ids)
+            choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
+            # They are the session's: an agent that has not asked for megabytes is not sent them.
+            completion.routed_experts = None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +90,10 @@ class ServedCall:
     """Oldest version that generated a part of the prompt."""
     new_prompt_tokens: int | None = None
     """Those that the session does not have yet; by default all."""
+    experts_from: int = 0
+    """The first token of the prompt whose routed experts the session does not have."""
+    columns: "ColumnReader | None" = None
+    """Once the engine was called for a session that includes some."""
 
     @property
     def is_generated(self) -> bool:
@@ -84,6 +123,7 @@ class ServedCall:
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
             oldest_version=self.oldest_version,
+            experts_from=self.experts_from,
             body=b"",
         )
 
@@ -95,21 +135,27 @@ class ServedCall:
         elif failure.retryable and not self.has_begun:
             self.retryable_failure = failure
             self.choices.clear()
-        elif isinstance(failure, VersionReplaced | GenerationNotFinite):
+        elif isinstance(failure, VersionReplaced | GenerationNotFinite | GenerationRejected):
             self.choices.clear()
 
     def note(self, output: "RequestOutput", is_delta: bool, first: int) -> None:
-        """Raises `GenerationNotFinite` in a session.
+        """Notes what the engine has made, and what the session includes of it.
 
         Args:
             is_delta: whether the output has only the tokens since the one before.
             first: as `begin_prompt` returned it.
+
+        Raises:
+            GenerationNotFinite: in a session, a log-probability is NaN or infinite.
+            GenerationLost, GenerationRejected: in a session that includes columns, as `generation_of` raises them.
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
         for completion in output.outputs:
             choice = self.choices.setdefault(first + completion.index, GeneratedChoice())
             if not is_delta:
-                choice.token_ids, choice.logprobs = packed_ids(()), packed_logprobs(())
+                choice.token_ids, choice.logprobs, choice.parts = packed_ids(()), packed_logprobs(()), []
+            if self.columns is not None:
+                self.columns.read(choice, completion)
             choice.token_ids.extend(completion.token_ids)
             if completion.logprobs is not None and self.session is not None:
                 logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))

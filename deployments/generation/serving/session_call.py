@@ -151,6 +151,8 @@ class SessionCall:
         prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
         self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
         self._call.oldest_version = self._plan.oldest_version
+        if self._call.request.include.routed_experts:
+            self._call.experts_from = self._plan.experts_from
         self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
         return self._prompt.token_ids
 
@@ -253,6 +255,7 @@ class SessionCall:
             finish_reason=FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
             is_constrained=self._call.is_constrained,
+            columns=choice.columns,
         )
 
 

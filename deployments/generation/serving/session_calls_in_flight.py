@@ -18,6 +18,7 @@ from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids
+from deployments.protocols.token_columns import EXPERTS
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
@@ -115,7 +116,7 @@ class SessionCallsInFlight:
         sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS))
         try:
             place: int | None = await attempts(self._store.add, session_id, sent)
-            await self._copies.add(session_id, sent, place)
+            await self._copies.add(session_id, without_numbers(sent), place)
         finally:
             self._in_flight.pop(call.id, None)
 
@@ -154,6 +155,22 @@ class SessionCallsInFlight:
                     logger.info("The session store did not hear of the calls here: %s", failure)
         finally:
             self._hearing = None
+
+
+def without_numbers(call: EngineCall) -> EngineCall:
+    """The call for a copy of the record, which plans with the number of rows that the experts have."""
+    generated = [
+        replace(
+            one,
+            columns={
+                name: column.model_copy(update={"data": b""}) for name, column in one.columns.items() if name == EXPERTS
+            },
+        )
+        if one.columns
+        else one
+        for one in call.generated
+    ]
+    return replace(call, generated=generated)
 
 
 def log_retry(state: RetryCallState) -> None:

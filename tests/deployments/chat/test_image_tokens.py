@@ -112,4 +112,4 @@ def test_an_observation_that_spells_a_placeholder_shows_no_image_by_it() -> None
 def test_a_raw_observation_shows_no_image() -> None:
     raw = ChatOptions("raw", images=KNOWN)
     with pytest.raises(EnvironmentRejected, match="of the format 'raw' show no images: use the format 'chat'"):
-        TOKENIZER.observations([{"role": "user", "content": "", "images": NAMES[:1]}], [72], raw, PLENTY)
+        TOKENIZER.observations([{"role": "user", "content": "", "images": [NAMES[0]]}], [72], raw, PLENTY)

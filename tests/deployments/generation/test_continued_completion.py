@@ -1,9 +1,11 @@
 """Completions that updates of the weights interrupt: their requests, and their outputs as those of one request."""
 
 from collections.abc import Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.continued_completion import ContinuedCompletion, params_of_choice
+from deployments.generation.continued_completion import ContinuedCompletion, joined_logprobs, params_of_choice
 from deployments.seeds import derived_seed
 
 # Importing vLLM takes seconds.
@@ -93,6 +95,61 @@ def test_no_token_is_lost_and_none_comes_twice(parts: list[str], versions: list[
     assert (text, ids) == (expected, list(map(ord, expected)))
     covered = [version for version, start, end in spans_of(whole) for _ in range(start, end)]
     assert covered == [version for part, version in zip(parts, versions, strict=False) for _ in part]
+
+
+def rows(first: int, end: int) -> Any:
+    return np.arange(first, end).reshape(-1, 1, 1)
+
+
+def with_rows(made: RequestOutput, first: int, end: int) -> RequestOutput:
+    made.outputs[0].routed_experts = rows(first, end)
+    return made
+
+
+@pytest.mark.parametrize("kind", [FINAL, DELTA])
+def test_each_token_keeps_the_experts_with_which_the_one_after_it_was_sampled(kind: RequestOutputKind) -> None:
+    completion = completion_of(params(kind, routed_experts_prompt_start=1))
+    completion.next_prompt()
+    assert completion.next_params().routed_experts_prompt_start == 1
+    first = completion.add(with_rows(output("ab", "abort"), 1, 4), None)
+    assert completion.interrupt(first)
+    assert first.outputs[0].routed_experts is None, "nobody sees the rows of a part"
+    completion.next_prompt()
+    assert completion.next_params().routed_experts_prompt_start == 4
+    # The next request is interrupted before its first token.
+    assert completion.interrupt(completion.add(output("", "abort"), None))
+    completion.next_prompt()
+    assert completion.next_params().routed_experts_prompt_start == 4
+    last = completion.add(with_rows(output("cd", "stop"), 4, 6), None).outputs[0].routed_experts
+    assert last is not None
+    assert last.tolist() == rows(1, 6).tolist()
+
+
+def test_a_completion_that_begins_anew_asks_for_all_experts_again() -> None:
+    completion = completion_of(params(structured_outputs=StructuredOutputsParams(regex="a+")))
+    completion.next_prompt()
+    first = completion.add(with_rows(output("ab", "abort"), 0, 4), None)
+    assert completion.interrupt(first)
+    assert first.outputs[0].routed_experts is None
+    completion.next_prompt()
+    assert completion.next_params().routed_experts_prompt_start == 0
+    made = completion.add(with_rows(output("abc", "stop"), 0, 5), None).outputs[0].routed_experts
+    assert made is not None
+    assert made.tolist() == rows(0, 5).tolist()
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_flat_log_probabilities_of_parts_have_as_many_at_each_place(named: int) -> None:
+    parts = []
+    for token_id in (5, 6):
+        part = FlatLogprobs()
+        ids = [token_id, *range(token_id, token_id + named)]
+        part.append_fast(ids, [-float(one) for one in ids], chain(range(1 + named)), [None] * (1 + named))
+        parts.append(part)
+    whole = joined_logprobs(*parts)
+    assert (whole.start_indices, whole.end_indices) == ([0, 1 + named], [1 + named, 2 + 2 * named])
+    assert whole.token_ids == [5, *range(5, 5 + named), 6, *range(6, 6 + named)]
+    assert list(whole) == [*parts[0], *parts[1]]
 
 
 def test_an_adapters_label_is_that_of_the_tokens_that_it_made() -> None:

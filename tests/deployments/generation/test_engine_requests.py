@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -17,6 +20,7 @@ from deployments.generation.engine_requests import (
     sampling_params,
     scored_prompt_of,
     scoring_params,
+    whole_positions,
 )
 from deployments.protocols.generation import (
     GenerationRequest,
@@ -122,6 +126,28 @@ def completion_of(
     return CompletionOutput(
         0, "", GENERATED, None, flat(ids, logprobs), finish_reason="length", weight_versions=[], routed_experts=experts
     )
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 5))
+def test_positions_that_went_through_dicts_have_the_sampled_token_among_the_likeliest_again(
+    named: int, sampled: list[int], joined_from: int
+) -> None:
+    """A sampled token may be the likeliest one, any other that is named, or none of these."""
+    direct, later = FlatLogprobs(), FlatLogprobs()
+    for place, rank in enumerate(sampled):
+        likeliest = [100 * place + each for each in range(named)]
+        token = likeliest[rank] if rank < named else 99
+        ids, ranks = [token, *likeliest], chain([rank + 1], range(1, named + 1))
+        part = direct if place < joined_from else later
+        part.append_fast(ids, [-float(one) for one in ids], ranks, [None] * len(ids))
+    # As vLLM does it, whole or in a part.
+    joined = direct[:]
+    joined.extend(later)
+    expected = direct.token_ids + later.token_ids
+    found = whole_positions(joined, named)
+    assert found.token_ids == expected
+    assert found.logprobs == [-float(one) for one in expected]
+    assert len(found) == len(sampled)
 
 
 HALVES = {30: math.log(0.5), 40: math.log(0.5)}

@@ -18,6 +18,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.token_columns import EXPERTS, numbers_of
 from deployments.rpc.batching import (
     MOST_BYTES_PER_MESSAGE,
     bytes_of_generation,
@@ -26,6 +27,8 @@ from deployments.rpc.batching import (
     bytes_of_step_result,
     divided,
 )
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, Plan
+from deployments.sessions.store_client import bytes_of_add
 from rollout_env import StepOutcome
 
 SIZES = st.lists(st.integers(0, 2 * MOST_BYTES_PER_MESSAGE) | st.integers(0, MOST_BYTES_PER_MESSAGE // 8), max_size=30)
@@ -84,6 +87,17 @@ def test_generations_and_their_requests_are_not_much_larger_than_estimated(token
     logprobs = packed_logprobs([0.0] * tokens)
     scored = ScoredPrompt((), (), "length", prompt_logprobs=logprobs, top_token_ids=ids, top_logprobs=logprobs)
     assert len(pickle.dumps(scored)) <= 1.1 * bytes_of_generation(scored) + OVERHEAD_BYTES
+
+
+def test_columns_count_in_the_messages_of_generations_and_of_calls_of_sessions() -> None:
+    tokens = 10_000
+    ids, logprobs = packed_ids(range(tokens)), packed_logprobs([0.0] * tokens)
+    columns = {EXPERTS: numbers_of(bytes(16 * tokens), "uint8", [2, 8])}
+    generation = Generation(ids, logprobs, "stop", columns=columns)
+    assert len(pickle.dumps(generation)) <= 1.1 * bytes_of_generation(generation)
+    made = GeneratedMessage("a", {}, "", ids, logprobs, "stop", columns=columns)
+    call = EngineCall("a", ChatContext(), Plan(None, 0, (), ()), [], (), [made])
+    assert len(pickle.dumps(call)) <= 1.1 * bytes_of_add(("s", call))
 
 
 @pytest.mark.parametrize("bytes_of", [bytes_of_generation, bytes_of_step_result])

@@ -1,10 +1,12 @@
 """A fake engine with a session's record behind it, and the ways in which harnesses send messages back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, packed_rows
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -15,6 +17,7 @@ from deployments.sessions.records import (
     prepared_prompt,
 )
 from deployments.sessions.session_record import SessionRecord
+from rollout_client.contract.messages import PackedNumbers
 from tests.deployments.sessions.renderer import PLAIN, TokenizerRenderer
 
 
@@ -73,12 +76,28 @@ class RecordWithPrompts(SessionRecord):
         return node.parent.prefix_ids()
 
 
+def columns_after(prompt: Sequence[int], token_ids: Sequence[int], experts_from: int) -> dict[str, PackedNumbers]:
+    """Those of generated ids: each number says at which place its token stands, and what stands up to there."""
+    ids = [*prompt, *token_ids]
+    places, sums = range(len(prompt), len(ids)), [*accumulate(ids)]
+    masks = [[*range(place % 4)] for place in places]
+    experts = ((sums[place] % 256, place % 256) for place in range(experts_from, len(ids) - 1))
+    return {
+        "entropy": packed_rows([float(sums[place - 1] % 2**20) for place in places], "float32"),
+        MASK: packed_rows(chain.from_iterable(masks), "int32"),
+        MASK_SIZES: packed_rows(map(len, masks), "uint16"),
+        EXPERTS: packed_rows(chain.from_iterable(experts), "uint8", [2, 1]),
+    }
+
+
 @dataclass
 class FakeEngine:
     """Calls the engine for one session, and remembers what it was asked and what it made."""
 
     renderer: TokenizerRenderer
     is_parsed: bool = True
+    includes: bool = False
+    """Whether what it generates has columns."""
     record: RecordWithPrompts = field(default_factory=RecordWithPrompts)
     prompts: dict[str, list[int]] = field(default_factory=dict)
     made: dict[str, GeneratedMessage] = field(default_factory=dict)
@@ -92,6 +111,9 @@ class FakeEngine:
         """Generates a choice for each reply, and records the call."""
         name = f"call{len(self.made)}"
         made = [self._generate(f"{name}-{place}", reply) for place, reply in enumerate(replies)]
+        if self.includes:
+            given = prepared.prompt.token_ids, prepared.plan.experts_from
+            made = [replace(one, columns=columns_after(given[0], one.token_ids, given[1])) for one in made]
         for one in made:
             self.made[one.id] = one
             self.prompts[one.id] = list(prepared.prompt.token_ids)

@@ -117,7 +117,7 @@ class Agent:
 )
 @given(data=st.data())
 def test_the_record_of_any_session_is_what_the_engine_did(model: Any, is_parsed: bool, data: st.DataObject) -> None:
-    engine = FakeEngine(model(), is_parsed)
+    engine = FakeEngine(model(), is_parsed, includes=data.draw(st.booleans()))
     agent = Agent(data, engine, has_tools=is_parsed or model is small)
     for _ in range(data.draw(st.integers(1, 30))):
         if len(engine.made) < 30:
@@ -160,7 +160,7 @@ def own_generations(sample: Any) -> list[str]:
 @given(data=st.data())
 def test_a_record_is_the_same_wherever_its_store_dies(data: st.DataObject) -> None:
     """In memory alone, and of stores of which each begins with what the one before it has stored."""
-    engine = FakeEngine(tiny(), is_parsed=False)
+    engine = FakeEngine(tiny(), is_parsed=False, includes=data.draw(st.booleans()))
     agent = Agent(data, engine, has_tools=False)
     for _ in range(data.draw(st.integers(1, 6))):
         agent.play()

@@ -1,4 +1,4 @@
-"""Mutated bodies against the routes that read them: JSON, Arrow, safetensors, images, and streams of lines that none reads."""
+"""Mutated bodies against the routes that read them: JSON, Arrow, safetensors, images, and streams that none reads."""
 
 import asyncio
 import json

@@ -74,6 +74,18 @@ def test_an_agent_cannot_go_on_with_a_log() -> None:
     assert "post the sample's messages in its place" in message
 
 
+def test_the_session_of_an_agent_includes_what_the_request_does_and_stores_no_field_without_it() -> None:
+    [session] = sessions_of({}, include=["top_logprobs:2"])
+    [plain] = sessions_of({})
+    assert (session.include, plain.include) == (["top_logprobs:2"], [])
+    assert session.model_fields_set - plain.model_fields_set == {"include"}
+
+
+def test_what_the_engines_do_not_have_is_refused_of_agents_too() -> None:
+    [(field, message)] = refusals({}, include=["entropy"])
+    assert (field, "it needs sampling.top_k at least 1" in message) == ("include[0]", True)
+
+
 def test_agents_have_no_turns_in_lockstep() -> None:
     [(field, message)] = refusals({"messages": QUESTION}, schedule="lockstep")
     assert (field, "a program plays played" in message) == ("schedule", True)

@@ -209,15 +209,6 @@ def test_what_the_engines_or_the_sampling_do_not_have_is_refused(request_: dict[
     assert included(request_, max_logprobs=64) == [FieldProblem(field="include[0]", message=message, value=name)]
 
 
-def test_the_calls_of_programs_have_no_further_numbers() -> None:
-    capabilities = replace(CAPABILITIES, agent_tasks=frozenset({"math"}))
-    request = RolloutRequest.model_validate({"samples": [SAMPLE], "include": ["top_logprobs:2"]})
-    message = "a program plays math, and the calls of programs have none; leave it out"
-    assert list(request_problems(request, capabilities)) == [
-        FieldProblem(field="include", message=message, value="top_logprobs:2")
-    ]
-
-
 @pytest.mark.parametrize("include", ["experts", "top_logprobs", "top_logprobs:0", "top_logprobs:x", "Entropy", ""])
 def test_a_name_that_is_not_known_is_refused_with_those_that_are(include: str) -> None:
     with pytest.raises(ValueError, match="'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N'"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
-from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import IncludedColumns, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.token_columns import Columns, packed_rows
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
@@ -27,6 +29,7 @@ from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
 JSON = {"content-type": "application/json"}
+NO_NUMBERS: Columns = {}
 
 
 class Opened:
@@ -100,6 +103,46 @@ def test_a_call_reaches_the_model_server_as_one_of_the_session(endpoint: str) ->
     assert first.session_sampling.temperature == 0.5
     assert first.session_sampling == second.session_sampling
     assert opened.server.released == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"include": ["routed_experts"]},
+            "the engines do not return the experts of tokens; serve a mixture of experts with "
+            "enable_return_routed_experts: true under engine",
+        ),
+        (
+            {"include": ["entropy"]},
+            "it needs sampling.top_k at least 1: without a bound all tokens of the vocabulary could be sampled",
+        ),
+        (
+            {"include": ["sampling_mask"], "sampling": {"top_k": 5, "greedy": True}},
+            "greedy decoding draws from no distribution; leave it out, or set sampling.temperature",
+        ),
+    ],
+)
+def test_a_session_includes_what_a_rollout_could(asked: dict[str, Any], message: str) -> None:
+    opened = Opened()
+    refused = opened.service.request("POST", "/v1/sessions", json=asked)
+    [name] = asked["include"]
+    assert refused.status_code == 422
+    assert refused.json()["errors"] == [{"field": "include[0]", "message": message, "value": name}]
+    rollout = opened.service.post(
+        {"samples": [{"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}], **asked}
+    )
+    assert rollout.json()["errors"] == refused.json()["errors"]
+
+
+def test_calls_of_a_session_carry_what_it_includes() -> None:
+    opened = Opened({"include": ["top_logprobs:3", "entropy"], "sampling": {"top_k": 5}})
+    plain = Opened()
+    assert (opened.call().status_code, plain.call().status_code) == (200, 200)
+    assert [one.server.requests[0].include for one in (opened, plain)] == [
+        IncludedColumns(top_logprobs=3, entropy=True),
+        IncludedColumns(),
+    ]
 
 
 def test_a_session_has_no_text_completions() -> None:
@@ -271,8 +314,32 @@ def test_samples_come_as_json_as_lines_and_as_arrow() -> None:
     assert read.request_id == opened.info["id"]
 
 
+def test_columns_of_samples_are_the_same_in_json_in_lines_and_in_arrow() -> None:
+    opened = Opened({"include": ["entropy"], "sampling": {"top_k": 5}})
+    columns = {
+        "entropy": packed_rows([0.5, 0.25], "float32"),
+        "routed_experts": packed_rows(range(8), "uint8", [2, 1]),
+    }
+    asyncio.run(record_a_call(opened.store, opened.info["id"], columns=columns))
+    [sample] = opened.get("/samples").json()["samples"]
+    prompt, response = (message["routed_experts"] for message in sample["message_log"])
+    assert prompt == {"dtype": "uint8", "shape": [3, 2, 1], "data": b64encode(bytes(range(6))).decode()}
+    assert response == {"dtype": "uint8", "shape": [1, 2, 1], "data": b64encode(bytes(range(6, 8))).decode()}
+    assert sample["message_log"][1]["entropy"] == columns["entropy"].model_dump()
+    path = f"{opened.path}/samples"
+    lines = opened.service.request("GET", path, headers={"accept": "application/x-ndjson"})
+    assert json.loads(lines.content.splitlines()[0])["sample"] == sample
+    read = read_response(opened.service.request("GET", path, headers={"accept": ARROW}).content)
+    assert read.to_response().model_dump(mode="json", exclude_unset=True)["samples"] == [sample]
+    assert set(read.tokens.column_names) == {"token_ids", "generation_logprobs", "entropy", "routed_experts"}
+
+
 async def record_a_call(
-    store: SessionStore, session_id: str, name: str = "answer", messages: list[dict[str, Any]] | None = None
+    store: SessionStore,
+    session_id: str,
+    name: str = "answer",
+    messages: list[dict[str, Any]] | None = None,
+    columns: Columns = NO_NUMBERS,
 ) -> None:
     messages = messages or [{"role": "user", "content": "2 + 3?"}]
     plan = await store.plan(session_id, f"call-{name}", messages, ChatContext())
@@ -285,6 +352,7 @@ async def record_a_call(
         packed_logprobs([-0.5, -0.25]),
         "stop",
         (WeightSpan("3", 0, 2),),
+        columns=columns,
     )
     await store.add(session_id, EngineCall(f"call-{name}", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -101,9 +102,9 @@ def test_a_record_that_is_read_again_still_says_it_and_one_from_before_says_no()
         "a", {"role": "assistant", "content": "5"}, "5", packed_ids([53]), packed_logprobs([-0.5]), "stop"
     )
     for one in (made, replace(made, is_constrained=True)):
-        assert generated_of(json.loads(written(generated_fields(one)))) == one
+        assert generated_of(json.loads(written(generated_fields(one))), BytesIO()) == one
     before = {name: value for name, value in generated_fields(made).items() if name != "is_constrained"}
-    assert generated_of(before) == made
+    assert generated_of(before, BytesIO()) == made
 
 
 @runs

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -22,13 +22,12 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.layers import ServingLayers
 from deployments.generation.settings import ResponseSettings
-from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
 from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from deployments.upstream.vllm.engine_progress import StepCounter
-from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
@@ -44,7 +43,10 @@ def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
 @lru_cache
 def config_of(model: Path) -> VllmConfig:
-    return AsyncEngineArgs(model=str(model), max_model_len=512).create_engine_config()
+    return AsyncEngineArgs(model=str(model), max_model_len=512, max_logprobs=64).create_engine_config()
+
+
+LIKELIEST = -0.25
 
 
 class ScriptedCore:
@@ -62,6 +64,7 @@ class ScriptedCore:
         self.prompts: list[list[int]] = []
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         """Happens before the last ids of a reply."""
+        self.returns_experts = False
         self._aborted: set[str] = set()
 
     def get_tokenizer(self) -> Any:
@@ -100,7 +103,11 @@ class ScriptedCore:
                 some, reason = [], FinishReason.ABORT
             output = EngineCoreOutput(engine_id, some, finish_reason=reason)
             if params.logprobs is not None:
-                output.new_logprobs = logprobs_of(some, params.logprobs)
+                output.new_logprobs = logprobs_of(some, params.logprobs, params.top_k)
+            if self.returns_experts and some:
+                seen = [*prompt_token_ids, *ids[: first + len(some)]]
+                start = len(seen) - 1 - len(some) if first else params.routed_experts_prompt_start
+                output.routed_experts = experts_between(seen, start)
             if params.prompt_logprobs is not None and first == 0:
                 output.new_prompt_logprobs_tensors = prompt_logprobs_of(prompt_token_ids, params.prompt_logprobs)
             await asyncio.sleep(0)
@@ -115,14 +122,18 @@ async def unchecked_grammar(_params: SamplingParams) -> None:
     """Takes any."""
 
 
-def logprobs_of(ids: Sequence[int], count: int) -> LogprobsLists:
-    """-0.25 for each id that was sampled; the most likely ones are those after it."""
+def experts_between(ids: Sequence[int], start: int) -> Any:
+    """Rows of the ids from `start` to the last but one, of two layers with one expert a token."""
+    rows = [[[sum(ids[: place + 1]) % 256], [place % 256]] for place in range(start, len(ids) - 1)]
+    return np.array(rows, dtype=np.int16).reshape(len(rows), 2, 1)
+
+
+def logprobs_of(ids: Sequence[int], count: int, top_k: int = 0) -> LogprobsLists:
+    """`LIKELIEST` for each id that was sampled. The likeliest ones are those after it: `top_k` of them have as much."""
     table = np.array([[token_id + place for place in range(count + 1)] for token_id in ids], dtype=np.int32)
-    return LogprobsLists(
-        table.reshape(len(ids), count + 1),
-        np.full((len(ids), count + 1), -0.25, dtype=np.float32),
-        np.ones(len(ids), dtype=np.int32),
-    )
+    scores = np.full((len(ids), count + 1), LIKELIEST, dtype=np.float32)
+    scores[:, 1 + (top_k if top_k > 0 else count) :] = -np.inf
+    return LogprobsLists(table.reshape(len(ids), count + 1), scores, np.ones(len(ids), dtype=np.int32))
 
 
 def prompt_logprobs_of(ids: Sequence[int], count: int) -> LogprobsTensors:
@@ -132,30 +143,24 @@ def prompt_logprobs_of(ids: Sequence[int], count: int) -> LogprobsTensors:
     return LogprobsTensors(torch.tensor(flat.logprob_token_ids), scores, torch.ones(len(ids) - 1, dtype=torch.int32))
 
 
-class Served:
-    """One replica's model server, and a session store in this process."""
+class ServedEngine:
+    """One replica's model server over an engine, and a session store in this process."""
 
-    def __init__(self, model: Path = SMALL_MODEL, **settings: Any) -> None:
-        self.core = ScriptedCore(model)
-        unchecked: Any = self.core
-        self.engine = VLLMEngine(unchecked, StepCounter())
-        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
+    def __init__(self, engine: VLLMEngine, **settings: Any) -> None:
+        self.engine = engine
+        self.storage = ScriptedStorage()
+        self.store = SessionStore(SessionsSettings(), self.storage)
         store: Any = self.store
         self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations")
         # A process of its own would compile it first.
         self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
         self._calls = 0
+        self._opened = SessionRequest()
 
-    async def open(self, **request: Any) -> "Served":
-        await self.store.open(OpenSession("s", "", "", "http://service", SessionRequest(**request)))
+    async def open(self, **request: Any) -> Self:
+        self._opened = SessionRequest(**request)
+        await self.store.open(OpenSession("s", "", "", "http://service", self._opened))
         return self
-
-    def reply(self, text: str, ends: bool = True) -> list[int]:
-        """What the engine generates for the next request."""
-        tokenizer = self.core.get_tokenizer()
-        ids = [*tokenizer.encode(text, add_special_tokens=False), *([tokenizer.eos_token_id] if ends else [])]
-        self.core.replies.append(ids)
-        return ids
 
     async def answer(
         self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None
@@ -186,10 +191,27 @@ class Served:
             endpoint=endpoint,
             body=orjson.dumps(body),
             session_id=session,
-            session_sampling=Sampling() if session else None,
+            session_sampling=self._opened.sampling if session else None,
+            include=included_columns(self._opened.include) if session else NO_COLUMNS,
         )
         status, content = 0, b""
         async for part in self.layers.answer(request):
             status = part.status or status
             content += part.body
         return status, content
+
+
+class Served(ServedEngine):
+    """One over a scripted core."""
+
+    def __init__(self, model: Path = SMALL_MODEL, **settings: Any) -> None:
+        self.core = ScriptedCore(model)
+        unchecked: Any = self.core
+        super().__init__(VLLMEngine(unchecked, StepCounter()), **settings)
+
+    def reply(self, text: str, ends: bool = True) -> list[int]:
+        """What the engine generates for the next request."""
+        tokenizer = self.core.get_tokenizer()
+        ids = [*tokenizer.encode(text, add_special_tokens=False), *([tokenizer.eos_token_id] if ends else [])]
+        self.core.replies.append(ids)
+        return ids

@@ -1,0 +1,312 @@
+"""The columns that a session includes, recorded through vLLM's own layers, whatever its calls ask for."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from deployments.failures import RolloutFailure
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.protocols.model_server import Endpoint
+from deployments.protocols.token_columns import packed_rows
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract.messages import COLUMN_FIELDS, Message
+from rollout_client.contract.sessions import SessionSample
+from tests.deployments.generation.serving import vllm_layers
+from tests.deployments.generation.serving.vllm_layers import Served, experts_between, runs
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+TOP_K, TOP = 3, 2
+INCLUDE = ["routed_experts", f"top_logprobs:{TOP}", "sampling_mask", "entropy"]
+SAMPLING: dict[str, Any] = {"top_k": TOP_K, "max_new_tokens": 40}
+QUESTION, MORE = {"role": "user", "content": "2 + 3?"}, {"role": "user", "content": "And 1 + 1?"}
+ENDPOINTS: list[Endpoint] = ["chat/completions", "responses", "messages"]
+
+
+async def served(**opened: Any) -> Served:
+    replica = await Served().open(**{"include": INCLUDE, "sampling": SAMPLING, **opened})
+    replica.core.returns_experts = True
+    return replica
+
+
+def body_of(endpoint: Endpoint, *messages: dict[str, Any], **asked: Any) -> dict[str, Any]:
+    if endpoint == "responses":
+        return {"input": list(messages), **asked}
+    return {
+        "model": "small",
+        "messages": list(messages),
+        **({"max_tokens": 40} if endpoint == "messages" else {}),
+        **asked,
+    }
+
+
+def columns_of(message: Message) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in COLUMN_FIELDS if getattr(message, name) is not None}
+
+
+def expected(log: Sequence[Message]) -> list[dict[str, Any]]:
+    """The columns of the scripted engine, which depend on the tokens alone."""
+    ids = [token_id for message in log for token_id in message.token_ids]
+    rows, found, first = experts_between(ids, 0).astype("uint8"), [], 0
+    for message in log:
+        own, first = rows[first : first + len(message.token_ids)], first + len(message.token_ids)
+        columns: dict[str, Any] = {"routed_experts": packed_rows(own.flatten().tolist(), "uint8", [2, 1])}
+        if message.generation_logprobs is not None:
+            tokens = len(message.token_ids)
+            after = [[token_id + 1 + place for place in range(TOP_K)] for token_id in message.token_ids]
+            columns |= {
+                "top_token_ids": packed_rows([one for row in after for one in row[:TOP]], "int32", [TOP]),
+                "top_logprobs": packed_rows([-0.25] * TOP * tokens, "float32", [TOP]),
+                "sampling_mask": packed_rows([one for row in after for one in row], "int32"),
+                "sampling_mask_sizes": packed_rows([TOP_K] * tokens, "uint16"),
+                "entropy": packed_rows([TOP_K * math.exp(-0.25) * 0.25] * tokens, "float32"),
+            }
+        found.append(columns)
+    return found
+
+
+def assert_columns(samples: Sequence[SessionSample]) -> None:
+    for sample in samples:
+        assert [columns_of(message) for message in sample.message_log] == expected(sample.message_log)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@runs
+async def test_every_api_records_the_columns_over_turns_and_forks(endpoint: Endpoint, streams: bool) -> None:
+    replica = await served()
+    replica.core.step = 2
+
+    async def call(*messages: dict[str, Any]) -> None:
+        if streams:
+            await replica.events(endpoint, body_of(endpoint, *messages), "s")
+        else:
+            status, answer = await replica.answer(endpoint, body_of(endpoint, *messages), "s")
+            assert status == 200, answer
+
+    for reply, messages in (
+        ("5", [QUESTION]),
+        ("2", [QUESTION, {"role": "assistant", "content": "5"}, MORE]),
+        ("Yes.", [QUESTION, {"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]),
+        ("6", [QUESTION]),
+    ):
+        replica.reply(reply)
+        await call(*messages)
+    samples = await replica.samples()
+    assert [len(sample.message_log) for sample in samples] == [4, 4, 2]
+    assert_columns(samples)
+    begins = [params.routed_experts_prompt_start for params in replica.core.params]
+    known = len(samples[0].message_log[0].token_ids) + len(samples[0].message_log[1].token_ids) - 1
+    assert begins == [0, known, known, 0]
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True, "top_logprobs": 60}])
+@runs
+async def test_what_a_caller_is_shown_is_what_it_asked_for(asked: dict[str, Any]) -> None:
+    replica, plain = await served(), await Served().open(sampling=SAMPLING)
+    answers = []
+    for one in (replica, plain):
+        one.reply("5")
+        one.reply("five")
+        _, answer = await one.answer("chat/completions", body_of("chat/completions", QUESTION, n=2, **asked), "s")
+        answers.append({name: value for name, value in answer.items() if name != "created"})
+    assert answers[0] == answers[1]
+    samples = await replica.samples()
+    assert len(samples) == 2
+    assert_columns(samples)
+    assert [set(columns_of(one)) for sample in await plain.samples() for one in sample.message_log] == [set()] * 4
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@runs
+async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_all_its_tokens(streams: bool) -> None:
+    replica = await served()
+    core = replica.core
+    update_after(replica, requests=2)
+    for text in ("What is five?", " It is five,", " not six."):
+        replica.reply(text)
+    body = body_of("chat/completions", QUESTION)
+    if streams:
+        await replica.events("chat/completions", body, "s")
+    else:
+        status, _ = await replica.answer("chat/completions", body, "s")
+        assert status == 200
+    assert len(core.prompts) == 3
+    [sample] = await replica.samples()
+    assert_columns([sample])
+    assert [params.routed_experts_prompt_start for params in core.params] == [
+        0,
+        *[len(prompt) - 1 for prompt in core.prompts[1:]],
+    ]
+
+
+@runs
+async def test_a_session_keeps_its_columns_when_other_replicas_go_on_with_it_and_when_its_store_starts_again() -> None:
+    first, second = await served(), await served()
+    second.store = first.store
+    # Calls have ids of their own wherever they are made.
+    second._calls = 100
+    assert second.layers._sessions is not None
+    unchecked: Any = first.store
+    second.layers._sessions._store = unchecked
+    log = [QUESTION]
+    for replica, reply in ((first, "5"), (second, "2"), (first, "Yes.")):
+        # One that has a copy of the record without the last call makes this one again.
+        replica.core.replies.clear()
+        replica.reply(reply)
+        replica.reply(reply)
+        status, _ = await replica.answer("chat/completions", body_of("chat/completions", *log), "s")
+        assert status == 200
+        log += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"After {reply}?"}]
+    [sample] = await first.samples()
+    assert [message.generation_logprobs is not None for message in sample.message_log] == [False, True] * 3
+    assert_columns([sample])
+    assert [one.core.params[-1].routed_experts_prompt_start for one in (second, first)] == [
+        sum(len(message.token_ids) for message in sample.message_log[:count]) - 1 for count in (2, 4)
+    ]
+    restarted = SessionStore(SessionsSettings(), ScriptedStorage(first.storage.kept))
+    assert (await restarted.samples("s", "")).samples == [sample]
+
+
+def update_after(replica: Served, requests: int) -> None:
+    """Updates of the weights end so many requests of the engine before the last three of their tokens."""
+    engine, core = replica.engine, replica.core
+
+    async def update() -> None:
+        core.meanwhile = None if len(core.prompts) == requests else update
+        engine.weights.aborts += 1
+        engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
+        await core.abort([running.engine_id for running in engine._running])
+
+    core.meanwhile, core.step = update, 3
+
+
+@runs
+async def test_a_stop_string_that_an_update_has_divided_leaves_no_rows_of_the_tokens_after_it() -> None:
+    replica = await served()
+    update_after(replica, requests=1)
+    replica.reply("wxa???", ends=False)
+    replica.reply("bcdefg", ends=False)
+    await replica.events("chat/completions", body_of("chat/completions", QUESTION, stop=["ab"]), "s")
+    [sample] = await replica.samples()
+    assert list(sample.message_log[-1].token_ids) == list(b"wxab")
+    assert_columns([sample])
+
+
+@runs
+async def test_a_stop_string_leaves_no_rows_of_the_tokens_after_it() -> None:
+    replica = await served()
+    replica.core.step = 8
+    replica.reply("one two three four five")
+    body = body_of("chat/completions", QUESTION, stop=["two"])
+    status, _ = await replica.answer("chat/completions", body, "s")
+    [sample] = await replica.samples()
+    assert (status, sample.message_log[-1].finish_reason) == (200, "stop")
+    assert_columns([sample])
+
+
+@runs
+async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_what_was_generated() -> None:
+    replica = await served()
+    replica.core.step = 1
+
+    async def leave() -> None:
+        await replica.engine.interrupt(["call-1"])
+        await replica.core.abort([running.engine_id for running in replica.engine._running])
+
+    replica.core.meanwhile = leave
+    replica.reply("one two")
+    await replica.events("chat/completions", body_of("chat/completions", QUESTION), "s")
+    [sample] = await replica.samples()
+    assert sample.message_log[-1].finish_reason is None
+    assert_columns([sample])
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        *(
+            (
+                {"temperature": temperature},
+                "The session includes sampling_mask, entropy, and greedy decoding draws from no distribution: send a "
+                "temperature of at least 0.01.",
+            )
+            for temperature in (0, 1e-6)
+        ),
+        *(
+            (
+                {"top_k": top_k},
+                "The session includes sampling_mask, entropy, which a call has with a top_k from 1 to 32: send "
+                "one, or leave top_k to the session.",
+            )
+            for top_k in (-1, 0, 33)
+        ),
+    ],
+)
+@runs
+async def test_a_call_whose_own_sampling_leaves_no_place_for_the_columns_is_refused(
+    endpoint: Endpoint, asked: dict[str, Any], message: str
+) -> None:
+    replica = await served()
+    status, refused = await replica.answer(endpoint, body_of(endpoint, QUESTION, **asked), "s")
+    assert (status, message in refused["error"]["message"]) == (400, True), refused
+    assert replica.core.prompts == []
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("logprob_token_ids", [3]), ("prompt_logprobs", 1)])
+@runs
+async def test_a_call_that_asks_for_other_log_probabilities_is_refused(name: str, value: Any) -> None:
+    body = body_of("chat/completions", QUESTION, logprobs=True, **{name: value})
+    replica = await served()
+    status, refused = await replica.answer("chat/completions", body, "s")
+    message = f"A session that includes top_logprobs, sampling_mask, entropy takes no `{name}`: leave it out."
+    assert (status, message in refused["error"]["message"]) == (400, True)
+    assert replica.core.prompts == []
+
+
+@runs
+async def test_a_session_that_includes_experts_alone_takes_any_sampling_and_log_probabilities_of_prompts() -> None:
+    replica = await served(include=["routed_experts"])
+    replica.reply("5")
+    asked: dict[str, Any] = {"logprobs": True, "prompt_logprobs": 1, "temperature": 0}
+    status, answer = await replica.answer("chat/completions", body_of("chat/completions", QUESTION, **asked), "s")
+    assert (status, answer["choices"][0].get("routed_experts")) == (200, None)
+    [sample] = await replica.samples()
+    columns = [columns_of(message) for message in sample.message_log]
+    assert columns == [{"routed_experts": one["routed_experts"]} for one in expected(sample.message_log)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@runs
+async def test_a_call_with_more_tokens_to_choose_from_than_the_engine_names_is_refused_and_not_recorded(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await served()
+    # Tokens of a hundredth each: together with those that the engine does not name they are a whole.
+    monkeypatch.setattr(vllm_layers, "LIKELIEST", -4.6)
+    replica.reply("5")
+    body = body_of("chat/completions", QUESTION)
+    if streams:
+        *_, last = await replica.events("chat/completions", body, "s")
+        assert "others could be sampled" in last["error"]["message"]
+    else:
+        status, refused = await replica.answer("chat/completions", body, "s")
+        assert (status, "others could be sampled" in refused["error"]["message"]) == (400, True)
+    assert await replica.samples() == []
+
+
+@runs
+async def test_a_call_whose_engine_returns_no_experts_goes_to_another_replica() -> None:
+    replica = await served()
+    replica.core.returns_experts = False
+    replica.reply("5")
+    with pytest.raises(RolloutFailure, match="The engine gave the experts of none of"):
+        await replica.answer("chat/completions", body_of("chat/completions", QUESTION), "s")
+    assert await replica.samples() == []
