@@ -26,7 +26,7 @@ def image_inputs(
     pictures: Mapping[str, bytes],
     image_processor: Callable[..., Mapping[str, Any]],
 ) -> dict[str, Tensor]:
-    """What the model takes beside `input_ids` for the images of the rollouts in `tensors`, in the order of their rows.
+    """The tensors that the model takes beside `input_ids` for the images of the rollouts, in the order of their rows.
 
     The tokens of the images are in `input_ids` already: the model puts what it sees in their places, and its
     log-probabilities are those of the engine.
