@@ -15,7 +15,7 @@ from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, 
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
-from service.images.request_images import RequestImages, refuse_images
+from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
@@ -270,7 +270,7 @@ class RolloutService:
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
-        refuse_large_echo(request, body_bytes, self.limits)
+        refuse_large_echo(request, body_bytes - bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
