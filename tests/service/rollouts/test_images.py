@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationLost, GenerationRejected
@@ -19,6 +19,7 @@ from deployments.protocols.images import ImageTokens, name_of_image
 from rollout_client.contract.messages import PromptMessage
 from rollout_env import StepOutcome
 from service.jobs.journal import fields_of, state_of
+from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
@@ -49,8 +50,8 @@ class SeeingGenerator(ScriptedGenerator):
 
 
 def outcome(text: str, images: list[str]) -> StepOutcome:
-    shown: Any = {"images": images} if images else {}
-    return StepOutcome({"role": "user", "content": text, **shown}, 1.0, False)
+    message: Any = {"role": "user", "content": text} | ({"images": images} if images else {})
+    return StepOutcome(message, 1.0, False)
 
 
 def recipe(prompt: Sequence[str], **fields: Any) -> EpisodeRecipe:
@@ -104,7 +105,7 @@ def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same
     played = recipe(prompt, max_rollout_turns=len(observed)).make()
     play(played, SeeingGenerator(["ab"]), [outcome("next", images) for images in observed])
     taken_up = recipe(prompt, max_rollout_turns=9).make()
-    taken_up.restore(state_of(from_json(to_json(fields_of(played.state())))))
+    taken_up.restore(state_of(from_json(json_of(fields_of(played.state())))))
     assert taken_up.log.images == played.log.images
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 
@@ -136,7 +137,9 @@ def test_requests_that_wait_for_one_image_share_the_answer_and_one_that_leaves_t
 
     async def learn() -> tuple[dict[str, ImageTokens], dict[str, ImageTokens]]:
         reader = ImageReader(generator, most_known=1)
-        leaving, staying, later = {}, {}, {}
+        leaving: dict[str, ImageTokens] = {}
+        staying: dict[str, ImageTokens] = {}
+        later: dict[str, ImageTokens] = {}
         first = asyncio.create_task(reader.learn(NAMES[:1], leaving))
         second = asyncio.create_task(reader.learn(NAMES[:2], staying))
         await asyncio.sleep(0)
