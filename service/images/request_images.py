@@ -149,9 +149,9 @@ def sources_in(request: RolloutRequest) -> Iterator[Source]:
                 yield shows.media, ("samples", position, "message_log", number, "mm_ranges", place, "media")
 
 
-def bytes_of_files(request: RolloutRequest) -> int:
+async def bytes_of_files(request: RolloutRequest) -> int:
     """Characters of the request's data URLs, which no result repeats."""
-    return sum(len(source) for source, _ in sources_in(request) if source.startswith("data:"))
+    return sum(len(source) for source, _ in await read_beside_others(request) if source.startswith("data:"))
 
 
 async def read_beside_others(request: RolloutRequest) -> list[Source]:
