@@ -136,15 +136,12 @@ def with_read_images(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_images(outcome: dict[str, Any], image_of: Callable[[Any], Any]) -> dict[str, Any]:
-    def shown(message: dict[str, Any]) -> dict[str, Any]:
+    def shown(message: Any) -> Any:
         return {**message, "images": [*map(image_of, message["images"])]} if "images" in message else message
 
-    match outcome["observation"]:
-        case [*messages]:
-            return {**outcome, "observation": [*map(shown, messages)]}
-        case {**message}:
-            return {**outcome, "observation": shown(message)}
-    return outcome
+    observation = outcome["observation"] or {}
+    seen = [*map(shown, observation)] if isinstance(observation, list) else shown(observation)
+    return {**outcome, "observation": seen or outcome["observation"]}
 
 
 ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"

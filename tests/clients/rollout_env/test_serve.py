@@ -76,7 +76,7 @@ class PaintingEnvironment(CountingEnvironment):
     def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
         return StartOutcome([{"role": "user", "content": "Look", "images": [b"\x89PNG"]}])
 
-    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
         return StepOutcome({"role": "user", "content": "", "images": [b"\xff\xd8", "sha256:0"]}, 0.0, terminated=False)
 
 

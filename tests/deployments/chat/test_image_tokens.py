@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
@@ -118,8 +117,8 @@ def test_a_raw_observation_shows_no_image() -> None:
 
 
 def test_an_empty_list_of_images_shows_a_template_for_texts_alone_a_text() -> None:
-    tokenizer = TransformersChatTokenizer(AutoTokenizer.from_pretrained(TINY_MODEL))
-    given: list[Any] = [{"role": "user", "content": "look"}]
+    tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+    given: Any = {"role": "user", "content": "look"}
     for options in (ChatOptions(), ChatOptions("raw")):
-        plain = tokenizer.observations(given, [72], options, PLENTY)
-        assert tokenizer.observations([{**given[0], "images": []}], [72], options, PLENTY) == plain
+        plain = tokenizer.observations([given], [72], options, PLENTY)
+        assert tokenizer.observations([given | {"images": []}], [72], options, PLENTY) == plain
