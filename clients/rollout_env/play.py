@@ -1,10 +1,12 @@
 """Plays an environment against scripted replies, as the service plays it against a model, but without the service."""
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -172,7 +174,7 @@ class ScriptedRollout:
         return [message.copy() for message in self._message_log]
 
     def add_start(self, outcome: StepOutcome) -> None:
-        self._message_log += outcome.observations
+        self._message_log += map(named, outcome.observations)
         self._take_state(outcome)
 
     def add_reply(self, reply: Reply) -> None:
@@ -182,9 +184,9 @@ class ScriptedRollout:
 
     def add_outcome(self, outcome: StepOutcome) -> None:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
-        self._message_log += outcome.observations
-        named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
-        for name, value in named.items():
+        self._message_log += map(named, outcome.observations)
+        rewards = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
+        for name, value in rewards.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         for name, value in (outcome.metrics or {}).items():
             self._metrics[name] = self._metrics.get(name, 0.0) + value
@@ -220,20 +222,41 @@ def prompt_of(sample: Sample) -> list[ChatMessage]:
     name = "messages" if sample.get("messages") is not None else "message_log"
     messages = sample.get(name) or []
     try:
-        return MESSAGES.validate_python([with_text(message) for message in messages])
+        return [*map(named, MESSAGES.validate_python([with_text(message) for message in messages]))]
     except ValidationError as error:
         raise ValueError(f"The sample's prompt is not valid: {problems_of(error, name)}.") from error
 
 
 def with_text(message: Any) -> Any:
-    """The message with a text in place of null or of text parts, as the service gives it to environments."""
+    """The message with a text in place of null or of parts, and with its images beside that."""
     match message:
         case {"content": None}:
             return {**message, "content": ""}
-        case {"content": [*parts]} if all(isinstance(part, Mapping) and "text" in part for part in parts):
-            return {**message, "content": "".join(part["text"] for part in parts)}
+        case {"content": [*parts]} if all(
+            isinstance(part, Mapping) and part.keys() & {"text", "image"} for part in parts
+        ):
+            images = [part["image"] for part in parts if "image" in part]
+            shown = {"images": images} if images else {}
+            return {**message, "content": "".join(part.get("text", "") for part in parts), **shown}
+        case {"mm_ranges": [*ranges]}:
+            return {**message, "images": [shows["media"] for shows in ranges]}
         case _:
             return message
+
+
+def named(message: ChatMessage) -> ChatMessage:
+    """The message with its images by their names, as the service gives it to environments; an address stays one."""
+    if not (images := message.get("images")):
+        return message
+    return {**message, "images": [*map(name_of, images)]}
+
+
+def name_of(image: bytes | str) -> str:
+    if isinstance(image, str):
+        if not image.startswith("data:"):
+            return image
+        image = b64decode(image.partition(",")[2])
+    return f"sha256:{sha256(image).hexdigest()}"
 
 
 def cut_at_stop_string(reply: str, stop_strings: Sequence[str]) -> str:

@@ -277,7 +277,7 @@ class TransformersChatTokenizer(ChatTokenizer):
     def _framed(self, messages: Sequence[ChatMessage], calls: Calls, options: ChatOptions) -> Bridge:
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
-            if any("images" in message for message in messages):
+            if images_shown(messages):
                 raise UnsupportedTokenizer("Observations of the format 'raw' show no images: use the format 'chat'.")
             contents = [message["content"] for message in messages]
             return Bridge("".join(contents), list(accumulate(map(len, contents[:-1]))))

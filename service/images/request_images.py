@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
 from deployments.images.failures import ImageRefused, image_unknown
@@ -21,10 +22,12 @@ from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
 from service.images.fetching import ImageFetcher
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
+from service.rollouts.progress import ProgressLog
 
 DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,")
 LONGEST_DATA_URL_HEAD = 40
 NAME_PREFIX = "sha256:"
+NOT_FETCHED: Mapping[str, str] = MappingProxyType({})
 MOST_SAMPLES_READ_INLINE = 64
 Location = tuple[str | int, ...]
 Source = tuple[str, Location]
@@ -79,8 +82,14 @@ class RequestImages:
         assert found is not None
         return data, found.media_type
 
-    async def named(self, request: RolloutRequest, caller: Caller = ANYBODY) -> RolloutRequest:
+    async def named(
+        self, request: RolloutRequest, caller: Caller = ANYBODY, progress: ProgressLog | None = None
+    ) -> RolloutRequest:
         """The request with each image by its name: the very request if it shows none, else a copy.
+
+        Args:
+            progress: the log of a request that another process may continue; no address in it is fetched again, which
+                may lead to another image by now.
 
         Raises:
             RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
@@ -88,17 +97,28 @@ class RequestImages:
         """
         sources = await read_beside_others(request)
         refuse_too_many(sources, self.settings.max_images)
-        names = await self.names_of(sources, caller)
+        fetched = {} if progress is None else progress.fetched
+        names = await self.names_of(sources, caller, fetched)
+        now_fetched = {source: name for source, name in names.items() if is_address(source) and source not in fetched}
+        if progress is not None and now_fetched:
+            await progress.note_fetched(now_fetched)
         return with_names(request, sources, names) if names else request
 
-    async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
-        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`."""
+    async def names_of(
+        self, sources: Sequence[Source], caller: Caller = ANYBODY, fetched: Mapping[str, str] = NOT_FETCHED
+    ) -> dict[str, str]:
+        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`.
+
+        Args:
+            fetched: names of images that were fetched before, by address.
+        """
         if not sources:
             return {}
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
-        given = [source for source in each if not source.startswith(NAME_PREFIX)]
-        refusals = await self._unknown([source for source in each if source.startswith(NAME_PREFIX)], caller)
+        known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
+        given = [source for source in each if source not in known]
+        refusals = await self._unknown(known, caller)
         contents = await asyncio.gather(*map(self._content, given))
         refusals |= {
             source: str(content)
@@ -108,17 +128,18 @@ class RequestImages:
         if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
         data = [content for content in contents if isinstance(content, bytes)]
-        return dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
+        names = dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
+        return names | {source: name for source, name in known.items() if source != name}
 
-    async def _unknown(self, names: Sequence[str], caller: Caller) -> dict[str, str]:
-        """The problem of each name that the caller may not use."""
-        unknown = await self.store.refused(names, caller.name) if names else []
+    async def _unknown(self, known: Mapping[str, str], caller: Caller) -> dict[str, str]:
+        """The problem of each source whose name the caller may not use."""
+        unknown = set(await self.store.refused([*dict.fromkeys(known.values())], caller.name) if known else [])
         message = "there is no such image: it has expired, or it is another key's; upload it again"
-        return dict.fromkeys(unknown, message)
+        return dict.fromkeys((source for source, name in known.items() if name in unknown), message)
 
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
-            if source.startswith("data:"):
+            if not is_address(source):
                 async with self._decoding:
                     data = await asyncio.to_thread(decoded, source, self.settings)
             else:
@@ -127,6 +148,14 @@ class RequestImages:
         except ImageRefused as error:
             return error
         return data
+
+
+def is_name(source: str) -> bool:
+    return source.startswith(NAME_PREFIX)
+
+
+def is_address(source: str) -> bool:
+    return not is_name(source) and not source.startswith("data:")
 
 
 async def refuse_images(request: RolloutRequest) -> None:
@@ -149,9 +178,9 @@ def sources_in(request: RolloutRequest) -> Iterator[Source]:
                 yield shows.media, ("samples", position, "message_log", number, "mm_ranges", place, "media")
 
 
-def bytes_of_files(request: RolloutRequest) -> int:
+async def bytes_of_files(request: RolloutRequest) -> int:
     """Characters of the request's data URLs, which no result repeats."""
-    return sum(len(source) for source, _ in sources_in(request) if source.startswith("data:"))
+    return sum(len(source) for source, _ in await read_beside_others(request) if source.startswith("data:"))
 
 
 async def read_beside_others(request: RolloutRequest) -> list[Source]:

@@ -12,6 +12,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.images import ImageTokens, image_spans, name_of_image
 from rollout_client.contract.messages import Message, PromptMessage
+from tests.paths import TINY_MODEL
 from tests.vision_model import vision_tokenizer
 
 TOKENIZER = TransformersChatTokenizer(vision_tokenizer())
@@ -113,3 +114,11 @@ def test_a_raw_observation_shows_no_image() -> None:
     raw = ChatOptions("raw", images=KNOWN)
     with pytest.raises(EnvironmentRejected, match="of the format 'raw' show no images: use the format 'chat'"):
         TOKENIZER.observations([{"role": "user", "content": "", "images": [NAMES[0]]}], [72], raw, PLENTY)
+
+
+def test_an_empty_list_of_images_shows_a_template_for_texts_alone_a_text() -> None:
+    tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+    given: Any = {"role": "user", "content": "look"}
+    for options in (ChatOptions(), ChatOptions("raw")):
+        plain = tokenizer.observations([given], [72], options, PLENTY)
+        assert tokenizer.observations([given | {"images": []}], [72], options, PLENTY) == plain

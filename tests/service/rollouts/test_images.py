@@ -15,8 +15,8 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest
-from deployments.protocols.images import ImageTokens, name_of_image
-from rollout_client.contract.messages import PromptMessage
+from deployments.protocols.images import ImageSpan, ImageTokens, name_of_image
+from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_env import StepOutcome
 from service.jobs.journal import fields_of, state_of
 from service.rollout_requests.result_encoding import json_of
@@ -108,6 +108,21 @@ def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same
     taken_up.restore(state_of(from_json(json_of(fields_of(played.state())))))
     assert taken_up.log.images == played.log.images
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
+
+
+def test_an_image_within_a_posted_response_has_one_place_after_a_takeover_too() -> None:
+    shown = MediaRange(media=NAMES[0], start=1, end=5)
+    response = {"role": "assistant", "content": "a", "token_ids": [72, *TOKENS[NAMES[0]].token_ids]}
+    log = [
+        Message(role="user", content="Look", token_ids=[71]),
+        Message.model_validate(response | {"generation_logprobs": [0.0] * 5, "mm_ranges": [shown]}),
+    ]
+    made = EpisodeRecipe(message_log=lambda _: log, tokenizer=TOKENIZER)
+    episode = made.make()
+    assert episode.log.images == (ImageSpan(NAMES[0], 2, 6),)
+    taken_up = made.make()
+    taken_up.restore(episode.state())
+    assert taken_up.log.images == episode.log.images
 
 
 def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_rollout_when_it_refuses() -> None:
