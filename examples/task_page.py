@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from examples.stand_ins import stand_ins
-from examples.task_configs import TASKS_WITH_IMAGES, config_for, known_tasks, missing_package
+from examples.task_configs import config_for, known_tasks, missing_package
 from rollout_client import RolloutClient
 from rollout_client.cli.output import VISIBLE_CONTROLS, number
-from rollout_client.cli.transcript import message_note, type_name
+from rollout_client.cli.transcript import image_marks, message_note, type_name
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from service.startup.generated_config import TASKS_WITH_IMAGES
 from service.startup.local_service import local_service, sentences_for_the_user
 
 PAGE = Path("docs/reference/tasks.md")
@@ -101,6 +102,7 @@ def transcript(sample: SampleResult) -> Iterator[str]:
     for message in sample.message_log:
         note = message_note(message)
         lines.append(f"[{message.role}]{f' {note}' if note else ''}")
+        lines.extend(image_marks(message))
         lines.append(shortened(message.content.translate(VISIBLE_CONTROLS)))
     if sample.error is not None:
         lines.append(f"[error] {sample.error.kind}: {sample.error.message}")
