@@ -90,7 +90,7 @@ SMALL = Recipe("larger", 8, 16, 8, 2, 5e-4, 8, 4)
 """A hundred million parameters."""
 SEEING = Recipe("shapes", 60, 64, 8, 4, 5e-4, 0, 15)
 """Half a million parameters that see."""
-RECIPES = {str(EMBEDDED_MODEL): EMBEDDED, str(EMBEDDED_MODEL_THAT_SEES): SEEING}
+RECIPES = {EMBEDDED_MODEL: EMBEDDED, EMBEDDED_MODEL_THAT_SEES: SEEING}
 """By the model; `SMALL` for others."""
 
 
@@ -141,7 +141,10 @@ def model_and_recipe(model: str | None, questions: str | None, console: Console)
         make_if_needed(model, console)
     embedded = EMBEDDED_MODEL_THAT_SEES if questions in TASKS else EMBEDDED_MODEL
     named = model_named(model or str(embedded))
-    return named, RECIPES.get(named, SMALL)
+    # What the package brings are links to a checkout's `models`, which may be named as well.
+    config = (Path(named) / "config.json").resolve()
+    recipes = (recipe for folder, recipe in RECIPES.items() if (folder / "config.json").resolve() == config)
+    return named, next(recipes, SMALL)
 
 
 def config_of_model(model: str, adapter_rank: int, task: str = "math", **engine: Any) -> ServeDeploySchema:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoProcessor
 
 from deployments.environments.shapes_pictures import scene, scene_picture
@@ -19,6 +20,7 @@ from examples.train_grpo import (
     EMBEDDED,
     QUESTIONS,
     SEEING,
+    SMALL,
     add_gradients,
     additions,
     from_file,
@@ -26,6 +28,7 @@ from examples.train_grpo import (
     images_of,
     improve,
     mean_reward,
+    model_and_recipe,
     model_to_train,
     says_an_image,
     sum_of,
@@ -33,9 +36,9 @@ from examples.train_grpo import (
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutResponse
 from rollout_client.tensors import to_tensors
-from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES
+from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
 from tests.clients.message_logs import rollout
-from tests.paths import TINY_MODEL
+from tests.paths import REPOSITORY, TINY_MODEL
 
 # Importing what trains takes seconds.
 pytestmark = pytest.mark.slow
@@ -49,6 +52,15 @@ def question_of(sample: Any) -> str:
 def test_the_sums_held_out_are_those_that_the_embedded_model_has_not_seen() -> None:
     _, unseen = addition_pairs(0)
     assert additions().held_out == [sum_of(*pair) for pair in unseen]
+
+
+def test_each_embedded_model_has_its_recipe_and_questions_about_pictures_have_their_model() -> None:
+    console = Console()
+    assert model_and_recipe(None, None, console) == (str(EMBEDDED_MODEL), EMBEDDED)
+    assert model_and_recipe(None, "shapes", console) == (str(EMBEDDED_MODEL_THAT_SEES), SEEING)
+    assert model_and_recipe(str(REPOSITORY / "models" / "shapes"), None, console)[1] == SEEING
+    assert model_and_recipe(str(TINY_MODEL), "larger", console)[1] == EMBEDDED
+    assert model_and_recipe("org/model", "shapes", console) == ("org/model", SMALL)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
