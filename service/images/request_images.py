@@ -91,6 +91,15 @@ class RequestImages:
         names = await self.names_of(sources, caller)
         return with_names(request, sources, names) if names else request
 
+    async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
+        """As `named`, for the sample of a session."""
+        sources = list(sources_of(sample, ("sample",)))
+        if len(sources) > self.settings.max_images:
+            message = f"it shows {len(sources)} images, and images.max_images allows {self.settings.max_images}"
+            raise invalid_request(FieldProblem(field="sample", message=f"{message}; show fewer", value=len(sources)))
+        names = await self.names_of(sources, caller)
+        return sample_with_names(sample, names) if names else sample
+
     async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
         """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`."""
         if not sources:
@@ -135,18 +144,28 @@ async def refuse_images(request: RolloutRequest) -> None:
         raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
 
 
+def refuse_images_of_sample(sample: SampleInput) -> None:
+    """As `refuse_images`, for the sample of a session."""
+    if sources := list(sources_of(sample, ("sample",))):
+        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+
+
 def sources_in(request: RolloutRequest) -> Iterator[Source]:
     """All images of the request, in order: of prompts as they were given, of message logs by their names."""
     for position, sample in enumerate(request.samples):
-        for number, message in enumerate(sample.messages or ()):
-            if not isinstance(message.content, list):
-                continue
-            for place, part in enumerate(message.content):
-                if isinstance(part, ImagePart):
-                    yield part.image, ("samples", position, "messages", number, "content", place, "image")
-        for number, given in enumerate(sample.message_log or ()):
-            for place, shows in enumerate(given.mm_ranges or ()):
-                yield shows.media, ("samples", position, "message_log", number, "mm_ranges", place, "media")
+        yield from sources_of(sample, ("samples", position))
+
+
+def sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
+    for number, message in enumerate(sample.messages or ()):
+        if not isinstance(message.content, list):
+            continue
+        for place, part in enumerate(message.content):
+            if isinstance(part, ImagePart):
+                yield part.image, (*field, "messages", number, "content", place, "image")
+    for number, given in enumerate(sample.message_log or ()):
+        for place, shows in enumerate(given.mm_ranges or ()):
+            yield shows.media, (*field, "message_log", number, "mm_ranges", place, "media")
 
 
 async def read_beside_others(request: RolloutRequest) -> list[Source]:
