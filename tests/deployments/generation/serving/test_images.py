@@ -1,6 +1,6 @@
 """Images in calls through vLLM's own layers: expanded once, recorded by name, continued, and refused in a sentence."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -100,6 +100,12 @@ async def test_a_call_with_images_has_the_ids_of_a_rollout_and_is_continued_with
     places = shown_to_engine(served.core.given[1])
     assert [name for name, _, _ in places] == [small, wide, small]
     [tokens] = await served.engine.image_tokens([small])
+    encode = partial(served.core.get_tokenizer().encode, add_special_tokens=False)
+    assert served.core.prompts[1][len(begins) :] == [
+        *encode("\n<|user|>\nAnd "),
+        *tokens.token_ids,
+        *encode(" now?<|end|>\n<|assistant|>\n"),
+    ]
     assert [served.core.prompts[1][start:end] for name, start, end in places if name == small] == [
         list(tokens.token_ids)
     ] * 2
