@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
 from deployments.images.failures import ImageRefused, image_unknown
 from deployments.images.settings import ImagesSettings
-from deployments.protocols.images import ImageStore
+from deployments.protocols.images import ImageStore, name_of_image
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import ImagePart, PromptMessage
 from rollout_client.contract.problems import FieldProblem
@@ -29,6 +29,7 @@ MOST_SAMPLES_READ_INLINE = 64
 Location = tuple[str | int, ...]
 Source = tuple[str, Location]
 """An image as the request has it, and its place there."""
+NOT_KEPT = "there is no such image: it has expired, or it is another key's; upload it again"
 NOT_TAKEN = (
     "the service takes no images; leave it out, or serve a model that takes them, with `images: {}` in the config"
 )
@@ -101,41 +102,48 @@ class RequestImages:
         return sample_with_names(sample, names) if names else sample
 
     async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
-        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`."""
+        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`.
+
+        What the caller has here already, as an agent that sends its conversation again with each call, is neither
+        checked nor sent to the store once more.
+        """
         if not sources:
             return {}
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         given = [source for source in each if not source.startswith(NAME_PREFIX)]
-        refusals = await self._unknown([source for source in each if source.startswith(NAME_PREFIX)], caller)
-        contents = await asyncio.gather(*map(self._content, given))
-        refusals |= {
-            source: str(content)
-            for source, content in zip(given, contents, strict=True)
-            if isinstance(content, ImageRefused)
-        }
+        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
+        read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
+        names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
+        asked = [*(source for source in each if source.startswith(NAME_PREFIX)), *names.values()]
+        unknown = set(await self.store.refused(asked, caller.name) if asked else ())
+        new = {source: data for source, data in read.items() if names[source] in unknown}
+        checked = zip(new, await asyncio.gather(*map(self._refusal, new.values())), strict=True)
+        refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
+        refusals |= {source: str(refusal) for source, refusal in checked if refusal is not None}
+        refusals |= {source: NOT_KEPT for source in each if source in unknown}
         if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
-        data = [content for content in contents if isinstance(content, bytes)]
-        return dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
-
-    async def _unknown(self, names: Sequence[str], caller: Caller) -> dict[str, str]:
-        """The problem of each name that the caller may not use."""
-        unknown = await self.store.refused(names, caller.name) if names else []
-        message = "there is no such image: it has expired, or it is another key's; upload it again"
-        return dict.fromkeys(unknown, message)
+        if new:
+            await self.store.put([*new.values()], caller.name)
+        return names
 
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
             if source.startswith("data:"):
                 async with self._decoding:
-                    data = await asyncio.to_thread(decoded, source, self.settings)
-            else:
-                data = await self._fetcher.fetch(source)
+                    return await asyncio.to_thread(decoded, source, self.settings)
+            return await self._fetcher.fetch(source)
+        except ImageRefused as error:
+            return error
+
+    async def _refusal(self, data: bytes) -> ImageRefused | None:
+        """Why these bytes are not taken; `None` if they are."""
+        try:
             await self._checks.checked(data)
         except ImageRefused as error:
             return error
-        return data
+        return None
 
 
 async def refuse_images(request: RolloutRequest) -> None:

@@ -1,7 +1,9 @@
 """Images in sessions of OpenAI's and Anthropic's clients, through a running service and a real engine."""
 
 import base64
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +236,25 @@ def test_what_is_no_image_is_refused_by_its_place(client: RolloutClient) -> None
 def test_a_session_with_images_goes_on_as_if_nothing_had_died(client: RolloutClient, deployment: str) -> None:
     whole = played_by_openai(client)
     assert ids_of(played_by_openai(client, kill=deployment)) == ids_of(whole)
+
+
+def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, folder: Path) -> None:
+    long: Any = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
+    with (
+        client.session(sampling=long) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        messages: Any = [user(image_url(SMALL), text("Tell a long story."))]
+        call = thread.submit(model.chat.completions.create, model="any", messages=messages, n=2)
+        while not session.info().calls_in_flight:
+            time.sleep(0.01)
+        client.push_weights(folder / "model.safetensors")
+        assert not call.done(), "the call had ended before the weights were pushed"
+        call.result()
+        branches = session.samples()
+    assert len(branches) == 2
+    for branch in branches:
+        assert len(branch.message_log[1].token_ids) == 1500
+        assert len(branch.message_log[1].weight_versions or ()) == 2
+        check(client, folder, branch)
