@@ -14,6 +14,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
+from deployments.images.failures import image_unknown
 from deployments.protocols.images import ImageStore, name_of_image
 from rollout_client.contract.rollouts import SampleResult
 from tests.paths import TINY_MODEL
@@ -122,6 +123,8 @@ class ImagesInMemory(ImageStore):
 
     async def get(self, name: str) -> bytes:
         self.read.append(name)
+        if name not in self.kept:
+            raise image_unknown(name)
         return self.kept[name]
 
 

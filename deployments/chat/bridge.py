@@ -117,7 +117,7 @@ class Bridges:
         # Hashed, because an observation may have thousands of messages.
         shape = hash(
             (
-                *((message["role"], *sorted(message), bool(message["content"])) for message in messages),
+                *((message["role"], *sorted(message), shape_of(message["content"])) for message in messages),
                 *(len(probe.get("tool_calls", ())) for probe in candidates),
                 options.tools is None,
                 str(options.chat_template_kwargs),
@@ -146,10 +146,8 @@ class Bridges:
 
         It depends on the roles and fields of the messages, not on what they say.
         """
-        contents = [
-            f"{PROBE_OBSERVATION}{number}." if message["content"] else "" for number, message in enumerate(messages)
-        ]
-        marked = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+        texts = [f"{PROBE_OBSERVATION}{number}." if says(message) else "" for number, message in enumerate(messages)]
+        marked = [saying(message, text) for message, text in zip(messages, texts, strict=True)]
         problem: Exception | None = None
         for number, probe in enumerate(candidates):
             try:
@@ -165,8 +163,8 @@ class Bridges:
             # What an assistant says beside its calls is left out by some families, and not news to the model.
             dropped = [
                 message["role"]
-                for message in marked
-                if message["role"] != "assistant" and message["content"] not in text[start:]
+                for message, said in zip(marked, texts, strict=True)
+                if message["role"] != "assistant" and said not in text[start:]
             ]
             if not dropped:
                 return KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
@@ -204,6 +202,25 @@ class Bridges:
             return after_calls.removesuffix(after_answer)
         ends = [place for token in self.end_tokens if (place := after_calls.rfind(token)) >= 0]
         return after_calls[: max(ends)] if ends else after_calls
+
+
+def shape_of(content: str | Sequence[Mapping[str, Any]]) -> object:
+    """The kinds of a message's parts, for a message that shows images between them; else whether it has a text."""
+    return bool(content) if isinstance(content, str) else tuple(part["type"] for part in content)
+
+
+def says(message: Mapping[str, Any]) -> bool:
+    """Whether the message has a text."""
+    content = message["content"]
+    return bool(content) if isinstance(content, str) else any("text" in part for part in content)
+
+
+def saying(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The message with this text in the place of each of its own."""
+    content = message["content"]
+    if not isinstance(content, str):
+        return {**message, "content": [{**part, "text": text} if "text" in part else part for part in content]}
+    return {**message, "content": text}
 
 
 def refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:

@@ -197,7 +197,7 @@ class VLLMEngine(Engine):
             cache_salt: the prefix cache is shared only with generations that have the same.
         """
         request = running.request
-        prompt = await self._prompt_of(prompt_token_ids, request.images, cache_salt)
+        prompt = await self.prompt_of(prompt_token_ids, request.images, cache_salt)
         lora = None if adapter is None else adapter.request
         try:
             with self.adapters.used_by_generation(adapter, running.engine_id):
@@ -219,9 +219,15 @@ class VLLMEngine(Engine):
             raise engine_failed(error) from error
         return last
 
-    async def _prompt_of(
+    async def prompt_of(
         self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None
     ) -> TokensInput | MultiModalInput:
+        """vLLM's input for a prompt.
+
+        Raises:
+            ImagesLost: the store of images cannot be reached.
+            GenerationRejected: the model takes no images, or not these.
+        """
         if not images:
             return tokens_input(list(token_ids), cache_salt=cache_salt)
         if self.images is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import MediaRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,17 @@ class ImageStore(Protocol):
         ...
 
 
-def image_spans(messages: Iterable[Message], start: int = 0) -> tuple[ImageSpan, ...]:
+class MessageWithImages(Protocol):
+    """A message whose tokens are known, and which of them stand for images."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def mm_ranges(self) -> Sequence[MediaRange] | None: ...
+
+
+def image_spans(messages: Iterable[MessageWithImages], start: int = 0) -> tuple[ImageSpan, ...]:
     """The images of the messages, the first of which begins at token `start` of the prompt."""
     spans: list[ImageSpan] = []
     for message in messages:

@@ -27,7 +27,7 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.session_record import SessionRecord
 from deployments.storage.storage import EntryName
-from rollout_client.contract.messages import NUMBER_BYTES
+from rollout_client.contract.messages import NUMBER_BYTES, MediaRange
 from rollout_client.contract.sessions import MessageDrift, SessionLimits, SessionRequest
 
 LINE_BREAK = b"\n"
@@ -106,7 +106,7 @@ def call_entry(call: EngineCall) -> bytes:
             "covered": plan.covered,
             "drift": [message.model_dump(mode="json") for message in plan.drift],
             "seen": [[number, form.hex()] for number, form in plan.seen],
-            "rendered": [[rendered.message, ids_text(rendered.token_ids)] for rendered in call.rendered],
+            "rendered": [rendered_fields(rendered) for rendered in call.rendered],
             "generation_prompt": ids_text(call.generation_prompt),
             "generated": [generated_fields(generated) for generated in call.generated],
         }
@@ -129,7 +129,7 @@ def call_of(data: bytes) -> EngineCall:
         id=fields["id"],
         context=ChatContext(*fields["context"]),
         plan=plan,
-        rendered=[RenderedMessage(message, ids_of(ids)) for message, ids in fields["rendered"]],
+        rendered=[rendered_of(*rendered) for rendered in fields["rendered"]],
         generation_prompt=ids_of(fields["generation_prompt"]),
         generated=[generated_of(generated, numbers) for generated in fields["generated"]],
     )
@@ -145,6 +145,18 @@ def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
             reward = json.loads(data)
             read.record.reward(reward["parts"], reward["generation_id"])
     return read
+
+
+def rendered_fields(rendered: RenderedMessage) -> list[Any]:
+    """Message and ids; and name, start and end of each image where the message shows some."""
+    fields: list[Any] = [rendered.message, ids_text(rendered.token_ids)]
+    places = [[shown.media, shown.start, shown.end] for shown in rendered.mm_ranges]
+    return [*fields, places] if places else fields
+
+
+def rendered_of(message: Any, ids: str, places: Sequence[Any] = ()) -> RenderedMessage:
+    mm_ranges = [MediaRange.model_construct(media=media, start=start, end=end) for media, start, end in places]
+    return RenderedMessage(message, ids_of(ids), mm_ranges)
 
 
 def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:

@@ -10,16 +10,21 @@ client beside the engine renders; `prepared_prompt` says what it must render and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Protocol
 
+from deployments.chat.image_tokens import OtherPlaceholders, expanded
+from deployments.failures import PromptRejected
 from deployments.protocols.generation import WeightSpan, packed_ids
+from deployments.protocols.images import ImagesByName, ImageSpan, image_spans
 from deployments.protocols.token_columns import Columns
+from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.sessions import MessageDrift, SessionRequest
 
 ChatMessage = Mapping[str, Any]
-"""A message as the chat template gets it: OpenAI's fields."""
+"""A message as the chat template gets it: OpenAI's fields. An image among its parts is a name, `{"type": "image",
+"image": "sha256:..."}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class Plan:
     """The ids up to the end of that generated message, exactly as the engine had them."""
     response_ids: Sequence[int]
     """The ids of that generated message alone: the last of `token_ids`."""
+    images: tuple[ImageSpan, ...] = ()
+    """Those that `token_ids` stand for."""
     oldest_version: int | None = None
     """The oldest version of the session's policy that has generated one of `token_ids`; `None` if there is none."""
     experts_from: int = 0
@@ -58,6 +65,8 @@ class RenderedMessage:
 
     message: ChatMessage
     token_ids: Sequence[int]
+    mm_ranges: Sequence[MediaRange] = ()
+    """Which of its ids stand for images, each by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +160,41 @@ class PreparedPrompt:
     """The whole prompt."""
     rendered: tuple[RenderedMessage, ...]
     generation_prompt: Sequence[int]
+    images: tuple[ImageSpan, ...] = ()
+    """Those of the whole prompt."""
+
+
+NO_PLAN = Plan(after=None, covered=0, token_ids=(), response_ids=())
+"""The plan of a call that continues nothing."""
+
+
+def images_in(message: ChatMessage) -> list[str]:
+    """The names of the images that a message shows, in order."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else ()
+    return [part["image"] for part in parts if isinstance(part, Mapping) and part.get("type") == "image"]
+
+
+def new_images(plan: Plan, messages: Sequence[ChatMessage]) -> list[str]:
+    """The names of the images whose tokens the plan does not have."""
+    return [name for message in messages[plan.covered :] for name in images_in(message)]
 
 
 def prepared_prompt(
-    plan: Plan, messages: Sequence[ChatMessage], context: ChatContext, renderer: SessionRenderer
+    plan: Plan,
+    messages: Sequence[ChatMessage],
+    context: ChatContext,
+    renderer: SessionRenderer,
+    images: ImagesByName | None = None,
 ) -> PreparedPrompt:
     """Puts the prompt of a call together. `messages` are all of the call's, those that the plan covers included.
 
-    Raises what the renderer raises.
+    Args:
+        images: all `new_images`. Each is expanded here, once: later calls have its tokens in their plans.
+
+    Raises:
+        PromptRejected: the template does not write one placeholder for each image of a message.
+        Exception: what the renderer raises.
     """
     new = messages[plan.covered :]
     if plan.after is None:
@@ -166,13 +202,26 @@ def prepared_prompt(
     else:
         *before, calls = (message.get("tool_calls") or () for message in messages[: plan.covered])
         ids = renderer.following(new, plan.response_ids, context, calls, sum(map(len, before)))
-    token_ids = packed_ids(chain(plan.token_ids, *ids))
+    whole = [with_images(*each, images or {}) for each in zip(new, ids, strict=True)]
+    token_ids = packed_ids(chain(plan.token_ids, *(message.token_ids for message in whole)))
+    spans = (*plan.images, *image_spans(whole, len(plan.token_ids)))
     ending = packed_ids(renderer.generation_prompt(context))
-    last = packed_ids(ids[-1])
+    last = packed_ids(whole[-1].token_ids)
     # The generation prompt is recorded apart, because the same messages may go on with another message.
     if len(ending) <= len(last) and last[len(last) - len(ending) :] == ending:
         last = last[: len(last) - len(ending)]
     else:
         ending = packed_ids(())
-    rendered = (RenderedMessage(message, packed_ids(one)) for message, one in zip(new, [*ids[:-1], last], strict=True))
-    return PreparedPrompt(token_ids, tuple(rendered), ending)
+    return PreparedPrompt(token_ids, (*whole[:-1], replace(whole[-1], token_ids=last)), ending, spans)
+
+
+def with_images(message: ChatMessage, token_ids: Sequence[int], images: ImagesByName) -> RenderedMessage:
+    """The message with the tokens of its images in the place of their placeholders. Raises `PromptRejected`."""
+    try:
+        ids, mm_ranges = expanded(token_ids, images_in(message), images)
+    except OtherPlaceholders as error:
+        raise PromptRejected(
+            f"{error} in a message of role {message.get('role')!r}: show images in messages of another role, and leave "
+            "out text that spells one."
+        ) from error
+    return RenderedMessage(message, packed_ids(ids), mm_ranges)

@@ -9,7 +9,7 @@ from deployments.sessions.message_comparison import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
 from deployments.sessions.session_record import Node, SessionRecord, experts_up_to
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.messages import MediaRange, Message, WeightVersionSpan
 from rollout_client.contract.rollouts import PolicyVersions, SampleInput, SampleMetrics, SampleStatus
 from rollout_client.contract.sessions import SessionSample
 
@@ -84,7 +84,7 @@ def message_log_of(path: Iterable[Node]) -> list[Message]:
         if node.generated is not None:
             log.append(generated_message(node.generated, node.rewards))
         elif node.message is not None:
-            log.append(rendered_message(node.message, node.token_ids))
+            log.append(rendered_message(node.message, node.token_ids, node.mm_ranges))
         elif log:
             log[-1].token_ids = packed_ids([*log[-1].token_ids, *node.token_ids])  # type: ignore[assignment]
     return log
@@ -113,8 +113,11 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
     )
 
 
-def rendered_message(message: Mapping[str, Any], token_ids: Sequence[int]) -> Message:
+def rendered_message(
+    message: Mapping[str, Any], token_ids: Sequence[int], mm_ranges: Sequence[MediaRange] = ()
+) -> Message:
     optional = {name: message.get(name) for name in ("name", "tool_call_id", "tool_calls")}
+    optional["mm_ranges"] = [*mm_ranges]
     return Message.model_construct(
         role=message.get("role"),
         content=text_of(message.get("content")),

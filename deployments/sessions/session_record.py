@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
+from deployments.protocols.images import image_spans
 from deployments.protocols.token_columns import EXPERTS, RoutedExperts
 from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
@@ -34,6 +35,7 @@ from deployments.sessions.message_comparison import (
 )
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 from rollout_client.contract.base import read_label
+from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import CallDrift
 
@@ -53,6 +55,8 @@ class Node:
     """`None`: a generation prompt, or a root."""
     token_ids: Sequence[int]
     generated: GeneratedMessage | None = None
+    mm_ranges: Sequence[MediaRange] = ()
+    """Which of the ids stand for images."""
     rendered_children: dict[bytes, list["Node"]] = field(default_factory=dict)
     """By `rendered_key`. Those of one key have different ids."""
     responses: dict[bytes, list["Node"]] = field(default_factory=dict)
@@ -174,6 +178,7 @@ class SessionRecord:
             covered=covered,
             token_ids=packed_ids(()) if after is None else after.prefix_ids(),
             response_ids=packed_ids(()) if after is None else after.token_ids,
+            images=() if after is None else image_spans(after.path()),
             oldest_version=None if after is None else oldest_version(after, policy),
             experts_from=0 if after is None else experts_up_to(after).rows,
             drift=tuple(drift),
@@ -188,7 +193,8 @@ class SessionRecord:
         node = self._root(call.context) if call.plan.after is None else self._nodes[call.plan.after]
         node.is_continued = True
         for rendered in call.rendered:
-            node = self._rendered_child(node, rendered_key(rendered.message), rendered.message, rendered.token_ids)
+            key, message, ids = rendered_key(rendered.message), rendered.message, rendered.token_ids
+            node = self._rendered_child(node, key, message, ids, rendered.mm_ranges)
         node = self._rendered_child(node, BEGINS_RESPONSE, None, call.generation_prompt)
         for one in generated:
             self._add_response(node, one)
@@ -261,13 +267,20 @@ class SessionRecord:
             self._roots[key] = Node(-1, None, None, packed_ids(()))
         return self._roots[key]
 
-    def _rendered_child(self, parent: Node, key: bytes, message: ChatMessage | None, token_ids: Sequence[int]) -> Node:
+    def _rendered_child(
+        self,
+        parent: Node,
+        key: bytes,
+        message: ChatMessage | None,
+        token_ids: Sequence[int],
+        mm_ranges: Sequence[MediaRange] = (),
+    ) -> Node:
         ids = packed_ids(token_ids)
         siblings = parent.rendered_children.setdefault(key, [])
         for node in siblings:
             if node.token_ids == ids:
                 return node
-        siblings.append(self._new_node(parent, message, ids))
+        siblings.append(self._new_node(parent, message, ids, mm_ranges=mm_ranges))
         return siblings[-1]
 
     def _add_response(self, parent: Node, generated: GeneratedMessage) -> None:
@@ -285,8 +298,9 @@ class SessionRecord:
         message: ChatMessage | None,
         token_ids: Sequence[int],
         generated: GeneratedMessage | None = None,
+        mm_ranges: Sequence[MediaRange] = (),
     ) -> Node:
-        node = Node(len(self._nodes), parent, message, token_ids, generated)
+        node = Node(len(self._nodes), parent, message, token_ids, generated, mm_ranges)
         self._nodes.append(node)
         self.total_tokens += len(token_ids)
         self.size_bytes += NODE_BYTES + 4 * len(token_ids) + text_size(message)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
 from deployments.images.failures import ImageRefused, image_unknown
 from deployments.images.settings import ImagesSettings
-from deployments.protocols.images import ImageStore
+from deployments.protocols.images import ImageStore, name_of_image
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import ImagePart, PromptMessage
 from rollout_client.contract.problems import FieldProblem
@@ -32,6 +32,7 @@ MOST_SAMPLES_READ_INLINE = 64
 Location = tuple[str | int, ...]
 Source = tuple[str, Location]
 """An image as the request has it, and its place there."""
+NOT_KEPT = "there is no such image: it has expired, or it is another key's; upload it again"
 NOT_TAKEN = (
     "the service takes no images; leave it out, or serve a model that takes them, with `images: {}` in the config"
 )
@@ -104,10 +105,22 @@ class RequestImages:
             await progress.note_fetched(now_fetched)
         return with_names(request, sources, names) if names else request
 
+    async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
+        """As `named`, for the sample of a session."""
+        sources = list(sources_of(sample, ("sample",)))
+        if len(sources) > self.settings.max_images:
+            message = f"it shows {len(sources)} images, and images.max_images allows {self.settings.max_images}"
+            raise invalid_request(FieldProblem(field="sample", message=f"{message}; show fewer", value=len(sources)))
+        names = await self.names_of(sources, caller)
+        return sample_with_names(sample, names) if names else sample
+
     async def names_of(
         self, sources: Sequence[Source], caller: Caller = ANYBODY, fetched: Mapping[str, str] = NOT_FETCHED
     ) -> dict[str, str]:
         """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`.
+
+        What the caller has here already, as an agent that sends its conversation again with each call, is neither
+        checked nor sent to the store once more.
 
         Args:
             fetched: names of images that were fetched before, by address.
@@ -118,36 +131,38 @@ class RequestImages:
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
         given = [source for source in each if source not in known]
-        refusals = await self._unknown(known, caller)
-        contents = await asyncio.gather(*map(self._content, given))
-        refusals |= {
-            source: str(content)
-            for source, content in zip(given, contents, strict=True)
-            if isinstance(content, ImageRefused)
-        }
+        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
+        read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
+        names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
+        asked = list(dict.fromkeys([*known.values(), *names.values()]))
+        unknown = set(await self.store.refused(asked, caller.name) if asked else ())
+        new = {source: data for source, data in read.items() if names[source] in unknown}
+        checked = zip(new, await asyncio.gather(*map(self._refusal, new.values())), strict=True)
+        refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
+        refusals |= {source: str(refusal) for source, refusal in checked if refusal is not None}
+        refusals |= {source: NOT_KEPT for source, name in known.items() if name in unknown}
         if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
-        data = [content for content in contents if isinstance(content, bytes)]
-        names = dict(zip(given, await self.store.put(data, caller.name), strict=True)) if data else {}
+        if new:
+            await self.store.put([*new.values()], caller.name)
         return names | {source: name for source, name in known.items() if source != name}
-
-    async def _unknown(self, known: Mapping[str, str], caller: Caller) -> dict[str, str]:
-        """The problem of each source whose name the caller may not use."""
-        unknown = set(await self.store.refused([*dict.fromkeys(known.values())], caller.name) if known else [])
-        message = "there is no such image: it has expired, or it is another key's; upload it again"
-        return dict.fromkeys((source for source, name in known.items() if name in unknown), message)
 
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
             if not is_address(source):
                 async with self._decoding:
-                    data = await asyncio.to_thread(decoded, source, self.settings)
-            else:
-                data = await self._fetcher.fetch(source)
+                    return await asyncio.to_thread(decoded, source, self.settings)
+            return await self._fetcher.fetch(source)
+        except ImageRefused as error:
+            return error
+
+    async def _refusal(self, data: bytes) -> ImageRefused | None:
+        """Why these bytes are not taken; `None` if they are."""
+        try:
             await self._checks.checked(data)
         except ImageRefused as error:
             return error
-        return data
+        return None
 
 
 def is_name(source: str) -> bool:
@@ -164,18 +179,28 @@ async def refuse_images(request: RolloutRequest) -> None:
         raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
 
 
+def refuse_images_of_sample(sample: SampleInput) -> None:
+    """As `refuse_images`, for the sample of a session."""
+    if sources := list(sources_of(sample, ("sample",))):
+        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+
+
 def sources_in(request: RolloutRequest) -> Iterator[Source]:
     """All images of the request, in order: of prompts as they were given, of message logs by their names."""
     for position, sample in enumerate(request.samples):
-        for number, message in enumerate(sample.messages or ()):
-            if not isinstance(message.content, list):
-                continue
-            for place, part in enumerate(message.content):
-                if isinstance(part, ImagePart):
-                    yield part.image, ("samples", position, "messages", number, "content", place, "image")
-        for number, given in enumerate(sample.message_log or ()):
-            for place, shows in enumerate(given.mm_ranges or ()):
-                yield shows.media, ("samples", position, "message_log", number, "mm_ranges", place, "media")
+        yield from sources_of(sample, ("samples", position))
+
+
+def sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
+    for number, message in enumerate(sample.messages or ()):
+        if not isinstance(message.content, list):
+            continue
+        for place, part in enumerate(message.content):
+            if isinstance(part, ImagePart):
+                yield part.image, (*field, "messages", number, "content", place, "image")
+    for number, given in enumerate(sample.message_log or ()):
+        for place, shows in enumerate(given.mm_ranges or ()):
+            yield shows.media, (*field, "message_log", number, "mm_ranges", place, "media")
 
 
 async def bytes_of_files(request: RolloutRequest) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
-from deployments.protocols.chat import images_of
 from deployments.protocols.generation import TIED_TOKENS, GeneratorDescription
 from rollout_client.contract.group_conditions import Bounds, Condition
 from rollout_client.contract.messages import Message
@@ -224,21 +223,6 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
         yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
     for index, message in enumerate(sample.message_log or ()):
         yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
-    yield from image_problems(field, sample, capabilities)
-
-
-def image_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
-    """Yields the problem of the first message that shows images to a program."""
-    if sample.task_name not in capabilities.agent_tasks:
-        return
-    given = {"messages": sample.messages or (), "message_log": sample.message_log or ()}
-    for name, messages in given.items():
-        for index, shown in enumerate(map(images_of, messages)):
-            if not shown:
-                continue
-            problem = "it shows images, and a program plays this task, whose sessions take none; send text alone"
-            yield FieldProblem(field=f"{field}.{name}[{index}]", message=problem)
-            return
 
 
 def further_field_problems(

@@ -231,6 +231,8 @@ class AgentEpisode(Episode):
 def plain_message(message: Message) -> dict[str, Any]:
     fields = set_fields(message)
     fields["token_ids"] = list(message.token_ids)
+    if message.mm_ranges is not None:
+        fields["mm_ranges"] = [shown.model_dump() for shown in message.mm_ranges]
     if message.generation_logprobs is not None:
         fields["generation_logprobs"] = list(message.generation_logprobs)
     return fields

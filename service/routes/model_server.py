@@ -17,10 +17,11 @@ from service.http.openapi import content, json_content, json_request, json_respo
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import CHOICES_FIELD, CHOICES_FIELDS, choices_of, refuse_lone_surrogates
+from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
 from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts
+from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
 
 SHORTEN = "shorten the conversation"
 MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
@@ -174,12 +175,15 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         request: Request,
         rollouts: Rollouts,
         calls: Calls,
+        services: Services,
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
         demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
     ) -> Response:
         body, choices = await read_call(endpoint, request, rollouts, admitted)
+        if services.images is not None:
+            body = await with_names_of_images(endpoint, body, services.images, caller)
         await rollouts.policy.wait_for_version(demand)
         answer = calls.answer(endpoint, body, request_id, caller, choices=choices, demand=demand)
         return await response_to(endpoint, body, answer, request_id)

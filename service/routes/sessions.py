@@ -37,14 +37,16 @@ from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import read_json_body
+from service.images.request_images import refuse_images_of_sample
 from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
+from service.model_server.call_images import with_names_of_images
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
+from service.routes.dependencies import RequestId, Rollouts, Services, Sessions, admitted_request
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
@@ -72,7 +74,9 @@ MOST_BYTES_OF_A_REWARD = 2**16
     },
     openapi_extra=json_request(SessionRequest(sampling=Sampling(temperature=1.0, max_new_tokens=256), deadline_s=600)),
 )
-async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions, caller: AuthorizedCaller) -> Response:
+async def open_session(
+    request: Request, rollouts: Rollouts, sessions: Sessions, services: Services, caller: AuthorizedCaller
+) -> Response:
     """Gives a program an address that speaks OpenAI's and Anthropic's APIs, and a key of its own.
 
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
@@ -83,6 +87,13 @@ async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions,
         problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
     if found := list(islice(problems, MOST_PROBLEMS)):
         raise invalid_request(*found)
+    if asked.sample is not None:
+        # The session is stored: it has the names of images, not the images.
+        if services.images is None:
+            refuse_images_of_sample(asked.sample)
+        else:
+            named = await services.images.named_sample(asked.sample, caller)
+            asked = asked.model_copy(update={"sample": named})
     info = await sessions.open(asked, caller, str(request.base_url))
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 
@@ -251,12 +262,14 @@ def call_of(endpoint: Endpoint) -> Any:
         request: Request,
         rollouts: Rollouts,
         sessions: Sessions,
+        services: Services,
         opened: Opened,
         admitted_call: AdmittedCall,
         request_id: RequestId,
     ) -> Response:
         admitted, caller = admitted_call
         body, choices = await read_call(endpoint, request, rollouts, admitted)
+        body = await with_names_of_images(endpoint, body, services.images, caller)
         answer = sessions.answer(endpoint, body, request_id, opened, caller, choices)
         return await response_to(endpoint, body, answer, request_id)
 

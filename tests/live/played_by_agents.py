@@ -27,3 +27,16 @@ async def asks_twice(base_url: str, api_key: str, sample: SampleInput) -> dict[s
 
 def digest_of(token_ids: Sequence[int]) -> float:
     return float(crc32(repr([*token_ids]).encode()) % 2**20)
+
+
+async def shows_its_sample(base_url: str, api_key: str, sample: SampleInput) -> float:
+    """Sends the messages of its sample as they are, with a further one beside them, and then shows the image again."""
+    messages: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as model:
+        aside = [*messages, {"role": "user", "content": "Beside it?"}]
+        await model.chat.completions.create(model="any", messages=aside)
+        first = await model.chat.completions.create(model="any", messages=messages)
+        again = {"role": "user", "content": [{"type": "text", "text": "Again: "}, messages[0]["content"][-1]]}
+        messages += [first.choices[0].message.model_dump(exclude_none=True), again]
+        await model.chat.completions.create(model="any", messages=messages)
+    return 1.0

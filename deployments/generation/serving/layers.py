@@ -39,6 +39,7 @@ from deployments.generation.serving.answered_layers import (
 )
 from deployments.generation.serving.asgi_calls import answer_parts, session_answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
+from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
@@ -62,11 +63,12 @@ PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_
 """The model's own chat template."""
 
 
-def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
+def serving_app(client: RecordingClient, settings: ResponseSettings, images: ImagePrompts | None = None) -> FastAPI:
     """Builds the application. Takes tenths of a second.
 
     Args:
         settings: its parsers, so that answers and rollouts are parsed alike.
+        images: `None` for an engine that takes none.
     """
     engine: Any = client
     root = public_model_name(engine.model_config.model)
@@ -80,6 +82,7 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     renderer = SessionOnlineRenderer(
         engine.model_config, engine.renderer, request_logger=None, **PLAIN_TEMPLATE, **parsers
     )
+    renderer.images = images
     renderer.warmup()
     shared: dict[str, Any] = {"request_logger": None, **PLAIN_TEMPLATE, **parsers}
     chat: dict[str, Any] = {"response_role": "assistant", "online_renderer": renderer, **shared}
@@ -114,6 +117,18 @@ def served_names(engine: Any) -> list[str]:
     return [public_model_name(name) for name in ([named] if isinstance(named, str) else named)]
 
 
+def template_renderer(engine: VLLMEngine, split_special_tokens: SplitSpecialTokens) -> TemplateRenderer:
+    config = engine.llm.model_config
+    # One of its own: vLLM's threads use theirs meanwhile.
+    tokenizer = TransformersChatTokenizer.load(
+        config.tokenizer,
+        config.model,
+        split_special_tokens=split_special_tokens,
+        hub=FromHub(config.revision, config.tokenizer_revision, config.trust_remote_code),
+    )
+    return TemplateRenderer(tokenizer, config.max_model_len)
+
+
 class ServingLayers:
     """vLLM's serving layers of one replica."""
 
@@ -127,19 +142,15 @@ class ServingLayers:
     ) -> None:
         """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
-        self._app = serving_app(RecordingClient(engine, self._grammars), settings)
         self._sessions: SessionCallsInFlight | None = None
-        if sessions is not None:
-            config = engine.llm.model_config
-            # One of its own: vLLM's threads use theirs meanwhile.
-            tokenizer = TransformersChatTokenizer.load(
-                config.tokenizer,
-                config.model,
-                split_special_tokens=split_special_tokens,
-                hub=FromHub(config.revision, config.tokenizer_revision, config.trust_remote_code),
-            )
-            renderer = TemplateRenderer(tokenizer, config.max_model_len)
-            self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt)
+        images: ImagePrompts | None = None
+        if sessions is not None or engine.images is not None:
+            renderer = template_renderer(engine, split_special_tokens)
+            if sessions is not None:
+                self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt, engine.image_tokens)
+            if engine.images is not None:
+                images = ImagePrompts(engine, renderer)
+        self._app = serving_app(RecordingClient(engine, self._grammars), settings, images)
 
     def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         """Yields the answer in parts. Closing the generator breaks the call off.

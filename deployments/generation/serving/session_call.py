@@ -14,6 +14,7 @@ from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.images import ImageSpan
 from deployments.sessions.failures import SessionFailure, call_not_recorded
 from deployments.sessions.records import (
     ChatContext,
@@ -22,6 +23,7 @@ from deployments.sessions.records import (
     GeneratedMessage,
     Plan,
     PreparedPrompt,
+    new_images,
     prepared_prompt,
 )
 
@@ -142,19 +144,26 @@ class SessionCall:
 
         Raises:
             SessionFailure: the session may not begin the call.
-            RolloutFailure: the template refuses the messages; or the store is gone.
+            RolloutFailure: the template refuses the messages, or the model an image; or a store is gone.
         """
         self._context = context
         self._has_begun = True
         is_short = len(self._call.request.body) <= SHORT_BODY_BYTES and len(messages) <= FEW_MESSAGES
         self._plan = await self._begun(messages, context, is_short, is_streamed)
-        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
+        names = new_images(self._plan, messages)
+        images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
+        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer, images)
         self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
         self._call.oldest_version = self._plan.oldest_version
         if self._call.request.include.routed_experts:
             self._call.experts_from = self._plan.experts_from
         self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
         return self._prompt.token_ids
+
+    @property
+    def images(self) -> Sequence[ImageSpan]:
+        """Those of the prompt, once it was prepared."""
+        return () if self._prompt is None else self._prompt.images
 
     async def _begun(
         self, messages: Sequence[ChatMessage], context: ChatContext, is_short: bool, is_streamed: bool

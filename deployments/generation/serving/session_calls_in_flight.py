@@ -18,6 +18,7 @@ from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.token_columns import EXPERTS
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionUnknown
@@ -40,11 +41,16 @@ class SessionCallsInFlight:
         store: "SessionStore",
         renderer: TemplateRenderer,
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
+        image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]],
     ) -> None:
-        """`interrupt` lets generations of these ids end with the tokens that they have."""
+        """`interrupt` lets generations of these ids end with the tokens that they have.
+
+        `image_tokens` gives the tokens of images; it raises as `EngineImages.tokens`.
+        """
         self.renderer = renderer
         self._store = store
         self.interrupt = interrupt
+        self.image_tokens = image_tokens
         self._copies = RecordCopies()
         self._in_flight: dict[str, str] = {}
         """The session of each call."""
@@ -113,7 +119,7 @@ class SessionCallsInFlight:
             reraise=True,
         )
         # The store that gets the plan with the call has its ids.
-        sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS))
+        sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS, images=()))
         try:
             place: int | None = await attempts(self._store.add, session_id, sent)
             await self._copies.add(session_id, without_numbers(sent), place)

@@ -1,6 +1,6 @@
-"""vLLM's renderer, which puts a session's own ids in the place of rendered text."""
+"""vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
+from deployments.generation.serving.image_prompts import ImagePrompts, with_marks, with_names
 from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.served_call import CURRENT_CALL
 from deployments.generation.serving.session_call import context_of
+from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message
 from deployments.upstream.vllm.chat_messages import with_known_roles
 
@@ -22,6 +24,9 @@ REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_templat
 
 class SessionOnlineRenderer(OnlineRenderer):
     """Chat, responses, messages and tokenizing all come through `preprocess_chat`."""
+
+    images: ImagePrompts | None = None
+    """`None` for an engine that takes none."""
 
     async def preprocess_chat(
         self,
@@ -36,33 +41,48 @@ class SessionOnlineRenderer(OnlineRenderer):
         skip_mm_cache: bool = False,
     ) -> tuple[list[Any], list[Any]]:
         call = CURRENT_CALL.get()
-        given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
+        session = call.session if call.is_generated else None
+        shows_images = False
+        if self.images is not None:
+            messages, shows_images = with_marks(messages)
         conversation: list[Any] | None = None
+        ids: Sequence[int] = ()
+        images: Sequence[ImageSpan] = ()
         may_constrain = True
-        if call.session is not None and call.is_generated:
-            refuse_other_prompts(request)
-            may_constrain = asks_for_grammar(request)
+        if session is not None or shows_images:
+            refuse_other_prompts(request, "A call with images" if session is None else "A session")
             params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
                 merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
             )
             with too_deep_messages_refused():
-                conversation, multi_modal = await self._parsed(messages, params)
+                conversation, multi_modal = await self._parsed(messages, params, shows_images)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
+            context = context_of(tool_dicts, params.chat_template_kwargs)
             with answered_failures():
-                context = context_of(tool_dicts, params.chat_template_kwargs)
-                ids = await call.session.prepare(conversation, context, bool(getattr(request, "stream", True)))
+                if session is not None:
+                    may_constrain = asks_for_grammar(request)
+                    ids = await session.prepare(conversation, context, bool(getattr(request, "stream", True)))
+                    images = session.images
+                elif self.images is not None:
+                    prompt = await self.images.prompt(conversation, context)
+                    ids, images = prompt.token_ids, prompt.images
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
+        given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
         with too_deep_messages_refused():
             rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
+        if images and self.images is not None:
+            with answered_failures():
+                salt: str | None = getattr(request, "cache_salt", None)
+                inputs = [await self.images.engine_input(ids, images, salt)]
         if not may_constrain:
             # Log-probabilities under a grammar are not those of the policy. Some parsers want one for any call that has
             # tools, and all of them for `parallel_tool_calls: false`, after which only the first call is shown anyway.
             request.structured_outputs = None
         return rendered if conversation is None else conversation, inputs
 
-    async def _parsed(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:
+    async def _parsed(self, messages: list[Any], params: ChatParams, shows_images: bool) -> tuple[list[Any], Any]:
         """The messages as vLLM's templates get them, without rendering those that are not new; and what is no text."""
         tokenizer: Any = self.renderer.get_tokenizer()
         content_format = resolve_chat_template_content_format(
@@ -72,10 +92,16 @@ class SessionOnlineRenderer(OnlineRenderer):
             tokenizer=tokenizer,
             model_config=self.model_config,
         )
+        if shows_images and content_format != "openai":
+            message = (
+                "The model's chat template takes texts alone, no parts: its model cannot be shown images in calls."
+            )
+            raise VLLMValidationError(message, parameter="messages")
         conversation, multi_modal, _ = await parse_chat_messages_async(
             messages, self.model_config, content_format=content_format
         )
-        return [plain_message(one) for one in self._as_the_template_knows_roles(conversation, params)], multi_modal
+        known = self._as_the_template_knows_roles(conversation, params)
+        return [plain_message(with_names(one) if shows_images else one) for one in known], multi_modal
 
     def _as_the_template_knows_roles(self, conversation: list[Any], params: ChatParams) -> list[Any]:
         if all(message["role"] != "developer" for message in conversation):
@@ -109,17 +135,15 @@ def asks_for_grammar(request: Any) -> bool:
     return any(getattr(getattr(tool, "function", tool), "strict", None) for tool in request.tools or ())
 
 
-def refuse_other_prompts(request: Any) -> None:
-    """Raises `VLLMValidationError`."""
+def refuse_other_prompts(request: Any, asked: str) -> None:
+    """Raises `VLLMValidationError`, whose sentence begins with what was asked."""
     if getattr(request, "truncation", "disabled") not in (None, "disabled"):
-        raise VLLMValidationError("A session cuts no prompt: leave `truncation` out.", parameter="truncation")
+        raise VLLMValidationError(f"{asked} cuts no prompt: leave `truncation` out.", parameter="truncation")
     for name in REFUSED:
         if getattr(request, name, None):
-            raise VLLMValidationError(
-                f"A session takes no `{name}`: its prompt is made of its own ids.", parameter=name
-            )
+            raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
     if getattr(request, "add_generation_prompt", True) is False:
         raise VLLMValidationError(
-            "A session takes no `add_generation_prompt: false`: every call begins a response.",
+            f"{asked} takes no `add_generation_prompt: false`: every call begins a response.",
             parameter="add_generation_prompt",
         )

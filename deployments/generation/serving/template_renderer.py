@@ -6,7 +6,7 @@ from typing import Any
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_comparison import text_of
-from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer
+from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer, images_in
 
 ROOM = 2**31
 """No observation is cut: vLLM refuses what is too long for the model."""
@@ -49,6 +49,6 @@ def options_of(context: ChatContext) -> ChatOptions:
 
 
 def plain(message: ChatMessage) -> Mapping[str, Any]:
-    """The message with a text for its content, without fields that are null."""
+    """The message with a text for its content, unless it shows images; without fields that are null."""
     fields = {name: value for name, value in message.items() if value is not None}
-    return {**fields, "content": text_of(message.get("content"))}
+    return fields if images_in(message) else {**fields, "content": text_of(message.get("content"))}

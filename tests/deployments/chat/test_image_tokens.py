@@ -122,3 +122,24 @@ def test_an_empty_list_of_images_shows_a_template_for_texts_alone_a_text() -> No
     for options in (ChatOptions(), ChatOptions("raw")):
         plain = tokenizer.observations([given], [72], options, PLENTY)
         assert tokenizer.observations([given | {"images": []}], [72], options, PLENTY) == plain
+
+
+@given(st.lists(parts.filter(bool), min_size=1, max_size=3))
+def test_parts_that_follow_an_answer_are_those_of_a_rendering_in_their_order(shown: list[list[str]]) -> None:
+    messages: list[Any] = [{"role": "user", "content": content(each)} for each in shown]
+    made = TOKENIZER.observations(messages, [72, 261], ChatOptions(), PLENTY)
+    rendered = vision_tokenizer().apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    # The answer has the end of its turn, without the line break after it.
+    assert [*chain.from_iterable(one.token_ids for one in made)] == [10, *rendered]
+    assert [one.token_ids.count(IMAGE) for one in made] == [sum(part in KNOWN for part in each) for each in shown]
+
+
+def test_a_template_that_leaves_out_the_text_beside_an_image_is_refused() -> None:
+    tokenizer = vision_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("else part['text']", "else ''")
+    blind = TransformersChatTokenizer(tokenizer)
+    messages: list[Any] = [{"role": "user", "content": content([NAMES[0], "Look"])}]
+    with pytest.raises(EnvironmentRejected, match="drops messages of role 'user' after an answer"):
+        blind.observations(messages, [72, 261], ChatOptions(), PLENTY)
+    [alone] = blind.observations([{"role": "user", "content": content([NAMES[0]])}], [72, 261], ChatOptions(), PLENTY)  # type: ignore[typeddict-item]
+    assert alone.token_ids.count(IMAGE) == 1

@@ -155,6 +155,17 @@ def test_names_alone_are_checked_and_nothing_is_put() -> None:
     assert images.store.puts == []
 
 
+def test_what_the_caller_has_here_is_not_put_again() -> None:
+    images = Images()
+    assert images_of(images.named(request_of([data_url(RED), data_url(BLUE)]), before=[RED])) == [
+        [name_of_image(RED), name_of_image(BLUE)]
+    ]
+    assert images.store.puts == [[name_of_image(BLUE)]]
+    # Another key's is put for this one.
+    images.named(request_of([data_url(RED)]), BOB)
+    assert images.store.puts == [[name_of_image(RED)]]
+
+
 def test_every_problem_is_named_by_its_field() -> None:
     images = Images({"/gif": b"GIF89a", "/red": RED}, max_pixels=100)
     gone, large = name_of_image(b"gone"), picture(size=(20, 20))

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost, EnvironmentShuttingDown
+from deployments.protocols.images import name_of_image
+from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.rollouts import Keep, SampleInput
 from rollout_client.contract.sessions import SessionRequest
 from rollout_env import StepOutcome
@@ -91,6 +93,17 @@ def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() ->
     assert (first["shared_messages"], second["shared_messages"]) == ([], [1])
     assert second["message_log"][1]["token_ids"] == ids_of("AB")
     assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
+
+
+def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() -> None:
+    shown = MediaRange(media=name_of_image(b"red"), start=0, end=1)
+    asks = said("user", "Q").model_copy(update={"mm_ranges": [shown]})
+    beside, judge = branch(asks, generated("D")), ScriptedEnvironment([RIGHT])
+    run = AgentRunOutcome([beside, branch(asks, generated("A"))], calls=2)
+    result = played(AgentRecipe(), run, environment=judge)
+    assert result.message_log[0].mm_ranges == [shown]
+    assert result.branches[0]["message_log"][0]["mm_ranges"] == [{"media": shown.media, "start": 0, "end": 1}]
+    assert judge.requests[0].message_log[0]["images"] == [shown.media]
 
 
 def test_a_rollout_of_one_conversation_has_no_field_for_others() -> None:

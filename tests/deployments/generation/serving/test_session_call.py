@@ -13,6 +13,7 @@ from deployments.generation.serving.served_call import GeneratedChoice, ServedCa
 from deployments.generation.serving.session_call import SessionCall, context_of
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
 from deployments.sessions.records import ChatContext, EngineCall, OpenSession
 from deployments.sessions.settings import SessionsSettings
@@ -41,7 +42,7 @@ class Replica:
         self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         unchecked: Any = self.store
         renderer: Any = small()
-        self.calls = SessionCallsInFlight(unchecked, renderer, self._interrupt)
+        self.calls = SessionCallsInFlight(unchecked, renderer, self._interrupt, no_image_tokens)
         self.interrupted: list[str] = []
         self._running: dict[str, ServedCall] = {}
 
@@ -65,6 +66,10 @@ class Replica:
             ended = self._running[name].engine_ended
             assert ended is not None
             ended.set()
+
+
+async def no_image_tokens(names: Sequence[str]) -> list[ImageTokens]:
+    raise AssertionError(names)
 
 
 def generate(call: ServedCall, text: str, finish_reason: str | None = "stop", index: int = 0) -> list[int]:

@@ -1,0 +1,184 @@
+"""Images in calls of OpenAI's and Anthropic's APIs: checked and kept here, so that replicas get their names alone.
+
+Each API has a form of its own. Chat completions take that of our own messages too, `{"type": "image", "image": ...}`,
+so that an agent can send the messages of its sample as they are.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from deployments.protocols.model_server import Endpoint
+from rollout_client.contract.problems import FieldProblem
+from service.access.keys import Caller
+from service.images.request_images import NOT_TAKEN, Location, RequestImages, refused
+from service.model_server.call_bodies import MOST_BYTES_INLINE, in_utf8
+from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+"""A name of a field may be written in escapes."""
+SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:|https?://")
+NO_SOURCE = (
+    "it is not an image as this API has it: send a data URL, an address, or the name of an image that was uploaded, "
+    "sha256: and its hash"
+)
+NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
+IMAGE_TYPES = ("image", "image_url", "input_image")
+SHOWING_ROLES = ("user", "system", "developer")
+ANTHROPIC_ROLES = ("user",)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImage:
+    """An image in the body of a call."""
+
+    source: str
+    place: Location
+    put: Callable[[str], None]
+    """Writes its name into the parsed body."""
+
+
+def openai_part(name: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": name}}
+
+
+def responses_part(name: str) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": name, "detail": "auto"}
+
+
+def anthropic_block(name: str) -> dict[str, Any]:
+    # vLLM makes an `image_url` of an image that is named by an address.
+    return {"type": "image", "source": {"type": "url", "url": name}}
+
+
+async def with_names_of_images(endpoint: Endpoint, body: bytes, images: RequestImages | None, caller: Caller) -> bytes:
+    """The body with each image by its name: the very body if it shows none.
+
+    Args:
+        images: `None` for a service that takes none.
+
+    Raises:
+        RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
+        ImagesFull, ImagesLost: they could not be kept.
+    """
+    if not may_show_images(body):
+        return body
+    is_short = len(body) <= MOST_BYTES_INLINE
+    found = images_of(endpoint, body) if is_short else await asyncio.to_thread(images_of, endpoint, body)
+    if found is None:
+        return body
+    fields, shown_images = found
+    sources = [(image.source, image.place) for image in shown_images]
+    if images is None:
+        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+    if len(sources) > images.settings.max_images:
+        message = f"it shows {len(sources)} images, and images.max_images allows {images.settings.max_images}"
+        raise invalid_request(FieldProblem(field="body", message=f"{message}; show fewer", value=len(sources)))
+    names = await images.names_of(sources, caller)
+    for image in shown_images:
+        image.put(names.get(image.source, image.source))
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def may_show_images(body: bytes) -> bool:
+    text = in_utf8(body)
+    return b"image" in text or ESCAPED_LETTER.search(text) is not None
+
+
+def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[ShownImage]] | None:
+    """The parsed body and its images; `None` if it shows none, or is refused by vLLM.
+
+    Raises:
+        RequestProblem: 422, a part is an image that is not one, or stands where none is shown.
+    """
+    try:
+        # As Starlette parses it for vLLM: another parser could read other images.
+        fields = json.loads(body)
+    except RecursionError:
+        raise invalid_request(FieldProblem(field="body", message="it is nested too deeply")) from None
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    found: list[ShownImage] = []
+    problems: list[FieldProblem] = []
+    for part, place, put, can_show in image_parts(endpoint, fields):
+        source = source_of(part)
+        if not can_show:
+            problems.append(FieldProblem(field=dotted(place), message=NOT_SHOWN))
+        elif source is None or SOURCE.match(source) is None:
+            problems.append(FieldProblem(field=dotted(place), message=NO_SOURCE, value=shown(source)))
+        else:
+            found.append(ShownImage(source, place, put))
+    if problems:
+        raise invalid_request(*problems[:MOST_PROBLEMS])
+    return (fields, found) if found else None
+
+
+Part = tuple[dict[str, Any], Location, Callable[[str], None], bool]
+"""An image part, its place, what puts a name in its place, and whether its message can show images."""
+
+
+def image_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[Part]:
+    match endpoint:
+        case "chat/completions" | "tokenize":
+            yield from in_messages("messages", fields, openai_part)
+        case "responses":
+            yield from in_messages("input", fields, responses_part)
+            for number, item in enumerate(listed(fields, "input")):
+                yield from in_parts(listed(item, "output"), ("input", number, "output"), responses_part, False)
+        case "messages" | "messages/count_tokens":
+            yield from in_parts(listed(fields, "system"), ("system",), anthropic_block, False)
+            yield from in_messages("messages", fields, anthropic_block, ANTHROPIC_ROLES)
+            for number, message in enumerate(listed(fields, "messages")):
+                can_show = isinstance(message, dict) and message.get("role") in ANTHROPIC_ROLES
+                for place, block in enumerate(listed(message, "content")):
+                    location = ("messages", number, "content", place, "content")
+                    yield from in_parts(listed(block, "content"), location, anthropic_block, can_show)
+
+
+def in_messages(
+    field: str, fields: dict[str, Any], named: Callable[[str], dict[str, Any]], roles: Sequence[str] = SHOWING_ROLES
+) -> Iterator[Part]:
+    for number, message in enumerate(listed(fields, field)):
+        can_show = isinstance(message, dict) and message.get("role") in roles
+        yield from in_parts(listed(message, "content"), (field, number, "content"), named, can_show)
+
+
+def in_parts(
+    parts: list[Any], place: Location, named: Callable[[str], dict[str, Any]], can_show: bool
+) -> Iterator[Part]:
+    for number, part in enumerate(parts):
+        if isinstance(part, dict) and is_image(part):
+            yield part, (*place, number), partial(put_name, parts, number, named), can_show
+
+
+def put_name(parts: list[Any], number: int, named: Callable[[str], dict[str, Any]], name: str) -> None:
+    parts[number] = named(name)
+
+
+def listed(holder: Any, field: str) -> list[Any]:
+    value = holder.get(field) if isinstance(holder, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def is_image(part: dict[str, Any]) -> bool:
+    return part.get("type") in IMAGE_TYPES or "image_url" in part
+
+
+def source_of(part: dict[str, Any]) -> str | None:
+    """The image as a data URL, address or name; `None` for what is none of them, or something else besides."""
+    if part.get("type") not in (*IMAGE_TYPES, None):
+        return None
+    match part:
+        case {"image_url": {"url": str(url)}} | {"image_url": str(url)} | {"type": "image", "image": str(url)}:
+            return url
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return url
+        case {"type": "image", "source": {"type": "base64", "data": str(data), **source}}:
+            return f"data:{source.get('media_type', 'image/jpeg')};base64,{data}"
+    return None

@@ -1,0 +1,260 @@
+"""Images in calls through vLLM's own layers: expanded once, recorded by name, continued, and refused in a sentence."""
+
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine_images import EngineImages
+from deployments.protocols.chat import ChatOptions
+from deployments.protocols.images import ImageTokens
+from deployments.sessions.journal import call_entry, call_of
+from deployments.upstream.vllm.engine_progress import StepCounter
+from rollout_client.contract.messages import Message, PromptMessage
+from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine, runs
+from tests.vision_model import ImagesInMemory, picture, save_vision_model
+
+
+@lru_cache
+def folder() -> Path:
+    return save_vision_model(Path(mkdtemp()))
+
+
+class SeeingCore(ScriptedCore):
+    def __init__(self) -> None:
+        super().__init__(folder())
+        self.given: list[Any] = []
+
+    def generate(self, prompt: Any, *arguments: Any, **options: Any) -> Any:
+        self.given.append(prompt)
+        return super().generate(prompt, *arguments, **options)
+
+
+class Seeing(ServedEngine):
+    """vLLM's layers over a model that sees, with images in memory."""
+
+    def __init__(self) -> None:
+        self.core = SeeingCore()
+        unchecked: Any = self.core
+        engine = VLLMEngine(unchecked, StepCounter())
+        self.images = ImagesInMemory()
+        engine.images = EngineImages(unchecked, self.images)
+        super().__init__(engine)
+
+    async def show(self, *sizes: tuple[int, int]) -> list[str]:
+        return await self.images.put([picture(*size, seed=1) for size in sizes])
+
+    def reply(self, text: str) -> list[int]:
+        tokenizer = self.core.get_tokenizer()
+        self.core.replies.append([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
+        return self.core.replies[-1]
+
+    async def rollout_prompt(self, messages: list[Any]) -> list[Message]:
+        """As `POST /rollout` tokenizes the messages, in its own form."""
+        prompt = [PromptMessage.model_validate(message) for message in messages]
+        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+        names = [part["image"] for part in parts if part["type"] == "image"]
+        known: dict[str, ImageTokens] = dict(zip(names, await self.engine.image_tokens(names), strict=True))
+        tokenizer = TransformersChatTokenizer.load(str(folder()))
+        return tokenizer.prompt(prompt, ChatOptions(images=known), 512)
+
+
+def openai(name: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": name}}
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def shown_to_engine(prompt: Any) -> list[tuple[str, int, int]]:
+    places = prompt["mm_placeholders"]["image"]
+    names = prompt["mm_hashes"]["image"]
+    return [(name, place.offset, place.offset + place.length) for name, place in zip(names, places, strict=True)]
+
+
+@runs
+async def test_a_call_with_images_has_the_ids_of_a_rollout_and_is_continued_with_the_same_ones() -> None:
+    served = await Seeing().open()
+    small, wide = await served.show((40, 30), (100, 40))
+    first = [{"role": "user", "content": [text("Look: "), openai(small), text(" and "), openai(wide)]}]
+    reply = served.reply("Blue")
+    status, answer = await served.answer("chat/completions", {"messages": first, "max_tokens": 9}, "s")
+    assert status == 200, answer
+    parts = [text("Look: "), {"type": "image", "image": small}, text(" and "), {"type": "image", "image": wide}]
+    [expected] = await served.rollout_prompt([{"role": "user", "content": parts}])
+    assert served.core.prompts == [expected.token_ids]
+    assert [place for place, _, _ in shown_to_engine(served.core.given[0])] == [small, wide]
+
+    served.reply("Red")
+    answered = {"role": "assistant", "content": "Blue"}
+    more = [*first, answered, {"role": "user", "content": [text("And "), openai(small), text(" now?")]}]
+    status, answer = await served.answer("chat/completions", {"messages": more, "max_tokens": 9}, "s")
+    assert status == 200, answer
+    begins = [*expected.token_ids, *reply]
+    assert served.core.prompts[1][: len(begins)] == begins
+    places = shown_to_engine(served.core.given[1])
+    assert [name for name, _, _ in places] == [small, wide, small]
+    [tokens] = await served.engine.image_tokens([small])
+    encode = partial(served.core.get_tokenizer().encode, add_special_tokens=False)
+    assert served.core.prompts[1][len(begins) :] == [
+        *encode("\n<|user|>\nAnd "),
+        *tokens.token_ids,
+        *encode(" now?<|end|>\n<|assistant|>\n"),
+    ]
+    assert [served.core.prompts[1][start:end] for name, start, end in places if name == small] == [
+        list(tokens.token_ids)
+    ] * 2
+
+    [sample] = await served.samples()
+    assert [[place.media for place in message.mm_ranges or ()] for message in sample.message_log] == [
+        [small, wide],
+        [],
+        [small],
+        [],
+    ]
+    assert [id_ for message in sample.message_log for id_ in message.token_ids][: len(served.core.prompts[1])] == (
+        served.core.prompts[1]
+    )
+    assert sample.message_log[0].content == "Look:  and "
+    assert expected.mm_ranges == sample.message_log[0].mm_ranges
+    assert (await served.store.drift("s", "")).drift == []
+
+
+@runs
+async def test_a_conversation_forks_at_another_image_and_both_branches_keep_theirs() -> None:
+    served = await Seeing().open()
+    one, other = await served.images.put([picture(40, 30, seed=1), picture(40, 30, seed=2)])
+    start = [{"role": "user", "content": "Hello"}]
+    served.reply("Hi")
+    await served.answer("chat/completions", {"messages": start, "max_tokens": 9}, "s")
+    for name in (one, other):
+        served.reply("Seen")
+        messages = [*start, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": [openai(name)]}]
+        status, answer = await served.answer("chat/completions", {"messages": messages, "max_tokens": 9}, "s")
+        assert status == 200, answer
+    branches = await served.samples()
+    assert [[shown.media for shown in sample.message_log[2].mm_ranges or ()] for sample in branches] == [[one], [other]]
+    assert branches[0].message_log[2].token_ids == branches[1].message_log[2].token_ids
+    assert [shown_to_engine(prompt)[0][0] for prompt in served.core.given[1:]] == [one, other]
+
+
+@runs
+async def test_the_clients_of_all_apis_show_the_same_prompt() -> None:
+    served = await Seeing().open()
+    [name] = await served.show((40, 30))
+    image = {"type": "image", "source": {"type": "url", "url": name}}
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        ("chat/completions", {"messages": [{"role": "user", "content": [text("Look"), openai(name)]}]}),
+        ("messages", {"model": "any", "messages": [{"role": "user", "content": [text("Look"), image]}]}),
+        (
+            "responses",
+            {
+                "input": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_text", "text": "Look"},
+                            {"type": "input_image", "image_url": name, "detail": "auto"},
+                        ],
+                    }
+                ]
+            },
+        ),
+    ]
+    for endpoint, body in calls:
+        served.reply("Blue")
+        length = "max_output_tokens" if endpoint == "responses" else "max_tokens"
+        status, answer = await served.answer(endpoint, {**body, length: 9}, "s")
+        assert status == 200, answer
+    first, second, third = served.core.prompts
+    assert first == second == third
+    assert len(await served.samples()) == 3
+    # Outside of sessions too, and where tokens are counted.
+    served.reply("Blue")
+    status, answer = await served.answer(*calls[0])
+    assert status == 200, answer
+    assert served.core.prompts[3] == first
+    status, answer = await served.answer("messages/count_tokens", {**calls[1][1], "model": folder().name})
+    assert (status, answer["input_tokens"]) == (200, len(first))
+    status, answer = await served.answer("tokenize", calls[0][1])
+    assert (status, answer["tokens"]) == (200, first)
+
+
+@runs
+async def test_a_recorded_call_with_images_is_stored_with_their_names_and_comes_back() -> None:
+    served = await Seeing().open()
+    [name] = await served.show((40, 30))
+    recorded: list[Any] = []
+    add = served.store.add
+
+    async def adding(session_id: str, call: Any) -> Any:
+        recorded.append(call)
+        return await add(session_id, call)
+
+    served.store.add = adding  # type: ignore[method-assign]
+    served.reply("Blue")
+    messages = [{"role": "user", "content": [openai(name), text("Look")]}]
+    await served.answer("chat/completions", {"messages": messages, "max_tokens": 9}, "s")
+    [call] = recorded
+    entry = call_entry(call)
+    assert entry.count(name.encode()) == 2
+    assert len(entry) < 4000
+    assert call_of(entry).rendered == list(call.rendered)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        (
+            [{"role": "user", "content": [text("<image>"), openai("small")]}],
+            "The model's chat template writes 2 images of 1 in a message of role 'user'",
+        ),
+        (
+            [{"role": "user", "content": [openai("https://example.org/a.png")]}],
+            "A message has a part that is neither a text nor an image: leave it out.",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}]}],
+            "A message has a part that is neither a text nor an image: leave it out.",
+        ),
+        (
+            [
+                {"role": "user", "content": "Hi"},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": [openai("small")]},
+            ],
+            "A message of role 'tool' shows no images: show them in one of role 'user'.",
+        ),
+        (
+            [{"role": "user", "content": [openai("sha256:" + "0" * 64)]}],
+            "is not kept any more: upload it again",
+        ),
+    ],
+)
+@pytest.mark.parametrize("session", ["s", None])
+@runs
+async def test_what_cannot_be_shown_is_refused_in_a_sentence(
+    messages: list[Any], sentence: str, session: str | None
+) -> None:
+    served = await Seeing().open()
+    [small] = await served.show((40, 30))
+    given = [
+        {**message, "content": [openai(small) if part == openai("small") else part for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+    status, answer = await served.answer("chat/completions", {"messages": given, "max_tokens": 9}, session)
+    assert status == 400
+    assert sentence in answer["error"]["message"]
+    assert await served.samples() == []
+    assert served.core.given == []

@@ -1,0 +1,260 @@
+"""Images in sessions of OpenAI's and Anthropic's clients, through a running service and a real engine."""
+
+import base64
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import yaml
+
+from benchmarks.service_process import service_process
+from deployments.protocols.images import name_of_image
+from rollout_client import RolloutClient, Sampling
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.tensors import images_shown
+from service.startup.ports import free_port
+from tests.live.running_service import replicas
+from tests.paths import REPOSITORY
+from tests.vision_model import SeenByTransformers, picture, save_vision_model
+
+pytestmark = pytest.mark.long
+NEAR = 2e-3
+TOKENS = 8
+GREEDY: Any = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+SMALL, WIDE = picture(64, 64, 1), picture(120, 50, 2)
+SHOWN_FIRST = picture(64, 64, 60)
+"""What the environment shows after the first response, for a seed of 60."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vision_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    served: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text())
+    served["http_options"]["port"] = free_port()
+    [application] = served["applications"]
+    args = application["args"]
+    args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000, "max_num_batched_tokens": 2000}
+    args |= {"images": {}, "sessions": {}}
+    args["environments"] = {
+        "seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"},
+        "shown": {"agent": {"import_path": "tests.live.played_by_agents:shows_its_sample", "scored_by": "agent"}},
+    }
+    application["deployments"] = [
+        {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
+        {"name": "Generator", "num_replicas": 1},
+        {"name": "seeing", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}},
+    ]
+    with service_process(served, REPOSITORY) as (running, _):
+        yield running
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[RolloutClient]:
+    with RolloutClient(url) as client:
+        yield client
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def image_url(image: bytes | str) -> dict[str, Any]:
+    url = image if isinstance(image, str) else f"data:image/png;base64,{encoded(image)}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def block(image: bytes) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(image)}}
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def ids_of(result: SampleResult) -> list[list[int]]:
+    return [list(message.token_ids) for message in result.message_log]
+
+
+def check(client: RolloutClient, folder: Path, result: SampleResult) -> None:
+    """The log-probabilities are those that transformers computes with the pictures that the service has."""
+    pictures = {name: client.image(name) for name in images_shown(result.message_log)}
+    assert pictures
+    assert SeenByTransformers(folder).differences(result, pictures).abs().max() < NEAR
+
+
+def rollout(client: RolloutClient, turns: int) -> SampleResult:
+    """The conversation as `POST /rollout` plays it."""
+    parts = [text("Look at "), {"type": "image", "image": name_of_image(SMALL)}, text(" and ")]
+    parts += [{"type": "image", "image": name_of_image(WIDE)}]
+    sample = {
+        "task_name": "seeing",
+        "messages": [{"role": "user", "content": parts}],
+        "extra_env_info": {"seed": 60},
+    }
+    for data in (SMALL, WIDE):
+        client.upload_image(data)
+    [result] = client.rollout([sample], sampling=Sampling(**GREEDY), max_rollout_turns=turns).samples
+    assert result.error is None
+    return result
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleResult:
+    """The conversation by chat completions, with names and data URLs.
+
+    Args:
+        kill: a deployment whose replica dies between the calls.
+    """
+    name = client.upload_image(SMALL)
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=8) as model,
+    ):
+
+        def ask(messages: Any) -> str | None:
+            return model.chat.completions.create(model="any", messages=messages).choices[0].message.content
+
+        start = [user(text("Look at "), image_url(name), text(" and "), image_url(WIDE))]
+        answered = ask(start)
+        if kill is not None:
+            [killed] = replicas(kill)
+            killed.kill()
+        ask([*start, assistant(answered), user(image_url(SHOWN_FIRST), text("Turn 0"))])
+        assert session.drift().drift == []
+        [sample] = session.samples()
+        return sample
+
+
+def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_log_probabilities(
+    client: RolloutClient, folder: Path
+) -> None:
+    played, sample = rollout(client, 2), played_by_openai(client)
+    assert ids_of(sample)[:4] == ids_of(played)[:4]
+    assert [message.mm_ranges for message in sample.message_log] == [
+        message.mm_ranges for message in played.message_log[:4]
+    ]
+    assert [[place.media for place in message.mm_ranges or ()] for message in sample.message_log] == [
+        [name_of_image(SMALL), name_of_image(WIDE)],
+        *([], [name_of_image(SHOWN_FIRST)]),
+        [],
+    ]
+    check(client, folder, sample)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) -> None:
+    with (
+        client.session(sampling=GREEDY) as session,
+        anthropic.Anthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model,
+    ):
+
+        def ask(messages: Any) -> Any:
+            asked: Any = {"model": "any", "max_tokens": TOKENS, "messages": messages}
+            if not streams:
+                return model.messages.create(**asked).content
+            with model.messages.stream(**asked) as stream:
+                return stream.get_final_message().content
+
+        start = [user(text("Look at "), block(SMALL), text(" and "), block(WIDE))]
+        answered = [text(each.text) for each in ask(start)]
+        ask([*start, assistant(answered), user(block(SHOWN_FIRST), text("Turn 0"))])
+        [sample] = session.samples()
+    assert ids_of(sample) == ids_of(played_by_openai(client))
+
+
+def test_the_responses_api_and_a_call_outside_of_sessions_show_the_same_prompt(client: RolloutClient, url: str) -> None:
+    [prompt, *_] = ids_of(rollout(client, 1))
+    parts = [text("Look at "), image_url(SMALL), text(" and "), image_url(WIDE)]
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+    ):
+        items: Any = [
+            {"type": "input_text", "text": part["text"]}
+            if "text" in part
+            else {"type": "input_image", "image_url": part["image_url"]["url"]}
+            for part in parts
+        ]
+        model.responses.create(model="any", input=[{"role": "user", "content": items}])
+        [sample] = session.samples()
+    assert ids_of(sample)[0] == prompt
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as direct:
+        messages: Any = [{"role": "user", "content": parts}]
+        name = direct.models.list().data[0].id
+        answer = direct.chat.completions.create(
+            model=name, messages=messages, max_tokens=2, extra_body={"return_token_ids": True}
+        )
+    assert (answer.model_extra or {})["prompt_token_ids"] == prompt
+
+
+def test_a_program_that_plays_a_task_shows_the_images_of_its_sample(client: RolloutClient, folder: Path) -> None:
+    parts = [text("Look at "), {"type": "image", "image": f"data:image/png;base64,{encoded(SMALL)}"}]
+    sample = {"task_name": "shown", "messages": [{"role": "user", "content": parts}]}
+    [result] = client.rollout([sample], sampling=Sampling(**GREEDY)).samples
+    assert result.error is None
+    assert result.total_reward == 1.0
+    shown = [[place.media for place in message.mm_ranges or ()] for message in result.message_log]
+    assert shown == [[name_of_image(SMALL)], [], [name_of_image(SMALL)], []]
+    check(client, folder, result)
+    [branch] = result.branches or []
+    assert branch.message_log[0].mm_ranges == result.message_log[0].mm_ranges
+    arrow = client.rollout_arrow([sample], sampling=Sampling(**GREEDY)).samples[0]
+    assert [message.mm_ranges for message in arrow.message_log] == [message.mm_ranges for message in result.message_log]
+
+
+def test_what_is_no_image_is_refused_by_its_place(client: RolloutClient) -> None:
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+    ):
+        messages: Any = [{"role": "user", "content": [image_url(SMALL), image_url(b"not an image")]}]
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            model.chat.completions.create(model="any", messages=messages)
+        [problem] = refused.value.response.json()["errors"]
+        assert problem["field"] == "messages[0].content[1]"
+        assert "PNG, JPEG or WebP" in problem["message"]
+        assert session.samples() == []
+
+
+@pytest.mark.parametrize("deployment", ["Sessions", "Generator"])
+def test_a_session_with_images_goes_on_as_if_nothing_had_died(client: RolloutClient, deployment: str) -> None:
+    whole = played_by_openai(client)
+    assert ids_of(played_by_openai(client, kill=deployment)) == ids_of(whole)
+
+
+def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, folder: Path) -> None:
+    long: Any = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
+    with (
+        client.session(sampling=long) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        messages: Any = [user(image_url(SMALL), text("Tell a long story."))]
+        call = thread.submit(model.chat.completions.create, model="any", messages=messages, n=2)
+        while not session.info().calls_in_flight:
+            time.sleep(0.01)
+        client.push_weights(folder / "model.safetensors")
+        assert not call.done(), "the call had ended before the weights were pushed"
+        call.result()
+        branches = session.samples()
+    assert len(branches) == 2
+    for branch in branches:
+        assert len(branch.message_log[1].token_ids) == 1500
+        assert len(branch.message_log[1].weight_versions or ()) == 2
+        check(client, folder, branch)
