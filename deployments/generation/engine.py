@@ -178,8 +178,8 @@ class VLLMEngine(Engine):
                 return scored if is_whole else interrupted(None)
             generation = interrupted(None)
         else:
-            prompt = shown or tokens_of(request.prompt_token_ids)
-            output = await self._output_of(running, prompt, sampling_params(request), adapter)
+            given = shown or tokens_of(request.prompt_token_ids)
+            output = await self._output_of(running, given, sampling_params(request), adapter)
             experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
             generation = generation_of(output.outputs[0], label, request, experts)
             if request.policy is not None and swaps != self.weights.swaps:
