@@ -48,7 +48,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
     takes_no_images,
 )
-from deployments.protocols.images import ImageStore, ImageTokens
+from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.token_texts import install_logprob_text_skipping

@@ -77,7 +77,9 @@ class EngineImages:
         """
         return [image.tokens for image in await asyncio.gather(*map(self._image, names))]
 
-    async def prompt(self, token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> MultiModalInput:
+    async def prompt(
+        self, token_ids: Sequence[int], spans: Sequence[ImageSpan], cache_salt: str | None = None
+    ) -> MultiModalInput:
         """The engine's input for a prompt with these images. Raises what `tokens` raises.
 
         `GenerationRejected` also if the prompt has other tokens in the place of an image than the model writes for it.
@@ -99,6 +101,7 @@ class EngineImages:
                     for span, image in zip(spans, shown, strict=True)
                 ]
             },
+            cache_salt=cache_salt,
         )
 
     async def _image(self, name: str) -> ProcessedImage:
