@@ -170,11 +170,11 @@ class ScriptedRollout:
         self._metrics: dict[str, float] = {}
 
     def messages_so_far(self) -> list[ChatMessage]:
-        """A copy of the message log, which the environment may change."""
-        return [message.copy() for message in self._message_log]
+        """A copy of the message log for the environment, which may change it."""
+        return [named(message) for message in self._message_log]
 
     def add_start(self, outcome: StepOutcome) -> None:
-        self._message_log += map(named, outcome.observations)
+        self._message_log += outcome.observations
         self._take_state(outcome)
 
     def add_reply(self, reply: Reply) -> None:
@@ -184,7 +184,7 @@ class ScriptedRollout:
 
     def add_outcome(self, outcome: StepOutcome) -> None:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
-        self._message_log += map(named, outcome.observations)
+        self._message_log += outcome.observations
         rewards = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in rewards.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
@@ -201,7 +201,7 @@ class ScriptedRollout:
 
     def result(self, unused_replies: Sequence[Reply] = ()) -> PlayResult:
         return PlayResult(
-            message_log=self.messages_so_far(),
+            message_log=[message.copy() for message in self._message_log],
             turns=self._turns.copy(),
             rewards=self._rewards.copy(),
             total_reward=sum(self._rewards.values()),
@@ -222,7 +222,7 @@ def prompt_of(sample: Sample) -> list[ChatMessage]:
     name = "messages" if sample.get("messages") is not None else "message_log"
     messages = sample.get(name) or []
     try:
-        return [*map(named, MESSAGES.validate_python([with_text(message) for message in messages]))]
+        return MESSAGES.validate_python([with_text(message) for message in messages])
     except ValidationError as error:
         raise ValueError(f"The sample's prompt is not valid: {problems_of(error, name)}.") from error
 
@@ -245,9 +245,9 @@ def with_text(message: Any) -> Any:
 
 
 def named(message: ChatMessage) -> ChatMessage:
-    """The message with its images by their names, as the service gives it to environments; an address stays one."""
+    """A copy with the images by their names, as the service gives it to environments; an address stays one."""
     if not (images := message.get("images")):
-        return message
+        return message.copy()
     return {**message, "images": [*map(name_of, images)]}
 
 

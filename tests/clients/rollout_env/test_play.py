@@ -221,6 +221,7 @@ def test_images_reach_an_environment_by_their_names_as_in_the_service() -> None:
         {"role": "assistant", "content": "2"},
     ]
     assert played.outcomes[0] == shows
+    assert played.message_log[2] == shows.observation, "who plays it can see the picture"
     log = [{"role": "user", "content": "", "mm_ranges": [{"media": name, "start": 0, "end": 1}]}]
     environment = Saying(says("end", terminated=True))
     play(environment, ["1"], {"message_log": log, "extra_env_info": {"until": 3}})

@@ -103,6 +103,14 @@ def test_a_prompt_that_spells_a_placeholder_beside_its_images_is_refused() -> No
         TOKENIZER.prompt([message], ChatOptions(images=KNOWN), PLENTY)
 
 
+def test_a_prompt_that_spells_a_placeholder_in_another_message_than_its_images_is_refused() -> None:
+    shows, spells = (
+        PromptMessage.model_validate({"role": "user", "content": each}) for each in (content([NAMES[0]]), "<image>")
+    )
+    with pytest.raises(PromptRejected, match="stand where none is shown in message 1, of role 'user'"):
+        TOKENIZER.prompt([shows, spells], ChatOptions(images=KNOWN), PLENTY)
+
+
 def test_an_observation_that_spells_a_placeholder_shows_no_image_by_it() -> None:
     [one] = observed([{"role": "user", "content": "<image>", "images": [NAMES[0]]}], PLENTY)
     assert [place.media for place in one.mm_ranges] == [NAMES[0]]
