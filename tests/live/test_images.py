@@ -15,6 +15,7 @@ from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
+from deployments.generation import engine_images
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
@@ -181,6 +182,25 @@ def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
     assert images.read == names[:2]
     placeholders = [list(each.token_ids).count(each.placeholder) for each in (first, wide)]
     assert placeholders == [5 * TOKENS_OF_TILE, 3 * TOKENS_OF_TILE]
+
+
+def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, 81)]))
+    images.read.clear()
+
+    async def shown(times: int) -> None:
+        for _ in range(times):
+            await running.image_tokens(names)
+            await asyncio.sleep(0.01)
+
+    loop.run(shown(3))
+    assert images.read == names
+    monkeypatch.setattr(engine_images, "USED_EVERY_S", 0.0)
+    loop.run(shown(2))
+    assert images.read == names * 3
 
 
 def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
