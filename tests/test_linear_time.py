@@ -4,6 +4,7 @@ In quadratic time most of these texts would take minutes or hours, and their tes
 """
 
 import ast
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,18 +18,21 @@ from deployments.environments import math_latex, replies, retrieval
 from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
+from deployments.generation.serving import image_prompts
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
 from rollout_client.calls import options
 from rollout_client.cli.run import player
+from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
 from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import middlewares, upload_chunk
+from service.images import request_images
 from service.jobs import submission
-from service.model_server import answers, call_bodies
+from service.model_server import answers, call_bodies, call_images
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
@@ -242,6 +246,34 @@ READERS = {
         adapter_checks.MATRIX.fullmatch,
         ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
         ("deployments/policy/versions/adapter_checks.py::MATRIX",),
+    ),
+    "name of an environment's image": Reader(
+        lambda text: re.fullmatch(IMAGE_NAME, text),
+        ["sha256:", "a", "0a\n"],
+        ("deployments/images/observations.py::_refuse_names",),
+        before="sha256:",
+    ),
+    "name of a call's image": Reader(
+        image_prompts.NAME.fullmatch,
+        ["sha256:", "a", "0a\n"],
+        ("deployments/generation/serving/image_prompts.py::NAME",),
+        before="sha256:",
+    ),
+    "beginning of a data URL": Reader(
+        request_images.DATA_URL.match,
+        ["data:", "data:image/png;base64,", "A"],
+        ("service/images/request_images.py::DATA_URL",),
+    ),
+    "source of a call's image": Reader(
+        call_images.SOURCE.match,
+        ["sha256:", "a", "data:", "http://"],
+        ("service/model_server/call_images.py::SOURCE",),
+        before="sha256:",
+    ),
+    "escaped letters of a call": Reader(
+        lambda text: call_images.ESCAPED_LETTER.search(text.encode()),
+        ["\\u00", "\\", "\\u", "u004"],
+        ("service/model_server/call_images.py::ESCAPED_LETTER",),
     ),
     "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
     "gymnasium's action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
