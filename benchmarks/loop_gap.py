@@ -11,13 +11,17 @@ import gzip
 import json
 import multiprocessing
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Annotated, Any
 
 import aiohttp
+import numpy as np
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -113,6 +117,20 @@ def experts_of(rollouts: int) -> bytes:
     return request([sample()], 4096, turns=1, num_generations=rollouts, include=["routed_experts"])
 
 
+def images_of(rollouts: int) -> bytes:
+    """A file of 1 MB for each prompt, as a data URL; and an image with each observation."""
+    samples = []
+    for seed in range(rollouts):
+        file = BytesIO()
+        pixels = np.random.default_rng(seed).integers(0, 256, (590, 590, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+        url = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+        content = [{"type": "image", "image": url}, {"type": "text", "text": "What is this?"}]
+        messages = [{"role": "user", "content": content}]
+        samples.append({"task_name": TASK, "messages": messages, "extra_env_info": {"shows_images": True}})
+    return request(samples, turns=4)
+
+
 def compressed_spaces(count: int) -> bytes:
     """Members of gzip, of 1 MiB each: compressing them one by one would take seconds."""
     return gzip.compress(b" " * MIB) * (count // MIB)
@@ -153,6 +171,7 @@ CASES = (
     Case("1 GB of tokens, JSON", tokens_of_1_gb),
     Case("1 GB of tokens, NDJSON", tokens_of_1_gb, accept=NDJSON),
     Case("1 GB of tokens, Arrow", tokens_of_1_gb, accept=ARROW),
+    Case("64 images of 1 MB in prompts, and one with each of 4 turns", lambda: images_of(64)),
     Case("100,000 tokens x 48 layers x 8 experts, JSON", lambda: experts_of(24)),
     Case("1,000,000 tokens x 48 layers x 8 experts, Arrow", lambda: experts_of(256), accept=ARROW),
     Case("batch of 8,192, JSON", batch()),

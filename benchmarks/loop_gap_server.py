@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.images.settings import ImagesSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,
@@ -29,10 +30,12 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.images import ImageStore, ImageTokens, name_of_image
 from deployments.protocols.token_columns import EXPERTS, numbers_of
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
+from service.images.request_images import RequestImages
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
@@ -44,13 +47,15 @@ from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 
-MODEL = "models/tiny"
+MODEL = "models/shapes"
 TASK = "task"
 MAX_MODEL_LEN = 2**17
 GENERATION_S = 0.1
 """All generations end when the clock shows a multiple of this, many in one event-loop iteration: the hardest case."""
 MOST_TOKENS_COPIED_INLINE = 4096
-DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262, returns_experts=True)
+DESCRIPTION = GeneratorDescription("shapes", MAX_MODEL_LEN, vocab_size=266, returns_experts=True, takes_images=True)
+IMAGE = ImageTokens(263, [262, 265, *[263] * 16, 262])
+SHOWN = name_of_image(b"shown by the environment")
 EXPERTS_OF_A_TOKEN = (48, 8)
 LETTERS = range(ord("a"), ord("z") + 1)
 
@@ -81,6 +86,9 @@ class FreeGenerator(Generator):
         spans = (WeightSpan("1", 0, count),)
         return Generation(self._ids[:count], self._logprobs[:count], "stop", spans, columns=columns)
 
+    async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
+        return [IMAGE] * len(names)
+
     def is_generating(self, rollout_id: str) -> bool:  # noqa: ARG002
         return True
 
@@ -104,8 +112,10 @@ class FreeEnvironment(Environment):
         wanted = request.extra_env_info.get("observation_chars", 20)
         if len(self._observation) < wanted:
             self._observation = "word " * (wanted // 5 + 1)
-        content = self._observation[:wanted]
-        return StepOutcome({"role": "user", "content": content}, reward=1.0, terminated=False)
+        observation: ChatMessage = {"role": "user", "content": self._observation[:wanted]}
+        if request.extra_env_info.get("shows_images"):
+            observation["images"] = [SHOWN]
+        return StepOutcome(observation, reward=1.0, terminated=False)
 
     async def describe(self) -> TaskDescription:
         return TaskDescription(TASK, "Costs nothing.", fields={})
@@ -115,6 +125,19 @@ class FreeEnvironment(Environment):
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
         return [{"task_name": TASK, "messages": [{"role": "user", "content": "?"}]}] * count
+
+
+class FreeImages(ImageStore):
+    """Takes every image and keeps none."""
+
+    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:  # noqa: ARG002
+        return await asyncio.to_thread(lambda: [name_of_image(data) for data in images])
+
+    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:  # noqa: ARG002
+        return []
+
+    async def get(self, name: str) -> bytes:
+        raise NotImplementedError(name)
 
 
 class CancelsOnDisconnect:
@@ -164,7 +187,8 @@ def build(with_stacks: bool) -> ASGIApp:
     admission = Admission(unbounded, MAX_MODEL_LEN)
     environments = {TASK: FreeEnvironment()}
     sampler = TaskSampler(environments)
-    service = RolloutService(generator, environments, policy, factory, limits, admission, sampler)
+    images = RequestImages(FreeImages(), ImagesSettings())
+    service = RolloutService(generator, environments, policy, factory, limits, admission, sampler, images=images)
     service.body_parser.start()
     services = AppServices(
         rollouts=service,

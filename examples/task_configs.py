@@ -14,6 +14,7 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from service.settings import SERVICE_DEPLOYMENTS
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config
+from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES, needs_images, sees
 from service.startup.ports import free_port
 
 CONFIG = Path("serve_config.cpu.yaml")
@@ -27,8 +28,6 @@ BRIDGED = Path(__file__).parent / "bridged"
 ENVIRONMENTS = Path(__file__).resolve().parent.parent / ".bridges"
 """Python environments of packages that do not fit beside the service's own."""
 TASKS_OF_OTHER_MODELS = ("math", "sliding_puzzle")
-TASKS_WITH_IMAGES = ("shapes",)
-"""Tasks that only a model that sees can play."""
 
 
 def known_tasks() -> dict[str, dict[str, Any]]:
@@ -66,17 +65,22 @@ def missing_package(task: str) -> str | None:
 def config_for(path: Path, model: Path | None, tasks: Sequence[str], port: int | None = None) -> ServeDeploySchema:
     """The config on the port, by default a free one, with the model, and with these tasks alone.
 
-    Tasks that the config has not are those of `tasks.yaml`.
+    Tasks that the config has not are those of `tasks.yaml`. Those that show images are played by the embedded model
+    that sees, if the config's own sees none.
 
     Raises:
         ServiceNotStarted: there is no such task, or it needs a package that is not installed.
     """
     config = read_config(path, port=port or free_port())
     [application] = config.applications
+    if model is None and needs_images(tasks) and not sees(application.args["engine"]["model"]):
+        model = EMBEDDED_MODEL_THAT_SEES
     if model is not None:
         needed = needed_by(model)
         application.args["engine"] |= needed.get("engine", {}) | {"model": str(model.resolve())}
         application.args["responses"] = application.args.get("responses", {}) | needed.get("responses", {})
+        if sees(str(model.resolve())):
+            application.args.setdefault("images", {})
     own: dict[str, Any] = application.args["environments"]
     application.args["environments"] = {task: own.get(task) or entry_of(task, own) for task in tasks}
     entries = {entry.name: entry for entry in application.deployments}

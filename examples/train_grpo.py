@@ -1,7 +1,7 @@
-"""Trains a causal model with GRPO: rollouts from the service, gradients here, new weights back after each step.
+"""Trains a model with GRPO: rollouts from the service, gradients here, new weights back after each step.
 
 Learn from it a whole training loop, and copy it: it needs none of this repository's other files. Without `--url` it
-serves the model itself; `--questions` trains on a task of your own.
+serves the model itself; `--questions` trains on a task of your own. A model that sees gets the images of its rollouts.
 
 The algorithm: advantages within the group of one prompt's rollouts, PPO's clipped objective against the
 log-probabilities of the service, the mean over generated tokens, no reference model. The trainer's weights are float32,
@@ -27,13 +27,25 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput, Sampling
 from rollout_client.results import final_reward
-from rollout_client.tensors import RolloutTensors, to_tensors
+from rollout_client.tensors import RolloutTensors, image_inputs, images_shown, to_tensors
 from service.startup.config import BUNDLED, config_of
-from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, generated_config
+from service.startup.generated_config import (
+    EMBEDDED_MODEL,
+    EMBEDDED_MODEL_THAT_SEES,
+    ServedModel,
+    generated_config,
+    sees,
+)
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
 from service.startup.serve_command import make_if_needed, model_named
@@ -52,6 +64,8 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the order of the p
 CurveOption = Annotated[Path, typer.Option(help="File for the learning curve, a PNG.")]
 Policy = PreTrainedModel | PeftModel
 """The model, or what PEFT has made of it."""
+ImageInputs = Callable[[torch.Tensor], dict[str, torch.Tensor]]
+"""The images of rollouts, by their rows, as the model takes them."""
 
 
 class Recipe(NamedTuple):
@@ -74,13 +88,18 @@ EMBEDDED = Recipe("additions", 60, 256, 4, 4, 1.5e-4, 0, 15)
 """Two million parameters at most."""
 SMALL = Recipe("larger", 8, 16, 8, 2, 5e-4, 8, 4)
 """A hundred million parameters."""
+SEEING = Recipe("shapes", 60, 64, 8, 4, 5e-4, 0, 15)
+"""Half a million parameters that see."""
+RECIPES = {EMBEDDED_MODEL: EMBEDDED, EMBEDDED_MODEL_THAT_SEES: SEEING}
+"""By the model; `SMALL` for others."""
 
 
 def main(
     model: Annotated[str | None, typer.Argument(help="As of rollout serve; by default the embedded model.")] = None,
     url: UrlOption = None,
     questions: Annotated[
-        str | None, typer.Option(help="additions, larger, or a JSONL file of samples: task_name, messages, ...")
+        str | None,
+        typer.Option(help="additions, larger, shapes, or a JSONL file of samples: task_name, messages, ..."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     prompts_per_step: Annotated[int | None, typer.Option(min=1)] = None,
@@ -97,7 +116,7 @@ def main(
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
-    folder, recipe = model_and_recipe(model, console)
+    folder, recipe = model_and_recipe(model, questions, console)
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
@@ -110,28 +129,32 @@ def main(
     recipe = recipe._replace(**{name: value for name, value in asked.items() if value is not None})
     if adapters and not recipe.lora_rank:
         raise typer.BadParameter("--adapters needs a --lora-rank above 0.")
-    config = partial(config_of_model, folder, recipe.lora_rank if adapters else 0)
+    config = partial(config_of_model, folder, recipe.lora_rank if adapters else 0, TASKS.get(recipe.questions, "math"))
     with running_service(config, url, console) as client:
         trained = train(client, folder, recipe, adapters, seed, console, save)
     trained.report(curve, console)
 
 
-def model_and_recipe(model: str | None, console: Console) -> tuple[str, Recipe]:
+def model_and_recipe(model: str | None, questions: str | None, console: Console) -> tuple[str, Recipe]:
     """The model's folder or its name on the Hub, as the service and transformers take it, and what fits it."""
     with sentences_for_the_user(console):
         make_if_needed(model, console)
-    named = model_named(model or str(EMBEDDED_MODEL))
-    return named, EMBEDDED if named == str(EMBEDDED_MODEL) else SMALL
+    embedded = EMBEDDED_MODEL_THAT_SEES if questions in TASKS else EMBEDDED_MODEL
+    named = model_named(model or str(embedded))
+    # What the package brings are links to a checkout's `models`, which may be named as well.
+    config = (Path(named) / "config.json").resolve()
+    recipes = (recipe for folder, recipe in RECIPES.items() if (folder / "config.json").resolve() == config)
+    return named, next(recipes, SMALL)
 
 
-def config_of_model(model: str, adapter_rank: int, **engine: Any) -> ServeDeploySchema:
-    """A service of the model with the task `math`, which takes adapters of this rank; with 0 none.
+def config_of_model(model: str, adapter_rank: int, task: str = "math", **engine: Any) -> ServeDeploySchema:
+    """A service of the model with the task, which takes adapters of this rank; with 0 none.
 
     `engine` are further settings of its section.
     """
     if adapter_rank:
         engine |= {"enable_lora": True, "max_lora_rank": adapter_rank}
-    raw = generated_config(ServedModel(model, gpus=0, engine=engine), ["math"], {"port": free_port()}, {})
+    raw = generated_config(ServedModel(model, gpus=0, engine=engine), [task], {"port": free_port()}, {})
     return config_of(raw, BUNDLED / "serve_config.yaml")
 
 
@@ -146,6 +169,7 @@ def train(
 ) -> "Curve":
     questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
     model, optimizer, schedule = model_to_train(folder, recipe, seed)
+    processor = AutoProcessor.from_pretrained(folder).image_processor if sees(folder) else None
     prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step * (2 if recipe.keep_groups else 1), seed)
     keep = {"groups": recipe.keep_groups, "where": {"reward_std": {"gt": 0}}} if recipe.keep_groups else None
     sampling = SAMPLING.model_copy(update={"max_new_tokens": recipe.max_new_tokens})
@@ -168,7 +192,8 @@ def train(
             curve.tokens[step] = curve.tokens[step - 1] + generated_tokens(response)
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
-            curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches)
+            images = no_images if processor is None else images_of(client, response, batch, processor)
+            curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches, images)
             schedule.step()
             version = push()
             if step % recipe.steps_between_measurements == 0 or step == recipe.steps:
@@ -180,7 +205,7 @@ def train(
     if save is not None:
         merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
         merged.save_pretrained(save)
-        AutoTokenizer.from_pretrained(folder).save_pretrained(save)
+        (AutoTokenizer if processor is None else AutoProcessor).from_pretrained(folder).save_pretrained(save)
     return curve
 
 
@@ -230,6 +255,15 @@ def asked(question: str, answer: int, before: Sequence[dict[str, str]] = ()) -> 
     )
 
 
+def shapes() -> Questions:
+    """How many shapes of one color and form a picture shows, which the environment draws from the seed."""
+    return Questions([*map(count_in, range(500, 20_000))], [*map(count_in, range(500))])
+
+
+def count_in(seed: int) -> SampleInput:
+    return SampleInput.model_validate({"task_name": "shapes", "extra_env_info": {"kind": "count", "seed": seed}})
+
+
 def from_file(path: str) -> Callable[[], Questions]:
     """The samples of a file of JSON lines; each tenth is held out."""
 
@@ -241,7 +275,9 @@ def from_file(path: str) -> Callable[[], Questions]:
     return read
 
 
-QUESTIONS: dict[str, Callable[[], Questions]] = {"additions": additions, "larger": larger_numbers}
+QUESTIONS: dict[str, Callable[[], Questions]] = {"additions": additions, "larger": larger_numbers, "shapes": shapes}
+TASKS = {"shapes": "shapes"}
+"""Of questions that are not the task `math`'s."""
 
 
 def prompt_batches(samples: list[SampleInput], prompts_per_step: int, seed: int) -> Iterator[list[SampleInput]]:
@@ -258,7 +294,7 @@ def model_to_train(
     torch.manual_seed(seed)
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
-    untyped: Any = AutoModelForCausalLM
+    untyped: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
     model: Policy = untyped.from_pretrained(folder, dtype=torch.float32)
     if recipe.lora_rank:
         model = get_peft_model(model, lora_of(recipe.lora_rank))
@@ -299,7 +335,26 @@ def pusher(client: RolloutClient, model: Policy, adapters: bool) -> Callable[[],
     return (lambda: client.push_weights(model, kind="adapter", base=base).version) if adapters else push_weights
 
 
-def improve(model: Policy, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int) -> float:
+def no_images(rows: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG001
+    return {}
+
+
+def images_of(
+    client: RolloutClient, response: RolloutResponse, batch: RolloutTensors, processor: Callable[..., Any]
+) -> ImageInputs:
+    """Fetches each image of the rollouts once."""
+    names = {name for sample in response.samples for name in images_shown(sample.message_log)}
+    pictures = {name: client.image(name) for name in names}
+    return lambda rows: image_inputs(response, batch, pictures, processor, rows)
+
+
+def improve(
+    model: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutTensors,
+    minibatches: int,
+    images: ImageInputs = no_images,
+) -> float:
     """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
 
     Where all groups agree, which happens near the end of a training, nothing is left, and the model stays as it is.
@@ -308,19 +363,31 @@ def improve(model: Policy, optimizer: torch.optim.Optimizer, batch: RolloutTenso
         The mean distance of the log-probabilities from those of the service, on the first minibatch: the weights are
         the same there, and the rest is the rounding of bfloat16.
     """
-    with_gradient = batch.advantages.nonzero()[:, 0]
+    with_gradient = ((batch.advantages != 0) & ~says_an_image(model, batch)).nonzero()[:, 0]
     differences = []
     tokens = batch.loss_mask.sum() / minibatches
     shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
     for rows in chain.from_iterable(shuffled):
         optimizer.zero_grad()
-        differences.append(add_gradients(model, batch, rows, tokens))
+        differences.append(add_gradients(model, batch, rows, tokens, images))
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()
     return differences[0] if differences else 0.0
 
 
-def add_gradients(model: Policy, batch: RolloutTensors, rows: torch.Tensor, tokens: torch.Tensor) -> float:
+def says_an_image(model: Policy, batch: RolloutTensors) -> torch.Tensor:
+    """The rows in which the policy has sampled the placeholder of an image itself: a text for the engine, and one image
+    more for transformers, which then finds fewer images than placeholders."""
+    placeholder = getattr(model.config, "image_token_id", None)
+    if placeholder is None:
+        return torch.zeros(len(batch.input_ids), dtype=torch.bool)
+    sampled: torch.Tensor = (batch.input_ids == placeholder) & batch.loss_mask.bool()
+    return sampled.any(1)
+
+
+def add_gradients(
+    model: Policy, batch: RolloutTensors, rows: torch.Tensor, tokens: torch.Tensor, images: ImageInputs = no_images
+) -> float:
     """Adds the gradients of PPO's clipped objective, negated, summed over the generated tokens of `rows` and divided.
 
     Returns:
@@ -336,7 +403,8 @@ def add_gradients(model: Policy, batch: RolloutTensors, rows: torch.Tensor, toke
         mask = batch.loss_mask[some, first:last].bool()
         input_ids = batch.input_ids[some, :last]
         # Padding is on the right, which causal attention does not see: no attention mask is needed.
-        logits = model(input_ids=input_ids, logits_to_keep=last - first + 1).logits[:, :-1][mask]
+        output = model(input_ids=input_ids, logits_to_keep=last - first + 1, **images(some))
+        logits = output.logits[:, :-1][mask]
         logprobs = logits.gather(1, input_ids[:, first:][mask][:, None])[:, 0] - logits.logsumexp(-1)
         sampled_with = batch.generation_logprobs[some, first:last][mask]
         ratio = (logprobs - sampled_with).exp()

@@ -86,7 +86,7 @@ def save_vision_model(folder: Path, seed: int = 0) -> Path:
 
 
 def vision_model(config: Idefics3Config, seed: int) -> Any:
-    model: Any = Idefics3ForConditionalGeneration(config)
+    model: Any = Idefics3ForConditionalGeneration(config)  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -132,7 +132,8 @@ class SeenByTransformers:
     """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Any = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self.model = model.eval()
         self.image_processor = Idefics3ImageProcessorPil.from_pretrained(folder)
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:

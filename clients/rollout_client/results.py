@@ -295,7 +295,10 @@ class TokenRow:
 
 
 def token_row(sample: SampleResult) -> TokenRow:
-    """Raises `ValueError` if a generated message does not have one log-probability per token."""
+    """Raises `ValueError` if a generated message does not have one log-probability per token, or the rollout shows
+    images: a model that is given its tokens alone has other log-probabilities."""
+    if any(message.mm_ranges for message in sample.message_log):
+        raise ValueError("A rollout shows images, and a row of tokens has none: use to_tensors and image_inputs.")
     row = TokenRow([], [], [], [], prompt_length(sample.message_log))
     for message in sample.message_log:
         count = len(message.token_ids)

@@ -1,10 +1,12 @@
 """Plays an environment against scripted replies, as the service plays it against a model, but without the service."""
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -168,8 +170,8 @@ class ScriptedRollout:
         self._metrics: dict[str, float] = {}
 
     def messages_so_far(self) -> list[ChatMessage]:
-        """A copy of the message log, which the environment may change."""
-        return [message.copy() for message in self._message_log]
+        """A copy of the message log for the environment, which may change it."""
+        return [named(message) for message in self._message_log]
 
     def add_start(self, outcome: StepOutcome) -> None:
         self._message_log += outcome.observations
@@ -183,8 +185,8 @@ class ScriptedRollout:
     def add_outcome(self, outcome: StepOutcome) -> None:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
         self._message_log += outcome.observations
-        named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
-        for name, value in named.items():
+        rewards = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
+        for name, value in rewards.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         for name, value in (outcome.metrics or {}).items():
             self._metrics[name] = self._metrics.get(name, 0.0) + value
@@ -199,7 +201,7 @@ class ScriptedRollout:
 
     def result(self, unused_replies: Sequence[Reply] = ()) -> PlayResult:
         return PlayResult(
-            message_log=self.messages_so_far(),
+            message_log=[message.copy() for message in self._message_log],
             turns=self._turns.copy(),
             rewards=self._rewards.copy(),
             total_reward=sum(self._rewards.values()),
@@ -226,14 +228,35 @@ def prompt_of(sample: Sample) -> list[ChatMessage]:
 
 
 def with_text(message: Any) -> Any:
-    """The message with a text in place of null or of text parts, as the service gives it to environments."""
+    """The message with a text in place of null or of parts, and with its images beside that."""
     match message:
         case {"content": None}:
             return {**message, "content": ""}
-        case {"content": [*parts]} if all(isinstance(part, Mapping) and "text" in part for part in parts):
-            return {**message, "content": "".join(part["text"] for part in parts)}
+        case {"content": [*parts]} if all(
+            isinstance(part, Mapping) and part.keys() & {"text", "image"} for part in parts
+        ):
+            images = [part["image"] for part in parts if "image" in part]
+            shown = {"images": images} if images else {}
+            return {**message, "content": "".join(part.get("text", "") for part in parts), **shown}
+        case {"mm_ranges": [*ranges]}:
+            return {**message, "images": [shows["media"] for shows in ranges]}
         case _:
             return message
+
+
+def named(message: ChatMessage) -> ChatMessage:
+    """A copy with the images by their names, as the service gives it to environments; an address stays one."""
+    if not (images := message.get("images")):
+        return message.copy()
+    return {**message, "images": [*map(name_of, images)]}
+
+
+def name_of(image: bytes | str) -> str:
+    if isinstance(image, str):
+        if not image.startswith("data:"):
+            return image
+        image = b64decode(image.partition(",")[2])
+    return f"sha256:{sha256(image).hexdigest()}"
 
 
 def cut_at_stop_string(reply: str, stop_strings: Sequence[str]) -> str:

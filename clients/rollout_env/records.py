@@ -1,6 +1,8 @@
 """Records that an environment and the service exchange, and the exceptions that an environment raises."""
 
 import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -119,6 +121,27 @@ class ChatMessage(TypedDict):
     """End of the response that is judged: `length` if its length has cut it, `stop` if the policy ended it."""
     token_count: NotRequired[int]
     """Length in tokens of the response that is judged."""
+
+
+def with_written_images(outcome: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an outcome as JSON holds them: the bytes of an image are `{"base64": ...}`."""
+    return with_images(
+        outcome, lambda image: {"base64": b64encode(image).decode()} if isinstance(image, bytes) else image
+    )
+
+
+def with_read_images(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Counterpart of `with_written_images`."""
+    return with_images(outcome, lambda image: b64decode(image["base64"]) if isinstance(image, dict) else image)
+
+
+def with_images(outcome: dict[str, Any], image_of: Callable[[Any], Any]) -> dict[str, Any]:
+    def shown(message: Any) -> Any:
+        return {**message, "images": [*map(image_of, message["images"])]} if "images" in message else message
+
+    observation = outcome["observation"] or {}
+    seen = [*map(shown, observation)] if isinstance(observation, list) else shown(observation)
+    return {**outcome, "observation": seen or outcome["observation"]}
 
 
 ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"

@@ -27,7 +27,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
-from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure, escaped_half_surrogates
+from rollout_env.records import (
+    OutcomeInvalid,
+    SampleRejected,
+    TemporaryFailure,
+    escaped_half_surrogates,
+    with_written_images,
+)
 from rollout_env.steps import RolloutSteps, call, validated_start
 
 GRACE_S = 3
@@ -93,7 +99,8 @@ class EnvironmentServer:
     async def _start(self, body: Any) -> Any:
         if not has_a_start(type(self._environment)):
             return None
-        return asdict(await validated_start(self._environment, body["message_log"], body["extra_env_info"]))
+        outcome = await validated_start(self._environment, body["message_log"], body["extra_env_info"])
+        return with_written_images(asdict(outcome))
 
     async def _open(self, _: Any) -> Any:
         session_id = uuid4().hex
@@ -104,7 +111,7 @@ class EnvironmentServer:
         steps = self._sessions.get(body["session_id"])
         if steps is None:
             raise UnknownSession
-        return asdict(await steps.step(body["message_log"], body["extra_env_info"]))
+        return with_written_images(asdict(await steps.step(body["message_log"], body["extra_env_info"])))
 
     async def _close(self, request: Request) -> Response:
         steps = self._sessions.pop(request.path_params["session_id"], None)

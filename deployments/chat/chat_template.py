@@ -224,9 +224,9 @@ def descendants(node: nodes.Node) -> Iterator[nodes.Node]:
 
 def with_parts(chat: Chat) -> Chat:
     """The messages as templates take images: those before a text are parts of a content."""
-    if not any("images" in message for message in chat):
+    if not any(message.get("images") for message in chat):
         return chat
-    return [shown(message) if "images" in message else message for message in chat]
+    return [shown(message) if message.get("images") else message for message in chat]
 
 
 def shown(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from tokenizers import Encoding
@@ -21,7 +21,7 @@ from deployments.chat.bridge import (
 )
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.chat.control_tokens import SplitEncoding, SplittableText
-from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit
+from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit, with_images
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
 from deployments.chat.tokenizer_loading import (
     end_tokens_of,
@@ -130,10 +130,14 @@ class TransformersChatTokenizer(ChatTokenizer):
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """The messages with their parts of `prompt_ids`, whose errors it raises, and the tokens of their images."""
         ids = self.prompt_ids([message.model_dump(exclude_unset=True) for message in messages], options, max_tokens)
+        shown = [images_of(message) for message in messages]
+        placeholders = {options.images[name].placeholder for name in chain.from_iterable(shown)}
         prompt = []
         for place, (message, part) in enumerate(zip(messages, ids, strict=True)):
             try:
-                prompt.append(prompt_message(message, *expanded(part, images_of(message), options.images)))
+                if not shown[place] and not placeholders.isdisjoint(part):
+                    raise OtherPlaceholders("The tokens of an image stand where none is shown")
+                prompt.append(prompt_message(message, *expanded(part, shown[place], options.images)))
             except OtherPlaceholders as error:
                 raise PromptRejected(
                     f"{error} in message {place}, of role {message.role!r}: show images in messages of another role, "
@@ -227,7 +231,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         if fitting < sum(len(message.token_ids) for message in observed):
             observed = self._observations(messages, after, options, fitting, calls, calls_before)
         try:
-            return [with_images(message, shown, options) for message, shown in zip(observed, names, strict=False)]
+            return [
+                with_images(message, shown, options.images) for message, shown in zip(observed, names, strict=False)
+            ]
         except OtherPlaceholders as error:
             raise EnvironmentRejected(f"{error} of an observation: show images in messages of another role.") from error
 
@@ -277,7 +283,7 @@ class TransformersChatTokenizer(ChatTokenizer):
     def _framed(self, messages: Sequence[ChatMessage], calls: Calls, options: ChatOptions) -> Bridge:
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
-            if any("images" in message for message in messages):
+            if images_shown(messages):
                 raise UnsupportedTokenizer("Observations of the format 'raw' show no images: use the format 'chat'.")
             contents = [message["content"] for message in messages]
             return Bridge("".join(contents), list(accumulate(map(len, contents[:-1]))))
@@ -359,18 +365,6 @@ class TransformersChatTokenizer(ChatTokenizer):
                 "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
                 "leave tools out and describe them in a message."
             )
-
-
-def with_images(message: TokenizedObservation, names: Sequence[str], options: ChatOptions) -> TokenizedObservation:
-    """The message with the tokens of its images. One that was cut may show the first of them alone.
-
-    Raises `OtherPlaceholders` if the template writes more images or fewer.
-    """
-    if message.was_cut:
-        placeholders = {options.images[name].placeholder for name in names}
-        names = names[: sum(token_id in placeholders for token_id in message.token_ids)]
-    token_ids, mm_ranges = expanded(message.token_ids, names, options.images)
-    return replace(message, token_ids=token_ids, mm_ranges=mm_ranges)
 
 
 def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:

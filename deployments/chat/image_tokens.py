@@ -5,6 +5,7 @@ later turns send them as they are.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from deployments.protocols.chat import TokenizedObservation
 from deployments.protocols.images import ImagesByName
@@ -42,6 +43,18 @@ def expanded(token_ids: Sequence[int], names: Sequence[str], images: ImagesByNam
         ranges.append(MediaRange.model_construct(media=name, start=start, end=len(ids)))
     ids += token_ids[before:]
     return ids, ranges
+
+
+def with_images(message: TokenizedObservation, names: Sequence[str], images: ImagesByName) -> TokenizedObservation:
+    """The message with the tokens of its images. One that was cut may show the first of them alone.
+
+    Raises `OtherPlaceholders` if the template writes more images or fewer.
+    """
+    if message.was_cut:
+        placeholders = {images[name].placeholder for name in names}
+        names = names[: sum(token_id in placeholders for token_id in message.token_ids)]
+    token_ids, mm_ranges = expanded(message.token_ids, names, images)
+    return replace(message, token_ids=token_ids, mm_ranges=mm_ranges)
 
 
 def tokens_that_fit(

@@ -182,9 +182,14 @@ class StepRunner:
         outcome = await function(step.request)
         if not shows_images(outcome):
             return outcome
-        if self._images is None:
-            raise EnvironmentBroken(NOT_TAKEN)
-        return await self._images.kept(outcome, step.request.owner)
+        try:
+            if self._images is None:
+                raise EnvironmentBroken(NOT_TAKEN)
+            return await self._images.kept(outcome, step.request.owner)
+        except BaseException:
+            # The session has made the step: made again there, it would be another one.
+            self.release([step.request.session_id])
+            raise
 
     def _expire(self, step: Step) -> None:
         """Ends a step that has reached its limit."""

@@ -150,7 +150,13 @@ class VLLMEngine(Engine):
         await self._running.interrupt(generation_ids, failure)
 
     async def _generate(self, running: RunningGeneration) -> Generation:
-        request = running.request
+        request, shown = running.request, None
+        if request.images:
+            # First of all: weights, adapters and interruptions may change while the images are read.
+            shown = await self.prompt_of(request.prompt_token_ids, request.images)
+            if running.interrupted.is_set():
+                return interrupted(running.failure)
+            refuse_other_version(request, self.weights.version_of(request.policy))
         if not self.weights.may_generate.is_set():
             await running.wait_until_interrupted_or(self.weights.may_generate)
             if running.interrupted.is_set():
@@ -164,7 +170,7 @@ class VLLMEngine(Engine):
             refuse_to_score_with(adapter)
             is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
             prompt = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
-            output = await self._output_of(running, prompt, scoring_params(request, is_full), adapter)
+            output = await self._output_of(running, tokens_of(prompt), scoring_params(request, is_full), adapter)
             if output.outputs[0].finish_reason != "abort":
                 scored = scored_prompt_of(request, output, label, is_full)
                 # One that began before an update and ended after it may be a mixture: it is computed again.
@@ -172,7 +178,8 @@ class VLLMEngine(Engine):
                 return scored if is_whole else interrupted(None)
             generation = interrupted(None)
         else:
-            output = await self._output_of(running, request.prompt_token_ids, sampling_params(request), adapter)
+            given = shown or tokens_of(request.prompt_token_ids)
+            output = await self._output_of(running, given, sampling_params(request), adapter)
             experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
             generation = generation_of(output.outputs[0], label, request, experts)
             if request.policy is not None and swaps != self.weights.swaps:
@@ -186,18 +193,12 @@ class VLLMEngine(Engine):
     async def _output_of(
         self,
         running: RunningGeneration,
-        prompt_token_ids: Sequence[int],
+        prompt: TokensInput | MultiModalInput,
         params: SamplingParams,
         adapter: LoadedAdapter | None,
-        cache_salt: str | None = None,
     ) -> RequestOutput:
-        """The engine's last output. Raises the failure that stands for what the engine raises.
-
-        Args:
-            cache_salt: the prefix cache is shared only with generations that have the same.
-        """
+        """The engine's last output. Raises the failure that stands for what the engine raises."""
         request = running.request
-        prompt = await self.prompt_of(prompt_token_ids, request.images, cache_salt)
         lora = None if adapter is None else adapter.request
         try:
             with self.adapters.used_by_generation(adapter, running.engine_id):
@@ -220,7 +221,7 @@ class VLLMEngine(Engine):
         return last
 
     async def prompt_of(
-        self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None
+        self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None = None
     ) -> TokensInput | MultiModalInput:
         """vLLM's input for a prompt.
 
@@ -229,7 +230,7 @@ class VLLMEngine(Engine):
             GenerationRejected: the model takes no images, or not these.
         """
         if not images:
-            return tokens_input(list(token_ids), cache_salt=cache_salt)
+            return tokens_of(token_ids, cache_salt)
         if self.images is None:
             raise takes_no_images([span.name for span in images])
         return await self.images.prompt(token_ids, images, cache_salt)
@@ -248,7 +249,7 @@ class VLLMEngine(Engine):
     ) -> RequestOutput:
         request = GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions())
         with self._running.running(request) as running:
-            return await self._output_of(running, prompt, canary_params(), adapter, cache_salt)
+            return await self._output_of(running, tokens_of(prompt, cache_salt), canary_params(), adapter)
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config
@@ -306,7 +307,7 @@ class VLLMEngine(Engine):
         request = health_request()
         await self.weights.may_generate.wait()
         with self._running.running(request) as running:
-            output = await self._output_of(running, request.prompt_token_ids, health_params(request), None)
+            output = await self._output_of(running, tokens_of(request.prompt_token_ids), health_params(request), None)
         generation_of(output.outputs[0], None)
 
     def shutdown(self) -> None:
@@ -330,3 +331,12 @@ def refuse_experts(args: AsyncEngineArgs) -> None:
 def interrupted(failure: RolloutFailure | None) -> Generation:
     """A generation that was interrupted before its first token."""
     return Generation(packed_ids(()), packed_logprobs(()), "abort", failure=failure)
+
+
+def tokens_of(token_ids: Sequence[int], cache_salt: str | None = None) -> TokensInput:
+    """The engine's input for a prompt without images.
+
+    Args:
+        cache_salt: the prefix cache is shared only with generations that have the same.
+    """
+    return tokens_input(list(token_ids), cache_salt=cache_salt)

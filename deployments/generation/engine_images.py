@@ -8,9 +8,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from io import BytesIO
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,13 +23,16 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from deployments.failures import GenerationRejected
+from deployments.failures import GenerationRejected, ImagesLost
 from deployments.images.failures import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
+from deployments.rpc.background_tasks import BackgroundTasks
 
 KEPT_BYTES = 2**30
 """Memory for processed images; those that were not used for longest are dropped first."""
+USED_EVERY_S = 300.0
+"""An image that prompts show is read from the store again after so long: there it counts as used."""
 
 
 class ImagesUnsupported(Exception):
@@ -63,6 +68,9 @@ class EngineImages:
         self._thread = ThreadPoolExecutor(1, "images")
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._kept = 0
+        self._read_at: dict[str, float] = {}
+        """The time at which each was read from the store last."""
+        self._tasks = BackgroundTasks()
         self._under_way: dict[str, asyncio.Task[ProcessedImage]] = {}
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -107,6 +115,9 @@ class EngineImages:
     async def _image(self, name: str) -> ProcessedImage:
         if (image := self._processed.get(name)) is not None:
             self._processed.move_to_end(name)
+            if monotonic() - self._read_at[name] > USED_EVERY_S:
+                self._read_at[name] = monotonic()
+                self._tasks.start(self._use(name), Context())
             return image
         task = self._under_way.get(name)
         if task is None:
@@ -115,6 +126,11 @@ class EngineImages:
             task.add_done_callback(lambda _: self._under_way.pop(name, None))
         # Others may wait for it when the caller is cancelled.
         return await asyncio.shield(task)
+
+    async def _use(self, name: str) -> None:
+        """Lets the store know that an image is in use, which would go for others in time."""
+        with suppress(ImageUnknown, ImagesLost):
+            await self._store.get(name)
 
     async def _read(self, name: str) -> ProcessedImage:
         try:
@@ -127,9 +143,11 @@ class EngineImages:
         except (OSError, ValueError, RuntimeError) as error:
             raise GenerationRejected(f"The model's processor refuses image {name}: {error}") from error
         self._processed[name] = image
+        self._read_at[name] = monotonic()
         self._kept += image.bytes
         while self._kept > KEPT_BYTES and len(self._processed) > 1:
-            _, dropped = self._processed.popitem(last=False)
+            other, dropped = self._processed.popitem(last=False)
+            del self._read_at[other]
             self._kept -= dropped.bytes
         return image
 

@@ -23,6 +23,7 @@ from deployments.protocols.generation import (
     WeightSpan,
     packed_ids,
     packed_logprobs,
+    takes_no_images,
 )
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of, packed_rows
 from deployments.simulation.timing import TimedGenerations, Timing
@@ -114,7 +115,12 @@ class SimulatedEngine(Engine):
         return cls(timing, description, letters)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
+        """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start.
+
+        Raises `GenerationRejected` for a prompt that shows images.
+        """
+        if request.images:
+            raise takes_no_images([span.name for span in request.images])
         loop = asyncio.get_running_loop()
         length = self._length(request)
         version = self._version_of(request)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
 from deployments.images.failures import ImageRefused, image_unknown
@@ -21,10 +22,12 @@ from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
 from service.images.fetching import ImageFetcher
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
+from service.rollouts.progress import ProgressLog
 
 DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,")
 LONGEST_DATA_URL_HEAD = 40
 NAME_PREFIX = "sha256:"
+NOT_FETCHED: Mapping[str, str] = MappingProxyType({})
 MOST_SAMPLES_READ_INLINE = 64
 Location = tuple[str | int, ...]
 Source = tuple[str, Location]
@@ -80,8 +83,14 @@ class RequestImages:
         assert found is not None
         return data, found.media_type
 
-    async def named(self, request: RolloutRequest, caller: Caller = ANYBODY) -> RolloutRequest:
+    async def named(
+        self, request: RolloutRequest, caller: Caller = ANYBODY, progress: ProgressLog | None = None
+    ) -> RolloutRequest:
         """The request with each image by its name: the very request if it shows none, else a copy.
+
+        Args:
+            progress: the log of a request that another process may continue; no address in it is fetched again, which
+                may lead to another image by now.
 
         Raises:
             RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
@@ -89,7 +98,11 @@ class RequestImages:
         """
         sources = await read_beside_others(request)
         refuse_too_many(sources, self.settings.max_images)
-        names = await self.names_of(sources, caller)
+        fetched = {} if progress is None else progress.fetched
+        names = await self.names_of(sources, caller, fetched)
+        now_fetched = {source: name for source, name in names.items() if is_address(source) and source not in fetched}
+        if progress is not None and now_fetched:
+            await progress.note_fetched(now_fetched)
         return with_names(request, sources, names) if names else request
 
     async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
@@ -101,36 +114,42 @@ class RequestImages:
         names = await self.names_of(sources, caller)
         return sample_with_names(sample, names) if names else sample
 
-    async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
+    async def names_of(
+        self, sources: Sequence[Source], caller: Caller = ANYBODY, fetched: Mapping[str, str] = NOT_FETCHED
+    ) -> dict[str, str]:
         """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`.
 
         What the caller has here already, as an agent that sends its conversation again with each call, is neither
         checked nor sent to the store once more.
+
+        Args:
+            fetched: names of images that were fetched before, by address.
         """
         if not sources:
             return {}
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
-        given = [source for source in each if not source.startswith(NAME_PREFIX)]
+        known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
+        given = [source for source in each if source not in known]
         contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
         read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
         names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
-        asked = [*(source for source in each if source.startswith(NAME_PREFIX)), *names.values()]
+        asked = list(dict.fromkeys([*known.values(), *names.values()]))
         unknown = set(await self.store.refused(asked, caller.name) if asked else ())
         new = {source: data for source, data in read.items() if names[source] in unknown}
         checked = zip(new, await asyncio.gather(*map(self._refusal, new.values())), strict=True)
         refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
         refusals |= {source: str(refusal) for source, refusal in checked if refusal is not None}
-        refusals |= {source: NOT_KEPT for source in each if source in unknown}
+        refusals |= {source: NOT_KEPT for source, name in known.items() if name in unknown}
         if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
         if new:
             await self.store.put([*new.values()], caller.name)
-        return names
+        return names | {source: name for source, name in known.items() if source != name}
 
     async def _content(self, source: str) -> bytes | ImageRefused:
         try:
-            if source.startswith("data:"):
+            if not is_address(source):
                 async with self._decoding:
                     return await asyncio.to_thread(decoded, source, self.settings)
             return await self._fetcher.fetch(source)
@@ -144,6 +163,14 @@ class RequestImages:
         except ImageRefused as error:
             return error
         return None
+
+
+def is_name(source: str) -> bool:
+    return source.startswith(NAME_PREFIX)
+
+
+def is_address(source: str) -> bool:
+    return not is_name(source) and not source.startswith("data:")
 
 
 async def refuse_images(request: RolloutRequest) -> None:
@@ -174,6 +201,11 @@ def sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
     for number, given in enumerate(sample.message_log or ()):
         for place, shows in enumerate(given.mm_ranges or ()):
             yield shows.media, (*field, "message_log", number, "mm_ranges", place, "media")
+
+
+async def bytes_of_files(request: RolloutRequest) -> int:
+    """Characters of the request's data URLs, which no result repeats."""
+    return sum(len(source) for source, _ in await read_beside_others(request) if source.startswith("data:"))
 
 
 async def read_beside_others(request: RolloutRequest) -> list[Source]:

@@ -1,9 +1,9 @@
 """The journal of one job: each finished turn, and each finished group. The loop's port is `ProgressLog`.
 
-A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), or samples that were started
-(`started`). An outline is an array of turns whose messages have versions alone. An event is the lines of the rollouts
-of a group as the service's NDJSON stream has them, or the line of the summary or problem. The functions that write and
-read these bytes do no I/O.
+A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), samples that were started
+(`started`), or names of images by address (`fetched`). An outline is an array of turns whose messages have versions
+alone. An event is the lines of the rollouts of a group as the service's NDJSON stream has them, or the line of the
+summary or problem. The functions that write and read these bytes do no I/O.
 """
 
 import asyncio
@@ -42,6 +42,8 @@ class JournalProgress:
     """By position in the response."""
     started: dict[int, SampleInput] = field(default_factory=dict)
     """By position in the request."""
+    fetched: dict[str, str] = field(default_factory=dict)
+    """The names of images, by address."""
 
     def add(self, entry: bytes) -> list[int]:
         """Adds a journal entry, in the order in which they were written. Returns the position of its rollout, if
@@ -49,6 +51,9 @@ class JournalProgress:
         fields = from_json(entry)
         if "started" in fields:
             self.started |= {position: SampleInput.model_validate(sample) for position, sample in fields["started"]}
+            return []
+        if "fetched" in fields:
+            self.fetched |= fields["fetched"]
             return []
         position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
         if first:
@@ -189,6 +194,13 @@ class JobJournal(ProgressLog):
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
         await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
+
+    @property
+    def fetched(self) -> Mapping[str, str]:
+        return self._progress.fetched
+
+    async def note_fetched(self, names: Mapping[str, str]) -> None:
+        await self._writer.write(self._write({self._next_entry(): json_of({"fetched": dict(names)})}))
 
     @property
     def begun_groups(self) -> int:

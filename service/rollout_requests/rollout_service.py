@@ -15,7 +15,7 @@ from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, 
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
-from service.images.request_images import RequestImages, refuse_images
+from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
@@ -270,16 +270,13 @@ class RolloutService:
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
-        refuse_large_echo(request, body_bytes, self.limits)
+        refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
-        if self._request_images is None:
-            await refuse_images(request)
-        else:
-            request = await self._request_images.named(request, caller)
+        request = await self._with_named_images(request, caller, progress)
         maker = EpisodeMaker(
             request.model_copy(),
             request_context(request, request_id, caller),
@@ -303,6 +300,20 @@ class RolloutService:
         context = self._context(request, caller, progress)
         current = partial(self.policy.current, name)
         return RunningRollout(request, request_id, prepared, context, current, self.task_sampler.note)
+
+    async def _with_named_images(
+        self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None
+    ) -> RolloutRequest:
+        """Raises what `RequestImages.named` raises. Of a request that had others, the samples move to the copy."""
+        if self._request_images is None:
+            await refuse_images(request)
+            return request
+        named = await self._request_images.named(request, caller, progress)
+        if named is not request:
+            # Its sender may hold it until the answer is whole, and with it megabytes of each image.
+            samples, request.samples = request.samples, []
+            await free_beside_others(samples)
+        return named
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
         if maker.request.keep.where is None:

@@ -106,7 +106,7 @@ class MessageLog:
         posted = 0 if self._prompt.response is None else len(self._prompt.response.token_ids)
         self.added = list(messages)
         self._added_ids = packed_ids(chain.from_iterable(message.token_ids for message in messages))[posted:]
-        self.images = self._prompt.images + image_spans(messages, len(self._prompt.token_ids) - posted)
+        self.images = image_spans(self)
 
     def _end_full_partial(self) -> None:
         """Completes a partial response that has no room left, or all the tokens that it may have: its step is due."""

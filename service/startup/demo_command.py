@@ -33,12 +33,12 @@ def demo(
     from service.startup.generated_config import environments_of, generated_config
     from service.startup.local_service import local_service, sentences_for_the_user
     from service.startup.ports import free_port
-    from service.startup.serve_command import make_if_needed, make_importable, served_model, tasks_for
+    from service.startup.serve_command import embedded_model, make_if_needed, make_importable, served_model, tasks_for
 
     console = Console()
     with sentences_for_the_user(console):
         asked = env or tasks_for(model)
-        config = generated_config(served_model(model, gpus), asked, {"port": free_port()}, {})
+        config = generated_config(served_model(model or embedded_model(asked), gpus), asked, {"port": free_port()}, {})
         tasks = [*environments_of(asked)]
         make_if_needed(model, console)
         make_importable(Path.cwd())

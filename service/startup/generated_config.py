@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, BUNDLED, LOOPBACK
 
 EMBEDDED_MODEL = BUNDLED / "tiny"
+EMBEDDED_MODEL_THAT_SEES = BUNDLED / "shapes"
 GPU_ENGINE: Mapping[str, Any] = {
     "device": "gpu",
     "num_cpus": 2,
@@ -48,6 +51,8 @@ BUILT_IN = {
 }
 """The built-in tasks that need no settings."""
 DEFAULT_TASKS = ("math", "sliding_puzzle")
+TASKS_WITH_IMAGES = ("shapes",)
+"""Built-in tasks that only a model that sees can play."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class ServedModel:
     """Tokens of prompt and generation; by default the model's own limit, on processors at most that of the config."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the config's `engine`, which take precedence."""
+    images: bool | None = None
+    """Whether the service takes images; by default if the model sees."""
 
 
 def generated_config(
@@ -82,12 +89,15 @@ def generated_config(
     environments = environments_of(tasks)
     engine = {**(gpu_engine(served) if served.gpus else cpu_engine(served)), **served.engine}
     replicas = served.gpus // served.tensor_parallel_size if served.gpus else 1
+    optional: dict[str, dict[str, str]] = {"access": dict(access)} if access else {}
+    if sees(served.model) if served.images is None else served.images:
+        optional["images"] = {}
     few_cores = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
     application = {
         "name": "rollout",
         "import_path": APP_BUILDER,
         "route_prefix": "/",
-        "args": {**({"access": dict(access)} if access else {}), "engine": engine, "environments": environments},
+        "args": {**optional, "engine": engine, "environments": environments},
         "deployments": [
             {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
             {"name": "Generator", "num_replicas": replicas},
@@ -154,10 +164,36 @@ def engine_fields(given: Sequence[str]) -> dict[str, Any]:
 
 
 def longest_context(model: str) -> int:
-    """Positions that a local model has, by its `config.json`; what cannot be looked up is taken for large enough."""
-    config = Path(model) / "config.json"
-    positions = json.loads(config.read_text()).get("max_position_embeddings") if config.is_file() else None
+    """Positions that a model has, by its config; what cannot be looked up is taken for large enough."""
+    config = hugging_face_config(model)
+    of_text = config.get("text_config")
+    positions = (of_text if isinstance(of_text, dict) else config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else 2**31
+
+
+def needs_images(tasks: Sequence[str]) -> bool:
+    """Whether all of these tasks show images: the embedded model that sees plays no others."""
+    return bool(tasks) and {*tasks} <= {*TASKS_WITH_IMAGES}
+
+
+def sees(model: str) -> bool:
+    """Whether a model takes images: its config has a `vision_config`."""
+    return isinstance(hugging_face_config(model).get("vision_config"), dict)
+
+
+def hugging_face_config(model: str) -> dict[str, Any]:
+    """The `config.json` of a folder, or of a model of the Hub that is on this machine already; else empty."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        try:
+            cached = try_to_load_from_cache(model, "config.json")
+        except HFValidationError:
+            return {}
+        if not isinstance(cached, str):
+            return {}
+        path = Path(cached)
+    config = json.loads(path.read_text())
+    return config if isinstance(config, dict) else {}
 
 
 def environments_of(tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:

@@ -41,6 +41,12 @@ def serve(
             metavar="KEY=VALUE", help="A field of `engine` in the config: the service's or vLLM's. Repeatable."
         ),
     ] = None,
+    images: Annotated[
+        bool | None,
+        typer.Option(
+            "--images/--no-images", help="Take images; by default if the config of the model has a vision_config."
+        ),
+    ] = None,
     host: Host = None,
     port: Port = None,
     keys_file: KeysFile = None,
@@ -63,10 +69,11 @@ def serve(
     keys = None if keys_file is None else str(keys_file.expanduser().absolute())
     access = {name: value for name, value in (("keys_file", keys), ("guarded_by", guarded_by)) if value is not None}
     with sentences_for_the_user(console):
+        tasks = env or tasks_for(model)
         given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
         fields = given | engine_fields(engine or ())
-        served = served_model(model, gpus, tensor_parallel_size, max_model_len, fields)
-        config = generated_config(served, env or tasks_for(model), http_options, access)
+        served = served_model(model or embedded_model(tasks), gpus, tensor_parallel_size, max_model_len, fields, images)
+        config = generated_config(served, tasks, http_options, access)
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
@@ -76,24 +83,26 @@ def serve(
 
 
 def served_model(
-    model: str | None,
+    model: str,
     gpus: int | None,
     tensor_parallel_size: int = 1,
     max_model_len: str | None = None,
     engine: Mapping[str, Any] | None = None,
+    images: bool | None = None,
 ) -> "ServedModel":
-    """The model that is asked for: by default the embedded one, on all GPUs of this machine.
+    """The model that is asked for, by default on all GPUs of this machine.
 
     Raises:
         ServiceNotStarted: `max_model_len` is neither `auto` nor a number.
     """
     from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
-    from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, context_length
+    from service.startup.generated_config import ServedModel, context_length
 
     if gpus is None:
         gpus = int(resources_of_this_machine().get("GPU", 0))
-    named = model_named(model or str(EMBEDDED_MODEL))
-    return ServedModel(named, gpus, tensor_parallel_size, context_length(max_model_len), engine or {})
+    return ServedModel(
+        model_named(model), gpus, tensor_parallel_size, context_length(max_model_len), engine or {}, images
+    )
 
 
 def model_named(model: str) -> str:
@@ -105,12 +114,23 @@ def model_named(model: str) -> str:
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
+def embedded_model(tasks: Sequence[str]) -> str:
+    """The model of a service that is asked for none: the one that plays these tasks."""
+    from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES, needs_images
+
+    return str(EMBEDDED_MODEL_THAT_SEES if needs_images(tasks) else EMBEDDED_MODEL)
+
+
 def tasks_for(model: str | None) -> Sequence[str]:
     """The tasks of a service that is asked for none: those that the model can play."""
     from service.startup import smollm2
-    from service.startup.generated_config import DEFAULT_TASKS
+    from service.startup.generated_config import DEFAULT_TASKS, TASKS_WITH_IMAGES, sees
 
-    return smollm2.TASKS if model is not None and smollm2.is_smollm2(model) else DEFAULT_TASKS
+    if model is None:
+        return DEFAULT_TASKS
+    if smollm2.is_smollm2(model):
+        return smollm2.TASKS
+    return TASKS_WITH_IMAGES if sees(model_named(model)) else DEFAULT_TASKS
 
 
 def make_if_needed(model: str | None, console: "Console") -> None:

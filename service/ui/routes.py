@@ -55,7 +55,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        # Images of rollouts are fetched with the caller's key, which an <img> does not send.
+        "img-src 'self' blob:",
         "connect-src 'self'",
         "worker-src 'self'",
         "base-uri 'none'",

@@ -12,6 +12,7 @@ from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_env.loading import checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.commands import ServiceNotStarted
+from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES
 from tests.clients.message_logs import generated, given_message, rollout
 from tests.paths import REPOSITORY
 
@@ -31,6 +32,21 @@ def test_a_demo_serves_its_tasks_alone() -> None:
     assert application.args["environments"]["code"] == known_tasks()["code"]
     assert [entry.name for entry in application.deployments] == ["Ingress", "Generator", "code", "math"]
     assert application.args["engine"]["model"] == str(Path("models/tiny").resolve())
+
+
+def test_a_task_that_shows_images_is_played_by_the_embedded_model_that_sees() -> None:
+    [application] = config_for(CONFIG, None, ["shapes"]).applications
+    assert application.args["engine"]["model"] == str(EMBEDDED_MODEL_THAT_SEES)
+    assert application.args["images"] == {}
+    [application] = config_for(CONFIG, Path("models/shapes"), ["shapes", "math"]).applications
+    assert (application.args["engine"]["model"], application.args["images"]) == (
+        str(Path("models/shapes").resolve()),
+        {},
+    )
+    for others in (["shapes", "math"], ["math"]):
+        [application] = config_for(CONFIG, None, others).applications
+        assert Path(application.args["engine"]["model"]).name == "tiny"
+        assert "images" not in application.args
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
@@ -79,6 +95,12 @@ def test_a_section_has_the_task_its_tools_and_a_transcript() -> None:
     text = section(sample)
     assert text.startswith("\n## sums\n\nAdd.\n\nTools: `add`.\n\n```text\n[user]\n1 + 1?\n[assistant] ")
     assert text.endswith("\n2\n```\n\n`completed` after 1 turn, rewards: `right` 1.\n")
+
+
+def test_images_of_a_message_are_marked() -> None:
+    shown = {"media": f"sha256:{'c' * 64}", "start": 0, "end": 1}
+    lines = "".join(transcript(rollout(given_message(1) | {"content": "Look.", "mm_ranges": [shown]}))).splitlines()
+    assert lines[1:4] == ["[user]", "[image sha256:cccccccc... · 1 token]", "Look."]
 
 
 def test_the_fields_are_a_table() -> None:

@@ -1,5 +1,7 @@
 """The training of `make train`: what it trains on and measures with, and its gradients."""
 
+# mypy: disable-error-code="no-untyped-call"
+
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,24 +9,36 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from PIL import Image
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoProcessor
 
+from deployments.environments.shapes_pictures import scene, scene_picture
 from examples import train_grpo
 from examples.train_grpo import (
     CLIP,
     EMBEDDED,
     QUESTIONS,
+    SEEING,
+    SMALL,
     add_gradients,
     additions,
     from_file,
     generated_tokens,
+    images_of,
+    improve,
     mean_reward,
+    model_and_recipe,
     model_to_train,
+    says_an_image,
     sum_of,
 )
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutResponse
-from tests.paths import TINY_MODEL
+from rollout_client.tensors import to_tensors
+from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
+from tests.clients.message_logs import rollout
+from tests.paths import REPOSITORY, TINY_MODEL
 
 # Importing what trains takes seconds.
 pytestmark = pytest.mark.slow
@@ -32,12 +46,21 @@ ROWS, LENGTH, PROMPT = 5, 9, 4
 
 
 def question_of(sample: Any) -> str:
-    return str(sample.messages[-1].content)
+    return str((sample.messages or [sample])[-1])
 
 
 def test_the_sums_held_out_are_those_that_the_embedded_model_has_not_seen() -> None:
     _, unseen = addition_pairs(0)
     assert additions().held_out == [sum_of(*pair) for pair in unseen]
+
+
+def test_each_embedded_model_has_its_recipe_and_questions_about_pictures_have_their_model() -> None:
+    console = Console()
+    assert model_and_recipe(None, None, console) == (str(EMBEDDED_MODEL), EMBEDDED)
+    assert model_and_recipe(None, "shapes", console) == (str(EMBEDDED_MODEL_THAT_SEES), SEEING)
+    assert model_and_recipe(str(REPOSITORY / "models" / "shapes"), None, console)[1] == SEEING
+    assert model_and_recipe(str(TINY_MODEL), "larger", console)[1] == EMBEDDED
+    assert model_and_recipe("org/model", "shapes", console) == ("org/model", SMALL)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -51,8 +74,9 @@ def test_each_tenth_sample_of_a_file_is_held_out(tmp_path: Path) -> None:
     samples = [{"task_name": "t", "messages": [{"role": "user", "content": str(number)}]} for number in range(21)]
     (tmp_path / "samples.jsonl").write_text("\n\n".join(map(json.dumps, samples)))
     read = from_file(str(tmp_path / "samples.jsonl"))()
-    assert [question_of(sample) for sample in read.held_out] == ["0", "10", "20"]
-    assert [question_of(sample) for sample in read.trained_on] == [str(n) for n in range(21) if n % 10]
+    trained_on, held_out = ([str(sample.messages and sample.messages[-1].content) for sample in part] for part in read)
+    assert held_out == ["0", "10", "20"]
+    assert trained_on == [str(n) for n in range(21) if n % 10]
 
 
 def made_batch() -> SimpleNamespace:
@@ -93,6 +117,65 @@ def test_the_gradients_are_those_of_the_clipped_objective_over_the_whole_batch(
     assert difference == pytest.approx(float(distances.mean()))
 
 
+def pictured(model: Any, numbers: list[int]) -> tuple[Any, RolloutResponse, dict[str, bytes]]:
+    """Rollouts that each show one picture of these, as a tensor and as the service answers."""
+    processor = AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES)
+    parts = [{"type": "image"}, {"type": "text", "text": "How many?"}]
+    text = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+    pictures = {f"sha256:{number:064x}": scene_picture(scene(number, 64, 6, 6), 64) for number in numbers}
+    token_ids = processor(text=text, images=[Image.new("RGB", (64, 64))])["input_ids"][0]
+    first, last = token_ids.index(model.config.image_token_id), len(token_ids)
+    shown = [{"media": name, "start": first, "end": first + 16} for name in pictures]
+    said = {"role": "assistant", "content": "3", "token_ids": [51, 261], "generation_logprobs": [-1.0, -0.1]}
+    log = {"role": "user", "content": "How many?", "token_ids": token_ids}
+    samples = [
+        rollout(log | {"mm_ranges": [each]}, said | {"reward": float(place)}, idx=0, total_reward=float(place))
+        for place, each in enumerate(shown)
+    ]
+    response = response_of(0, samples=samples)
+    batch = to_tensors(response, pad_token_id=0)
+    assert int(batch.prompt_lengths[0]) == last
+    return batch, response, pictures
+
+
+def test_each_row_is_given_the_picture_of_its_rollout() -> None:
+    model, *_ = model_to_train(str(EMBEDDED_MODEL_THAT_SEES), SEEING, seed=0)
+    batch, response, pictures = pictured(model, [1, 2, 3])
+    client: Any = SimpleNamespace(image=pictures.pop)
+    images = images_of(client, response, batch, AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES).image_processor)
+    assert pictures == {}
+    rows = torch.arange(3)
+    together = model(input_ids=batch.input_ids, **images(rows)).logits
+    for order in ([2], [1, 0]):
+        apart = model(input_ids=batch.input_ids[order], **images(torch.tensor(order))).logits
+        torch.testing.assert_close(apart, together[order])
+    assert not torch.allclose(together[0, -1], together[1, -1])
+    difference = add_gradients(model, batch, rows, batch.loss_mask.sum(), images)
+    logprobs = together.log_softmax(-1)[:, -3:-1].gather(2, batch.input_ids[:, -2:, None])[..., 0]
+    assert difference == pytest.approx(float((logprobs - torch.tensor([-1.0, -0.1])).abs().mean()), abs=1e-5)
+
+
+def test_a_rollout_whose_policy_has_sampled_a_placeholder_itself_is_left_out() -> None:
+    model, optimizer, _ = model_to_train(str(EMBEDDED_MODEL_THAT_SEES), SEEING, seed=0)
+    batch, response, pictures = pictured(model, [1, 2, 3])
+    images = images_of(
+        SimpleNamespace(image=pictures.get),  # type: ignore[arg-type]
+        response,
+        batch,
+        AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES).image_processor,
+    )
+    batch.input_ids[2, -2] = model.config.image_token_id
+    assert says_an_image(model, batch).tolist() == [False, False, True]
+    seen: set[int] = set()
+
+    def noted(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.update(rows.tolist())
+        return images(rows)
+
+    improve(model, optimizer, batch, 1, noted)
+    assert seen == {0}
+
+
 def test_an_adapter_is_all_that_is_trained_where_its_rank_is_given() -> None:
     model, *_ = model_to_train(str(TINY_MODEL), EMBEDDED._replace(lora_rank=4), seed=0)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -102,9 +185,7 @@ def test_an_adapter_is_all_that_is_trained_where_its_rank_is_given() -> None:
 
 def response_of(tokens: int, **fields: Any) -> RolloutResponse:
     metrics = {"total_generated_tokens": tokens, "mean_total_reward": 0.25}
-    return RolloutResponse.model_validate(
-        {"request_id": "r", "metrics": metrics, "policy": {}, "samples": [], **fields}
-    )
+    return RolloutResponse.model_validate({"request_id": "r", "metrics": metrics, "policy": {}, "samples": []} | fields)
 
 
 def test_tokens_of_dropped_groups_and_of_those_begun_ahead_are_counted() -> None:

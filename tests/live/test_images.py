@@ -15,6 +15,7 @@ from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
+from deployments.generation import engine_images
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
@@ -119,6 +120,8 @@ async def play(
 
 
 PLACEHOLDER = 262
+BLOCK = 128
+"""Tokens of a block of vLLM's cache on processors."""
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
@@ -181,6 +184,25 @@ def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
     assert placeholders == [5 * TOKENS_OF_TILE, 3 * TOKENS_OF_TILE]
 
 
+def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, 81)]))
+    images.read.clear()
+
+    async def shown(times: int) -> None:
+        for _ in range(times):
+            await running.image_tokens(names)
+            await asyncio.sleep(0.01)
+
+    loop.run(shown(3))
+    assert images.read == names
+    monkeypatch.setattr(engine_images, "USED_EVERY_S", 0.0)
+    loop.run(shown(2))
+    assert images.read == names * 3
+
+
 def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
 ) -> None:
@@ -197,6 +219,34 @@ def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_
     with pytest.raises(GenerationRejected, match=f"are not those that the model has for image {name}: send tokens"):
         loop.run(running.generate(request(1)))
     assert len(loop.run(running.generate(request(0))).token_ids) == 2
+
+
+def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, seed) for seed in (90, 91, 92)]))
+    ids: list[int] = [72]
+    spans: list[ImageSpan] = []
+    for name, tokens in zip(names, loop.run(running.image_tokens(names)), strict=True):
+        spans.append(ImageSpan(name, len(ids), len(ids) + len(tokens.token_ids)))
+        ids += tokens.token_ids
+    options = SamplingOptions(temperature=0.0, ignore_eos=True)
+
+    def found(request: GenerationRequest) -> tuple[int, list[int]]:
+        before = running.prefix_cache_tokens().found
+        made = loop.run(running.generate(request))
+        return running.prefix_cache_tokens().found - before, [*made.token_ids]
+
+    first, made = found(GenerationRequest("first", ids, 4, (), options, images=tuple(spans)))
+    later = [*ids, *made, 33, 34]
+    second, _ = found(GenerationRequest("later", later, 4, (), options, images=tuple(spans)))
+    # The same tokens with another picture in the place of the last are another prompt.
+    [other] = loop.run(images.put([picture(64, 64, 93)]))
+    changed = (*spans[:2], ImageSpan(other, spans[2].start, spans[2].end))
+    third, _ = found(GenerationRequest("other", later, 4, (), options, images=changed))
+    assert (first, second) == (0, len(ids) // BLOCK * BLOCK)
+    assert third == spans[2].start // BLOCK * BLOCK
 
 
 def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory) -> None:

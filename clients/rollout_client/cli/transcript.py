@@ -32,6 +32,8 @@ STATUS_STYLES: Mapping[str, str] = {
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"
 LONGEST_ROLE = len("environment")
+NAME_SHOWN = len("sha256:") + 8
+"""Characters of an image's name; the whole name is in the rollout."""
 
 
 def transcript(sample: SampleResult) -> Panel:
@@ -53,12 +55,19 @@ def messages_grid(sample: SampleResult) -> Table:
     grid.add_column(width=LONGEST_ROLE)
     grid.add_column(ratio=1, overflow="fold")
     for message in sample.message_log:
-        grid.add_row(Text(message.role, ROLE_STYLES[message.role]), plain(message.content))
+        shown = "\n".join(filter(None, [*image_marks(message), message.content]))
+        grid.add_row(Text(message.role, ROLE_STYLES[message.role]), plain(shown))
         if note := message_note(message):
             grid.add_row("", Text(note, NOTE_STYLE))
     if sample.error is not None:
         grid.add_row(Text("error", "bold red"), plain(f"{sample.error.kind}: {sample.error.message}", "red"))
     return grid
+
+
+def image_marks(message: Message) -> list[str]:
+    """A short text for each image of a message: its name and how many tokens stand for it."""
+    counts = [(shown.media[:NAME_SHOWN], shown.end - shown.start) for shown in message.mm_ranges or ()]
+    return [f"[image {name}... · {count} {'token' if count == 1 else 'tokens'}]" for name, count in counts]
 
 
 def message_note(message: Message) -> str:

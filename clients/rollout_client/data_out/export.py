@@ -176,6 +176,8 @@ class Exporter:
         reward, least = final_reward(sample), self._selection.min_reward
         if sample.status not in self._selection.statuses:
             raise DoesNotFit(f"status {sample.status}")
+        if any(message.mm_ranges for message in sample.message_log):
+            raise DoesNotFit("it shows images, and no format has a place for them")
         if reward is None and (self._selection.needs_rewards or self._format in ("dpo", "kto")):
             raise DoesNotFit("no final reward")
         if least is not None and reward is not None and reward < least:

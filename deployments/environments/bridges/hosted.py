@@ -29,6 +29,7 @@ from rollout_env import (
     TaskEnvironment,
     TemporaryFailure,
 )
+from rollout_env.records import with_read_images
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ANSWER_TIMEOUT_S = 5.0
@@ -131,6 +132,7 @@ class HostedEnvironment(TaskEnvironment):
         begun = await self.request("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
         if begun is None:
             return StartOutcome()
+        begun = with_read_images(begun)
         return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
@@ -182,7 +184,7 @@ class HostedSession(Session):
         outcome = await self._environment.request(
             "/step", session_id=self._session_id, message_log=message_log, extra_env_info=state
         )
-        return StepOutcome(**outcome)
+        return StepOutcome(**with_read_images(outcome))
 
     async def close(self) -> None:
         await self._environment.request(f"/sessions/{self._session_id}", "DELETE")

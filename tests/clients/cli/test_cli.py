@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from rollout_client.cli.app import app
 from rollout_client.cli.commands.policy import versions_table
 from rollout_client.cli.transcript import metrics_table, transcript
+from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.version import CONTRACT_VERSION
@@ -313,6 +314,20 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
 def test_a_transcript_shows_tokens_finish_reason_and_reward_of_a_message() -> None:
     text = shown(transcript(SampleResult(**result())))
     assert "2 tokens · stop · mean log-probability -0.500 · reward 1" in text
+
+
+def test_a_transcript_marks_each_image_of_a_message_before_its_text() -> None:
+    sample = SampleResult(**result())
+    names = [f"sha256:{digit * 64}" for digit in "ab"]
+    ranges = [MediaRange(media=names[0], start=1, end=19), MediaRange(media=names[1], start=20, end=21)]
+    log = [message.model_copy(update={"mm_ranges": ranges}) for message in sample.message_log[:1]]
+    text = shown(transcript(sample.model_copy(update={"message_log": log})))
+    lines = [line.strip("│ ").removeprefix(log[0].role).strip() for line in text.splitlines()]
+    assert lines[1:4] == [
+        "[image sha256:aaaaaaaa... · 18 tokens]",
+        "[image sha256:bbbbbbbb... · 1 token]",
+        log[0].content,
+    ]
 
 
 def test_a_failed_sample_shows_its_error_and_no_reward() -> None:

@@ -52,6 +52,14 @@ def chat(role: str, content: str) -> Json:
 PROMPT = [chat("user", "What is 1 + 1?")]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_rollout_that_shows_images_is_left_out_and_counted(form: ExportFormat) -> None:
+    ranges = [{"media": f"sha256:{'0a' * 32}", "start": 0, "end": 1}]
+    shows = [played(reward, ASKED | {"mm_ranges": ranges}, said(f"{reward}", 3, 4)) for reward in (0.0, 1.0)]
+    with pytest.raises(NothingToExport, match="it shows images, and no format has a place for them"):
+        export_rollouts(shows, form)
+
+
 def test_sft_has_the_prompt_and_what_came_from_the_first_response_to_the_last() -> None:
     exported = export_rollouts([two_turns()], "sft")
     turns = [chat("assistant", "Three."), chat("environment", "No."), chat("assistant", "Two, 0.")]

@@ -1,6 +1,8 @@
 """Playing an environment against scripted replies."""
 
 import asyncio
+from base64 import b64encode
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -200,6 +202,30 @@ def test_a_prompt_without_content_or_with_text_parts_is_text_for_the_environment
         {"role": "user", "content": "Add 1."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
+
+
+def test_images_reach_an_environment_by_their_names_as_in_the_service() -> None:
+    name = f"sha256:{sha256(b'a picture').hexdigest()}"
+    content = [
+        {"type": "image", "image": f"data:image/png;base64,{b64encode(b'a picture').decode()}"},
+        {"type": "text", "text": "Which?"},
+        {"type": "image", "image": "sha256:0"},
+    ]
+    shows = StepOutcome({"role": "user", "content": "This?", "images": [b"a picture"]}, 0.0, terminated=False)
+    environment = Saying(shows, says("end", terminated=True))
+    played = play(environment, ["1", "2"], {**counting_sample(3), "messages": [{"role": "user", "content": content}]})
+    assert environment.logs[1] == [
+        {"role": "user", "content": "Which?", "images": [name, "sha256:0"]},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "This?", "images": [name]},
+        {"role": "assistant", "content": "2"},
+    ]
+    assert played.outcomes[0] == shows
+    assert played.message_log[2] == shows.observation, "who plays it can see the picture"
+    log = [{"role": "user", "content": "", "mm_ranges": [{"media": name, "start": 0, "end": 1}]}]
+    environment = Saying(says("end", terminated=True))
+    play(environment, ["1"], {"message_log": log, "extra_env_info": {"until": 3}})
+    assert environment.logs[0][0] == {"role": "user", "content": "", "images": [name]}
 
 
 class Dealing(CountingEnvironment):

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome
+from rollout_env import ChatMessage, SampleRejected, Session, StartOutcome, StepOutcome
+from rollout_env.records import with_read_images, with_written_images
 from rollout_env.serve import EnvironmentServer, answering
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
 
@@ -69,3 +70,22 @@ def test_what_it_raises_can_be_answered_whatever_the_message_holds() -> None:
     response = asyncio.run(answer())
     assert response.status_code == 409
     assert json.loads(bytes(response.body)) == {"kind": "rejected", "message": "\\ud83d"}
+
+
+class PaintingEnvironment(CountingEnvironment):
+    def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
+        return StartOutcome([{"role": "user", "content": "Look", "images": [b"\x89PNG"]}])
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        return StepOutcome({"role": "user", "content": "", "images": [b"\xff\xd8", "sha256:0"]}, 0.0, terminated=False)
+
+
+def test_images_of_observations_are_the_same_bytes_and_names_on_the_other_side() -> None:
+    asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
+    with TestClient(EnvironmentServer(PaintingEnvironment()).app()) as client:
+        begun = client.post("/start", json=asked).json()
+        step = client.post("/step", json={**asked, **client.post("/sessions", json={}).json()}).json()
+    assert with_read_images(begun)["observation"] == [{"role": "user", "content": "Look", "images": [b"\x89PNG"]}]
+    assert with_read_images(step)["observation"]["images"] == [b"\xff\xd8", "sha256:0"]
+    nothing = {"observation": None, "reward": 0.0}
+    assert with_read_images(with_written_images(nothing)) == nothing

@@ -12,6 +12,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.images import ImageTokens, image_spans, name_of_image
 from rollout_client.contract.messages import Message, PromptMessage
+from tests.paths import TINY_MODEL
 from tests.vision_model import vision_tokenizer
 
 TOKENIZER = TransformersChatTokenizer(vision_tokenizer())
@@ -102,6 +103,14 @@ def test_a_prompt_that_spells_a_placeholder_beside_its_images_is_refused() -> No
         TOKENIZER.prompt([message], ChatOptions(images=KNOWN), PLENTY)
 
 
+def test_a_prompt_that_spells_a_placeholder_in_another_message_than_its_images_is_refused() -> None:
+    shows, spells = (
+        PromptMessage.model_validate({"role": "user", "content": each}) for each in (content([NAMES[0]]), "<image>")
+    )
+    with pytest.raises(PromptRejected, match="stand where none is shown in message 1, of role 'user'"):
+        TOKENIZER.prompt([shows, spells], ChatOptions(images=KNOWN), PLENTY)
+
+
 def test_an_observation_that_spells_a_placeholder_shows_no_image_by_it() -> None:
     [one] = observed([{"role": "user", "content": "<image>", "images": [NAMES[0]]}], PLENTY)
     assert [place.media for place in one.mm_ranges] == [NAMES[0]]
@@ -113,6 +122,14 @@ def test_a_raw_observation_shows_no_image() -> None:
     raw = ChatOptions("raw", images=KNOWN)
     with pytest.raises(EnvironmentRejected, match="of the format 'raw' show no images: use the format 'chat'"):
         TOKENIZER.observations([{"role": "user", "content": "", "images": [NAMES[0]]}], [72], raw, PLENTY)
+
+
+def test_an_empty_list_of_images_shows_a_template_for_texts_alone_a_text() -> None:
+    tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+    given: Any = {"role": "user", "content": "look"}
+    for options in (ChatOptions(), ChatOptions("raw")):
+        plain = tokenizer.observations([given], [72], options, PLENTY)
+        assert tokenizer.observations([given | {"images": []}], [72], options, PLENTY) == plain
 
 
 @given(st.lists(parts.filter(bool), min_size=1, max_size=3))

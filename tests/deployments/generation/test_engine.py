@@ -2,16 +2,28 @@
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 
-from deployments.failures import GenerationLost, GenerationNotFinite
+from deployments.failures import GenerationLost, GenerationNotFinite, OtherVersionLoaded, RolloutFailure
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_requests import generation_of
-from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.protocols.generation import (
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+    packed_ids,
+    packed_logprobs,
+)
+from deployments.protocols.images import ImageSpan
+from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.model_families import random_model, save_with_tokenizer
 
 # Importing vLLM takes seconds.
@@ -47,3 +59,94 @@ def test_a_log_probability_that_is_not_finite_fails_the_generation(value: float)
 def test_missing_log_probabilities_fail_the_generation() -> None:
     with pytest.raises(GenerationLost, match=r"^The engine gave 1 log-probabilities for 2 tokens\.$"):
         generation_of(completion(-0.5, tokens=2), None)
+
+
+class SlowImages:
+    """Reads the images of a prompt until it is told to end."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def prompt(self, token_ids: Sequence[int], *_: Any) -> dict[str, Any]:
+        self.asked.set()
+        await self.may_end.wait()
+        return {"prompt_token_ids": [*token_ids]}
+
+
+class RecordingVLLM:
+    """Records the prompts that reach the engine, each with the version of the weights at that moment."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.version = 0
+
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        """It knows none of them yet."""
+
+    async def generate(self, prompt: Any, *_: Any, **_options: Any) -> AsyncGenerator[RequestOutput, None]:
+        self.prompts.append(prompt["prompt_token_ids"])
+        spans = [WeightVersionSpan(str(self.version), 0, 1)]
+        flat = FlatLogprobs()
+        flat.logprobs = [-0.5]
+        made = CompletionOutput(0, "", [7], None, flat, finish_reason="stop", weight_versions=spans)
+        yield RequestOutput("id", None, [1], None, [made], True)
+
+
+SHOWS = GenerationRequest("a", [1, 2], 1, (), SamplingOptions(), images=(ImageSpan("sha256:0", 0, 1),))
+
+
+def generated_while(
+    change: Callable[[VLLMEngine], Awaitable[None]], request: GenerationRequest = SHOWS
+) -> tuple[list[list[int]], Generation | RolloutFailure]:
+    """What reaches the engine, and what becomes of a generation, where this happens while its images are read."""
+    llm: Any = RecordingVLLM()
+
+    async def generate() -> Generation | RolloutFailure:
+        engine = VLLMEngine(llm, StepCounter())
+        images: Any = SlowImages()
+        engine.images = images
+        generating = asyncio.create_task(engine.generate(request))
+        try:
+            async with asyncio.timeout(5):
+                await images.asked.wait()
+                await change(engine)
+                images.may_end.set()
+                return await generating
+        except RolloutFailure as failure:
+            return failure
+
+    return llm.prompts, asyncio.run(generate())
+
+
+def test_a_generation_that_is_interrupted_while_its_images_are_read_does_not_reach_the_engine() -> None:
+    lost = GenerationLost("The replica ends.")
+    prompts, generation = generated_while(lambda engine: engine.interrupt(["a"], lost))
+    assert prompts == []
+    assert isinstance(generation, Generation)
+    assert (generation.finish_reason, generation.failure, len(generation.token_ids)) == ("abort", lost, 0)
+
+
+def test_an_update_of_the_weights_is_not_overtaken_by_a_generation_whose_images_were_read_meanwhile() -> None:
+    async def update(engine: VLLMEngine) -> None:
+        engine.weights.may_generate.clear()
+        llm: Any = engine.llm
+
+        def end() -> None:
+            llm.version = 1
+            engine.weights.loaded = LoadedWeights(1)
+            engine.weights.may_generate.set()
+
+        asyncio.get_running_loop().call_later(0.05, end)
+
+    prompts, generation = generated_while(update)
+    assert prompts == [[1, 2]]
+    assert isinstance(generation, Generation)
+    assert [span.version for span in generation.weight_versions] == ["1"]
+
+
+def test_a_version_that_was_replaced_while_images_were_read_does_not_generate() -> None:
+    async def update(engine: VLLMEngine) -> None:
+        engine.weights.loaded = LoadedWeights(1)
+
+    prompts, failure = generated_while(update, replace(SHOWS, weight_version=0))
+    assert (prompts, type(failure)) == ([], OtherVersionLoaded)

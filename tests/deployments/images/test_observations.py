@@ -1,18 +1,26 @@
 """Images of observations: kept where the environment runs, and named in what leaves it."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from deployments.environments.step_runner import StepRunner
-from deployments.failures import EnvironmentBroken, ImagesLost, Overloaded, RolloutFailure
+from deployments.failures import (
+    EnvironmentBroken,
+    ImagesLost,
+    Overloaded,
+    RestartableSessionLost,
+    RolloutFailure,
+    SessionLost,
+)
 from deployments.images.observations import NOT_TAKEN, ObservedImages
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.environments import ShadowedOutcome, StepRequest
 from deployments.protocols.images import name_of_image
-from rollout_env import ChatMessage, StartOutcome, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 
@@ -135,3 +143,44 @@ def test_what_leaves_a_replica_has_names_alone() -> None:
 def test_where_no_images_are_taken_an_observation_that_shows_one_breaks_its_step() -> None:
     for result in results(None):
         assert (type(result), str(result)) == (EnvironmentBroken, NOT_TAKEN)
+
+
+class PaintingSession(Session):
+    """Shows a picture at each step, and counts its steps."""
+
+    def __init__(self, steps: list[str]) -> None:
+        self._steps = steps
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Nothing) -> StepOutcome:
+        self._steps.append("step")
+        return StepOutcome(shown(RED), 0.0, False)
+
+    async def close(self) -> None:
+        self._steps.append("close")
+
+
+class PaintingSessions(Painter):
+    def __init__(self, lost_session: LostSession) -> None:
+        self.lost_session = lost_session
+        self.steps: list[str] = []
+
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: Nothing) -> Session:
+        return PaintingSession(self.steps)
+
+
+@pytest.mark.parametrize(("lost_session", "after"), [("fail", SessionLost), ("restart", RestartableSessionLost)])
+def test_a_session_whose_pictures_were_not_kept_makes_no_step_twice(
+    lost_session: LostSession, after: type[RolloutFailure]
+) -> None:
+    environment = PaintingSessions(lost_session)
+
+    async def play() -> list[StepOutcome | RolloutFailure]:
+        full = ObservedImages(ImagesInProcess(ImagesSettings(max_bytes=10)), ImagesSettings())
+        runner = StepRunner(environment, "painter", 60, None, full)
+        step = StepRequest([], {}, step_id="a", session_id="s", turn=1)
+        made = [await runner.start(replace(step, turn=turn), set()) for turn in (0, 1)]
+        await runner.close()
+        return made
+
+    assert [type(result) for result in asyncio.run(play())] == [Overloaded, after]
+    assert environment.steps == ["step", "close"]

@@ -2,10 +2,11 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
-from deployments.failures import ReplicaShuttingDown, RolloutFailure
+from deployments.failures import GenerationRejected, ReplicaShuttingDown, RolloutFailure
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
@@ -18,6 +19,7 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.protocols.images import ImageSpan
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import Timing
 from tests.paths import TINY_MODEL
@@ -41,6 +43,12 @@ def test_a_generation_has_max_new_tokens_letters_and_ends_by_length() -> None:
     assert generation.logprobs == packed_logprobs([-math.log(3)] * 5)
     assert generation.finish_reason == "length"
     assert generation.weight_versions == (WeightSpan("0", 0, 5),)
+
+
+def test_a_prompt_that_shows_an_image_is_refused_as_by_a_model_that_sees_none() -> None:
+    shows = replace(request("a", 5, prompt=[1, 3]), images=(ImageSpan("sha256:0", 0, 1),))
+    with pytest.raises(GenerationRejected, match="The model takes no images, and 1 are shown to it"):
+        run(engine().generate(shows))
 
 
 def test_token_ids_depend_on_prompt_and_seed_alone() -> None:

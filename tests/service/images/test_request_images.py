@@ -3,6 +3,7 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,11 +14,14 @@ from pydantic import ValidationError
 
 from deployments.images.failures import ImagesFull, ImageUnknown
 from deployments.images.settings import ImagesSettings
+from deployments.jobs.records import JobWrite
 from deployments.protocols.images import name_of_image
+from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller
 from service.images.fetching import ImageFetcher
 from service.images.request_images import RequestImages, refuse_images
+from service.jobs.journal import JobJournal
 from service.problems import MOST_PROBLEMS, RequestProblem
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
 
@@ -104,6 +108,38 @@ def test_data_urls_addresses_and_names_become_names_in_their_places() -> None:
     assert images_of(request)[0] == [data_url(RED), f"{HOST}/blue.jpg"], "the request itself stays as it is"
     log = named.samples[3].message_log
     assert log is not None and log[0].mm_ranges is not None and log[0].mm_ranges[0].media == green  # noqa: PT018
+
+
+def test_a_job_that_another_process_takes_up_shows_the_images_that_it_has_shown() -> None:
+    images = Images({"/a": RED, "/b": BLUE})
+    request = request_of([f"{HOST}/a", data_url(GREEN), f"{HOST}/b"], [f"{HOST}/a"])
+    written: dict[EntryName, bytes] = {}
+
+    class Writer:
+        async def write(self, write: JobWrite) -> None:
+            written.update(write.added)
+
+    def journal() -> JobJournal:
+        record: Any = SimpleNamespace(record=SimpleNamespace(job_id="job", epoch=1, last_event=0), entries=[])
+        writer: Any = Writer()
+        return JobJournal(record, writer)
+
+    red, green, blue = map(name_of_image, (RED, GREEN, BLUE))
+    names = [[red, green, blue], [red]]
+    assert images_of(asyncio.run(images.images.named(request, ANN, journal()))) == names
+    images.hosted.update({"/a": GREEN, "/b": RED})
+    taken_up = journal()
+    taken_up.load(written, [], group_size=1)
+    images.store.puts.clear()
+    assert images_of(asyncio.run(images.images.named(request, ANN, taken_up))) == names
+    assert (images.fetched, images.store.puts, len(written)) == (["/a", "/b"], [], 1)
+    with pytest.raises(RequestProblem) as refused:
+        asyncio.run(images.images.named(request, BOB, taken_up))
+    assert [error.field for error in refused.value.problem.errors] == [
+        "samples[0].messages[0].content[1].image",
+        "samples[0].messages[0].content[3].image",
+        "samples[1].messages[0].content[1].image",
+    ]
 
 
 def test_a_request_without_images_is_returned_itself() -> None:

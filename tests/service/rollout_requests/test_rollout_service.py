@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,6 +17,7 @@ from deployments.failures import (
     PolicyStoreLost,
     RolloutFailure,
 )
+from deployments.images.settings import ImagesSettings
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
@@ -24,6 +26,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
+from service.images.request_images import RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory, RequestContext
@@ -39,6 +42,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.progress import ProgressLog
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
+from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 
@@ -89,6 +93,7 @@ class Service:
         generator: ScriptedGenerator | None = None,
         math: ScriptedEnvironment | None = None,
         factory_type: type[EpisodeFactory] = EpisodeFactory,
+        images: RequestImages | None = None,
     ) -> None:
         self.generator = generator or ScriptedGenerator(["A"])
         self.environments = {
@@ -108,6 +113,7 @@ class Service:
             limits,
             UNUSED_ADMISSION,
             TaskSampler(self.environments),
+            images=images,
         )
 
     @property
@@ -130,6 +136,18 @@ def test_samples_that_their_environment_cannot_take_are_refused_before_anything_
         virtual_time.run(service.play(request_of({**SAMPLE, "task_name": "code"}, SAMPLE)))
     assert [error.field for error in refusal.value.problem.errors] == ["samples[1].extra_env_info.truth"]
     assert not service.has_started_something
+
+
+@virtual_time.test
+async def test_a_request_is_not_held_with_the_files_of_its_images_while_it_is_played() -> None:
+    settings = ImagesSettings()
+    images = RequestImages(ImagesInProcess(settings), settings)
+    url = f"data:image/png;base64,{b64encode(picture()).decode()}"
+    request = request_of({**SAMPLE, "messages": [{"role": "user", "content": [{"type": "image", "image": url}]}]})
+    sample = weakref.ref(request.samples[0])
+    running = await Service(images=images).service.rollout(request, "request", 0)
+    assert (request.samples, sample()) == ([], None)
+    await running.aclose()
 
 
 class Starting(ScriptedEnvironment):
@@ -191,7 +209,11 @@ def test_only_samples_that_are_drawn_are_started() -> None:
 async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
     class FiveBegun(ProgressLog):
         started, begun_groups = MappingProxyType[int, SampleInput]({}), 5
+        fetched = MappingProxyType[str, str]({})
         restored: list[int] = []  # noqa: RUF012 - one test
+
+        async def note_fetched(self, names: Mapping[str, str]) -> None:
+            raise AssertionError
 
         async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
             raise AssertionError

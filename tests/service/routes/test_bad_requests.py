@@ -267,6 +267,20 @@ def test_stop_strings_and_tools_may_be_as_many_as_the_bounds_say() -> None:
     assert ScriptedHttp(RequestLimits(max_body_bytes=2**16)).post({"samples": [sample]}).status_code == 200
 
 
+def test_the_files_of_images_are_not_among_what_the_results_repeat() -> None:
+    picture = f"data:image/png;base64,{'A' * 2000}"
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture}]}]
+    body = json.dumps({"samples": [{"task_name": GOOD["task_name"], "messages": messages}], "num_generations": 3})
+    repeated = len(body) - len(picture)
+    for limit, field in (
+        (3 * repeated - 1, "num_generations"),
+        (3 * repeated, "samples[0].messages[0].content[0].image"),
+    ):
+        service = ScriptedHttp(RequestLimits(max_echoed_bytes_per_request=limit))
+        assert [error["field"] for error in service.post(body).json()["errors"]] == [field]
+        assert not service.has_started_something
+
+
 def test_what_the_results_repeat_of_a_request_is_bounded() -> None:
     body = json.dumps({"samples": [GOOD], "num_generations": 3})
     allowed = RequestLimits(max_echoed_bytes_per_request=3 * len(body))

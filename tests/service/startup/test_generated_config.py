@@ -1,6 +1,7 @@
 """The Serve config that `rollout serve` makes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from service.startup.config import unknown_keys
 from service.startup.generated_config import (
     BUILT_IN,
     EMBEDDED_MODEL,
+    EMBEDDED_MODEL_THAT_SEES,
     ServedModel,
     context_length,
     engine_fields,
     generated_config,
+    longest_context,
+    sees,
     task_name_of,
 )
 from tests.paths import REPOSITORY
@@ -146,6 +150,28 @@ def test_where_it_listens_and_who_may_come_in_are_in_the_config() -> None:
     assert made["applications"][0]["args"]["access"] == {"keys_file": "/keys.yaml"}
     assert generated()["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "access" not in application()["args"]
+
+
+def test_a_service_takes_images_if_the_model_sees_unless_it_is_told_otherwise() -> None:
+    seeing = ServedModel(str(EMBEDDED_MODEL_THAT_SEES), gpus=0)
+    assert application(seeing, "shapes")["args"]["images"] == {}
+    assert "images" not in application(replace(seeing, images=False))["args"]
+    assert "images" not in application()["args"]
+    assert application(replace(CPU, images=True))["args"]["images"] == {}
+
+
+def test_whether_a_model_sees_is_what_its_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = tmp_path / "config.json"
+    cached.write_text(json.dumps({"vision_config": {}, "text_config": {"max_position_embeddings": 77}}))
+    monkeypatch.setattr(
+        "service.startup.generated_config.try_to_load_from_cache",
+        lambda repository, _file: str(cached) if repository == "org/downloaded" else None,
+    )
+    named = ["models/shapes", "models/tiny", str(tmp_path), "org/downloaded", "org/elsewhere"]
+    assert [sees(name) for name in named] == [True, False, True, True, False]
+    assert longest_context("org/downloaded") == 77
+    monkeypatch.undo()
+    assert not sees("/no/such/folder")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rollout_client.cli import app as command_line
 from service.startup import local_service, smollm2
-from service.startup.generated_config import EMBEDDED_MODEL
+from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
 from service.startup.serve_command import make_importable, serve
 from tests.paths import REPOSITORY
 
@@ -70,6 +70,26 @@ def test_smollm2_is_served_with_the_tasks_that_it_can_play_and_is_made_before_th
     assert list(served.args["environments"]) == [*smollm2.TASKS]  # type: ignore[attr-defined]
     code, _, _ = invoke("--gpus", "0")
     assert (code, done.count("made")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "tasks", "takes_images"),
+    [
+        (["models/shapes"], str(REPOSITORY / "models" / "shapes"), ["shapes"], True),
+        (["--env", "shapes"], str(EMBEDDED_MODEL_THAT_SEES), ["shapes"], True),
+        (["--env", "shapes", "--env", "math"], str(EMBEDDED_MODEL), ["shapes", "math"], False),
+        (["models/shapes", "--env", "math", "--no-images"], str(REPOSITORY / "models" / "shapes"), ["math"], False),
+        (["org/model", "--images"], "org/model", ["math", "sliding_puzzle"], True),
+    ],
+)
+def test_a_model_that_sees_is_served_with_images(
+    options: list[str], model: str, tasks: list[str], takes_images: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    _, printed, _ = invoke(*options, "--gpus", "0", "--print-config")
+    args = yaml.safe_load(printed)["applications"][0]["args"]
+    assert (args["engine"]["model"], [*args["environments"]]) == (model, tasks)
+    assert args.get("images") == ({} if takes_images else None)
 
 
 def test_what_cannot_work_is_one_sentence() -> None:

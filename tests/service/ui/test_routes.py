@@ -69,6 +69,7 @@ def test_the_page_may_run_its_own_files_only_and_no_other_site_may_frame_it() ->
         "connect-src 'self'",
         "worker-src 'self'",
     }
+    assert {part for part in policy if part.startswith("img-src")} == {"img-src 'self' blob:"}
     assert {"frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} <= set(policy)
     assert "unsafe" not in response.headers["content-security-policy"]
     assert response.headers["x-content-type-options"] == "nosniff"

@@ -3,6 +3,7 @@
 import { h } from "../app/dom.js";
 import { reward } from "../app/numbers.js";
 import { isGenerated } from "./data/rollout_row.js";
+import { picturesOf } from "./pictures.js";
 import { tokensOf } from "./tokens.js";
 
 /** Args: `look` as for `tokensOf`, `brief` for a narrow column; `at` is the place of the message in its log. */
@@ -21,6 +22,7 @@ export function messageElement(message, at, pieces, look) {
         : null,
     ),
   );
+  element.append(...picturesOf(message));
   const asTokens = message.token_ids.length > 0 && (look.mask || (generated && look.colour !== "none"));
   if (!asTokens || !pieces) element.append(h("div", { class: "content" }, message.content ?? ""));
   if (asTokens) element.append(tokensOf(message, pieces, look));

@@ -49,6 +49,8 @@ class TallyEnvironment(TaskEnvironment):
                 return StepOutcome({"role": "user", "content": ""}, float("nan"), terminated=False)
             case "silent":
                 return StepOutcome(None, 1.0, terminated=True)
+            case "paint":
+                return StepOutcome({"role": "user", "content": "", "images": [b"\x89PNG"]}, 1.0, terminated=True)
             case "wait":
                 await asyncio.Event().wait()
         count = extra_env_info.count + 1

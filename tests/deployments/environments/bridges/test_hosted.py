@@ -62,6 +62,11 @@ def test_a_last_step_without_an_observation_is_one_here_too(tally: HostedEnviron
     assert (played.terminated, played.message_log[-1]["role"]) == (True, "assistant")
 
 
+def test_an_image_of_an_observation_comes_over_as_its_bytes(tally: HostedEnvironment) -> None:
+    [turn] = play(tally, ["paint"], sample()).turns
+    assert turn.outcome.observation == {"role": "user", "content": "", "images": [b"\x89PNG"]}
+
+
 def test_what_it_is_comes_from_the_hosted_environment(tally: HostedEnvironment) -> None:
     assert tally.description == "Tallies."
     assert tally.tools == [{"type": "function", "function": {"name": "tally"}}]

@@ -47,6 +47,34 @@ for (const name of ["few.parquet", "run.jsonl"]) {
   });
 }
 
+const NAMES = ["a", "b", "c/../../policy"].map((digits) => `sha256:${digits.padEnd(64, "0")}`);
+const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC", "base64");
+
+test("images of a message are fetched once by their names, and shown with their tokens before its text", async () => {
+  const page = await newPage(browser);
+  const asked = [];
+  await page.route(/blobs/, (route) => {
+    asked.push(new URL(route.request().url()).pathname);
+    const known = route.request().url().endsWith(NAMES[0]);
+    return known
+      ? route.fulfill({ contentType: "image/png", body: PNG })
+      : route.fulfill({ status: 404, contentType: "application/problem+json", body: '{"title": "no such image"}' });
+  });
+  await page.goto(`${service.url}/ui/#reader`);
+  const [first, second] = files.read("few.jsonl").toString().split("\n").map((line) => line && JSON.parse(line));
+  for (const { message_log: log } of [first, second]) log[0].mm_ranges = NAMES.map((media, at) => ({ media, start: at, end: at + 1 }));
+  await drop(page, "seen.jsonl", Buffer.from([first, second].map((one) => JSON.stringify(one)).join("\n")));
+  await waitForRollouts(page, "2 rollouts");
+  const shown = page.locator(".message").first().locator(".picture");
+  await page.waitForFunction(() => document.querySelector(".picture img")?.naturalWidth === 1 && document.body.textContent.includes("not shown"));
+  assert.deepEqual(await shown.locator("figcaption").allTextContents(), ["image sha256:a0000000… · tokens 1–1", "image sha256:b0000000… · tokens 2–2 · not shown: no such image"]);
+  assert.equal(await page.locator(".message").first().evaluate((message) => [...message.children].map((one) => one.className).join()), "message-head,picture,picture,content");
+  await page.keyboard.press("j");
+  await page.waitForFunction(() => document.querySelector(".rollout-head h2").textContent.endsWith("generation 1") && document.querySelector(".picture img"));
+  assert.deepEqual(asked.filter((path) => path.endsWith(NAMES[0])), [`/blobs/${NAMES[0]}`]);
+  assert.deepEqual(asked.filter((path) => path.includes("policy")), []);
+});
+
 test("a file that is none of rollouts is refused with a sentence, and wrong lines of one are counted", async () => {
   const page = await reader();
   await drop(page, "bad.parquet", Buffer.from("no parquet"));

@@ -1,0 +1,50 @@
+"""The images of rollouts beside the tokens of `to_tensors`."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rollout_client import SampleResult
+from rollout_client.results import token_row
+from rollout_client.tensors import image_inputs, images_shown, to_tensors
+from tests.clients.scripted_service import result
+from tests.deployments.images.pictures import picture
+
+PICTURES = {f"sha256:{digit * 64}": picture(color) for digit, color in (("0", "red"), ("1", "blue"))}
+RED, BLUE = PICTURES
+
+
+def played(generation: int, *names: str, reward: float | None = 1.0) -> SampleResult:
+    """A rollout that shows these images, in one message each."""
+    asked = [
+        {"role": "user", "content": "", "token_ids": [5, 6], "mm_ranges": [{"media": name, "start": 0, "end": 2}]}
+        for name in names
+    ]
+    said = {"role": "assistant", "content": "", "token_ids": [7], "generation_logprobs": [-0.5]}
+    log = [*asked, {"role": "user", "content": "", "token_ids": [4]}, said | {"finish_reason": "stop"}]
+    return SampleResult.model_validate(result(0, generation, message_log=log, total_reward=reward))
+
+
+def first_pixels(images: list[list[Any]], return_tensors: str) -> dict[str, Any]:
+    assert return_tensors == "pt"
+    return {"pixels": torch.tensor([picture.getpixel((0, 0)) for row in images for picture in row]), "rows": ["text"]}
+
+
+def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
+    lost = played(3, BLUE, reward=None)
+    samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
+    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, first_pixels)
+    assert list(inputs) == ["pixels"]
+    assert inputs["pixels"].tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
+    assert images_shown(samples[0].message_log) == [RED, BLUE]
+    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, first_pixels) == {}
+
+
+def test_tensors_that_have_no_place_for_images_are_refused() -> None:
+    samples = [played(0, RED), played(1, RED)]
+    merged = to_tensors(samples, pad_token_id=0, merge="prefix")
+    with pytest.raises(ValueError, match=r"^Images have no place in merged rows: call to_tensors without merge\.$"):
+        image_inputs(samples, merged, PICTURES, first_pixels)
+    with pytest.raises(ValueError, match="A rollout shows images, and a row of tokens has none"):
+        token_row(samples[0])
