@@ -217,8 +217,11 @@ def prepared_prompt(
 
 def with_images(message: ChatMessage, token_ids: Sequence[int], images: ImagesByName) -> RenderedMessage:
     """The message with the tokens of its images in the place of their placeholders. Raises `PromptRejected`."""
+    names = images_in(message)
     try:
-        ids, mm_ranges = expanded(token_ids, images_in(message), images)
+        if not names and not {each.placeholder for each in images.values()}.isdisjoint(token_ids):
+            raise OtherPlaceholders("The tokens of an image stand where none is shown")
+        ids, mm_ranges = expanded(token_ids, names, images)
     except OtherPlaceholders as error:
         raise PromptRejected(
             f"{error} in a message of role {message.get('role')!r}: show images in messages of another role, and leave "

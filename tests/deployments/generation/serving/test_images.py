@@ -215,6 +215,10 @@ async def test_a_recorded_call_with_images_is_stored_with_their_names_and_comes_
             "The model's chat template writes 2 images of 1 in a message of role 'user'",
         ),
         (
+            [{"role": "system", "content": "An <image>."}, {"role": "user", "content": [openai("small")]}],
+            "The tokens of an image stand where none is shown in a message of role 'system'",
+        ),
+        (
             [{"role": "user", "content": [openai("https://example.org/a.png")]}],
             "A message has a part that is neither a text nor an image: leave it out.",
         ),
