@@ -22,6 +22,7 @@ from tests.live.running_service import processes, replicas
 from tests.live.weights_on_nodes import status_bytes
 from tests.paths import REPOSITORY
 
+pytestmark = pytest.mark.long
 MIB = 2**20
 MOST_BYTES = 16 * MIB
 SIDE = 590

@@ -33,7 +33,6 @@ from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
 from tests.vision_model import TOKENS_OF_TILE, ImagesInMemory, SeenByTransformers, picture, save_vision_model
 
-pytestmark = pytest.mark.long
 SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
 NEAR = 2e-3
 """The two add up attention in different orders, in float32."""
@@ -125,7 +124,7 @@ BLOCK = 128
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
 ) -> None:
@@ -137,7 +136,7 @@ def test_random_conversations_with_pictures_have_the_log_probabilities_of_transf
         assert seen.differences(result, images.kept).abs().max() < NEAR
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
 ) -> None:
@@ -153,6 +152,7 @@ def samples_placeholder(result: SampleResult) -> bool:
     return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
 
 
+@pytest.mark.long
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path
 ) -> None:
