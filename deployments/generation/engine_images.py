@@ -27,7 +27,7 @@ from deployments.failures import GenerationRejected, ImagesLost
 from deployments.images.failures import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
-from deployments.rpc.background_tasks import BackgroundTasks
+from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls
 
 KEPT_BYTES = 2**30
 """Memory for processed images; those that were not used for longest are dropped first."""
@@ -71,7 +71,7 @@ class EngineImages:
         self._read_at: dict[str, float] = {}
         """The time at which each was read from the store last."""
         self._tasks = BackgroundTasks()
-        self._under_way: dict[str, asyncio.Task[ProcessedImage]] = {}
+        self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         self._placeholder = self._placeholder_of(Image.new("RGB", (64, 64)))
@@ -119,13 +119,7 @@ class EngineImages:
                 self._read_at[name] = monotonic()
                 self._tasks.start(self._use(name), Context())
             return image
-        task = self._under_way.get(name)
-        if task is None:
-            # Serve's router mixes up calls that wait in the context of one request.
-            task = self._under_way[name] = asyncio.create_task(self._read(name), context=Context())
-            task.add_done_callback(lambda _: self._under_way.pop(name, None))
-        # Others may wait for it when the caller is cancelled.
-        return await asyncio.shield(task)
+        return await self._reading.result(name)
 
     async def _use(self, name: str) -> None:
         """Lets the store know that an image is in use, which would go for others in time."""

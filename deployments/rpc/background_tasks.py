@@ -7,6 +7,7 @@ work makes when the request is cancelled, and others may share them.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -38,24 +39,39 @@ class BackgroundTasks:
             await asyncio.wait(self._tasks)
 
 
+class SharedCalls(Generic[Result]):
+    """Calls for one name each, which all callers for it at one time share. A cancelled caller does not cancel them.
+
+    Each runs in an empty context too because Serve's router mixes up calls that wait in the context of one request.
+    """
+
+    def __init__(self, call: Callable[[str], Coroutine[Any, Any, Result]]) -> None:
+        self._call = call
+        self._running: dict[str, asyncio.Task[Result]] = {}
+
+    async def result(self, name: str) -> Result:
+        """Waits for the running call for this name, or makes one if none runs."""
+        running = self._running.get(name)
+        if running is None:
+            running = self._running[name] = asyncio.create_task(self._call(name), context=Context())
+            running.add_done_callback(partial(self._forget, name))
+        return await asyncio.shield(running)
+
+    def _forget(self, name: str, running: asyncio.Task[Result]) -> None:
+        del self._running[name]
+        if not running.cancelled():
+            running.exception()  # Marks it as seen, in case every caller is gone.
+
+
 class SharedCall(Generic[Result]):
-    """A call that all callers at one time share. A cancelled caller does not cancel it."""
+    """A call that all callers at one time share, as one of `SharedCalls`."""
 
     def __init__(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> None:
-        self._call = call
-        self._running: asyncio.Task[Result] | None = None
+        self._calls = SharedCalls[Result](lambda _: call())
 
     async def result(self) -> Result:
         """Waits for the running call, or makes one if none runs."""
-        if self._running is None:
-            self._running = asyncio.create_task(self._call(), context=Context())
-            self._running.add_done_callback(self._forget)
-        return await asyncio.shield(self._running)
-
-    def _forget(self, running: asyncio.Task[Result]) -> None:
-        self._running = None
-        if not running.cancelled():
-            running.exception()  # Marks it as seen, in case every caller is gone.
+        return await self._calls.result("")
 
 
 async def until_back(

@@ -3,10 +3,10 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextvars import Context
 
 from deployments.protocols.generation import Generator
 from deployments.protocols.images import ImageTokens
+from deployments.rpc.background_tasks import SharedCalls
 
 MOST_KNOWN = 2**14
 """An image has some hundred to some thousand tokens, of 4 bytes each."""
@@ -19,7 +19,7 @@ class ImageReader:
         self._generator = generator
         self._most_known = most_known
         self._known: OrderedDict[str, ImageTokens] = OrderedDict()
-        self._asked: dict[str, asyncio.Task[ImageTokens]] = {}
+        self._asked = SharedCalls(self._ask)
 
     async def learn(self, names: Iterable[str], into: dict[str, ImageTokens]) -> None:
         """Adds the tokens of these images to `into`, where they are missing. Raises what `image_tokens` raises."""
@@ -30,13 +30,7 @@ class ImageReader:
         if (known := self._known.get(name)) is not None:
             self._known.move_to_end(name)
             return known
-        task = self._asked.get(name)
-        if task is None:
-            # Serve's router mixes up calls that wait in the context of one HTTP request.
-            task = self._asked[name] = asyncio.create_task(self._ask(name), context=Context())
-            task.add_done_callback(lambda _: self._asked.pop(name, None))
-        # Other requests may wait for it when this one is cancelled.
-        return await asyncio.shield(task)
+        return await self._asked.result(name)
 
     async def _ask(self, name: str) -> ImageTokens:
         [tokens] = await self._generator.image_tokens([name])

@@ -161,13 +161,11 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
 
 async def learn_images(outcome: StepOutcome, episode: Episode, context: RolloutContext) -> None:
     """Asks for the tokens of the images that the observation shows. Raises what `ImageReader.learn` raises."""
-    names = images_shown(outcome.observations)
-    if not names:
-        return
-    images = context.images
-    if images is None:
-        raise takes_no_images(names)
-    await with_retries(partial(images.learn, names, episode.start.chat.images), episode.retries, context.pacer)
+    if names := images_shown(outcome.observations):
+        if context.images is None:
+            raise takes_no_images(names)
+        learn = partial(context.images.learn, names, episode.start.chat.images)
+        await with_retries(learn, episode.retries, context.pacer)
 
 
 async def play_turns(episode: Episode, context: RolloutContext) -> None:
