@@ -1,6 +1,6 @@
-"""A tiny random model that sees, pictures to show it, and a store of them in memory."""
+"""A tiny random model that sees, and pictures to show it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from deployments.images.failures import image_unknown
-from deployments.protocols.images import ImageStore, name_of_image
 from rollout_client.contract.rollouts import SampleResult
 from tests.paths import TINY_MODEL
 
@@ -104,28 +102,6 @@ def picture(width: int, height: int, seed: int, kind: str = "PNG") -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
-
-
-class ImagesInMemory(ImageStore):
-    """Keeps everything that it is given, for everybody."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self.read: list[str] = []
-
-    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
-        names = [name_of_image(image) for image in images]
-        self.kept.update(zip(names, images, strict=True))
-        return names
-
-    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
-        return [name for name in names if name not in self.kept]
-
-    async def get(self, name: str) -> bytes:
-        self.read.append(name)
-        if name not in self.kept:
-            raise image_unknown(name)
-        return self.kept[name]
 
 
 class SeenByTransformers:
