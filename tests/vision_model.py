@@ -14,6 +14,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
+from benchmarks.reference_model import chosen, spans_of, token_ids_of
 from rollout_client.contract.rollouts import SampleResult
 from tests.paths import TINY_MODEL
 
@@ -114,20 +115,12 @@ class SeenByTransformers:
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
-        log = result.message_log
-        ids = torch.tensor([[id_ for message in log for id_ in message.token_ids]])
-        shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
-        inputs: dict[str, Any] = {"input_ids": ids}
+        ids = token_ids_of(result)
+        shown = [pictures[place.media] for message in result.message_log for place in message.mm_ranges or ()]
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         if shown:
             opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
             inputs |= dict(self.image_processor(opened, return_tensors="pt"))
         with torch.inference_mode():
-            logprobs = self.model(**inputs).logits[0].log_softmax(-1)
-        found, place = [], 0
-        for message in log:
-            if message.generation_logprobs is not None:
-                rows = torch.arange(place - 1, place - 1 + len(message.token_ids))
-                expected = logprobs[rows, ids[0, place : place + len(message.token_ids)]]
-                found.append(torch.tensor(list(message.generation_logprobs)) - expected)
-            place += len(message.token_ids)
-        return torch.cat(found)
+            expected = chosen(self.model(**inputs).logits[0].log_softmax(-1), ids)
+        return torch.cat([said - expected[places] for _, places, said in spans_of(result)])

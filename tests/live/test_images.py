@@ -125,6 +125,10 @@ BLOCK = 128
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
+def samples_placeholder(result: SampleResult) -> bool:
+    return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
+
+
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
@@ -134,7 +138,8 @@ def test_random_conversations_with_pictures_have_the_log_probabilities_of_transf
     for cuts_s in ([], CUTS_S):
         result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
         assert result.error is None
-        assert seen.differences(result, images.kept).abs().max() < NEAR
+        # A random model samples the token of an image too, which transformers would take for one.
+        assert samples_placeholder(result) or seen.differences(result, images.kept).abs().max() < NEAR
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
@@ -149,17 +154,12 @@ def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if
     assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
 
 
-def samples_placeholder(result: SampleResult) -> bool:
-    return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
-
-
 @pytest.mark.long
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
 ) -> None:
     running, loop = engine
     played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
-    # A random model samples the token of an image too, which transformers would take for one.
     results = [result for result in played if not samples_placeholder(result)]
     assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
     tensors = to_tensors(results, pad_token_id=256)

@@ -1,6 +1,5 @@
 """New weights for the running service: what every token is of then, and what refuses to become current."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
+from benchmarks.reference_model import State, merged
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract.policy import PolicyState
 from rollout_client.contract.rollouts import SampleResult, Sampling
@@ -20,7 +20,7 @@ from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
-    State,
+    adapter_folder,
     logprob_differences,
     model_of,
     of_other_weights,
@@ -31,7 +31,6 @@ from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
     SAME_WEIGHTS_TOLERANCE,
     assert_of_weights,
-    merged,
     play,
     versions_of,
     wait_until_generating,
@@ -279,37 +278,6 @@ def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
 def weights_of(state: PolicyState) -> PolicyState:
     """Without the uploads: one that was refused is kept for another try."""
     return state.model_copy(update={"uploads": []})
-
-
-def adapter_folder(
-    folder: Path,
-    seed: int,
-    rank: int = 4,
-    width: int = 128,
-    prefix: str = "base_model.model.",
-    scale: float = 0.14,
-    **config: Any,
-) -> State:
-    """Writes a LoRA adapter as PEFT does; returns what it adds to the weights.
-
-    Args:
-        scale: of the second matrices, which are zero in a fresh adapter.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    adapter: State = {}
-    added: State = {}
-    for layer in range(4):
-        name = f"model.layers.{layer}.self_attn.o_proj"
-        a, b = (torch.randn(shape, generator=generator) for shape in ((rank, width), (width, rank)))
-        a, b = 0.14 * a, scale * b
-        adapter[f"{prefix}{name}.lora_A.weight"] = a
-        adapter[f"{prefix}{name}.lora_B.weight"] = b
-        added[f"{name}.weight"] = b @ a
-    folder.mkdir()
-    save_file(adapter, folder / "adapter_model.safetensors")
-    config |= {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return added
 
 
 @pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model._orig_mod.", "module.base_model.model."])
