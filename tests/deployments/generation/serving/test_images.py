@@ -15,8 +15,9 @@ from deployments.protocols.images import ImageTokens
 from deployments.sessions.journal import call_entry, call_of
 from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.messages import Message, PromptMessage
-from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine, runs
+from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine
 from tests.deployments.images.pictures import ImagesInProcess
+from tests.virtual_time import runs
 from tests.vision_model import picture, save_vision_model
 
 
