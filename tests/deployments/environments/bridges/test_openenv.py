@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from deployments.failures import EnvironmentLost, RestartableSessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import SampleRejected, TemporaryFailure, check, play
 from service.startup.ports import free_port
+from tests.deployments.environments.bridges.hosted_environments import wait_until_it_answers
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "openenv_server.py")
@@ -32,20 +32,10 @@ def server(*arguments: str) -> Iterator[str]:
     with subprocess.Popen([python, SERVER, str(port), *arguments]) as process:
         url = f"http://127.0.0.1:{port}"
         try:
-            wait_until_it_answers(url, process)
+            wait_until_it_answers(lambda: made(url), process)
             yield url
         finally:
             process.kill()
-
-
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        try:
-            made(url)
-        except TemporaryFailure:
-            time.sleep(0.05)
-        else:
-            return
 
 
 def made(url: str, **arguments: Any) -> OpenEnvEnvironment:
