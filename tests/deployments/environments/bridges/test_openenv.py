@@ -19,6 +19,7 @@ from rollout_env import SampleRejected, TemporaryFailure, check, play
 from service.startup.ports import free_port
 from tests.deployments.environments.bridges.hosted_environments import wait_until_it_answers
 from tests.paths import BRIDGED
+from tests.virtual_time import runs
 
 SERVER = str(BRIDGED / "openenv_server.py")
 MOST_SOCKETS = 4
@@ -94,23 +95,21 @@ def test_a_socket_is_closed_with_its_rollout_and_none_is_left(url: str) -> None:
         play(environment, ["one"], sample())
 
 
-def test_a_server_without_room_is_a_temporary_failure(url: str) -> None:
+@runs
+async def test_a_server_without_room_is_a_temporary_failure(url: str) -> None:
     environment = made(url, action_field="word")
 
-    async def story() -> None:
-        info = OpenEnvInfo(seed=1)
-        held = [await environment.open_session([], info) for _ in range(MOST_SOCKETS)]
-        with pytest.raises(TemporaryFailure, match="has no room"):
-            await environment.open_session([], info)
-        for session in held:
-            closing = session.close()
-            assert closing is not None
-            await closing
-        last = (await environment.open_session([], info)).close()
-        assert last is not None
-        await last
-
-    asyncio.run(story())
+    info = OpenEnvInfo(seed=1)
+    held = [await environment.open_session([], info) for _ in range(MOST_SOCKETS)]
+    with pytest.raises(TemporaryFailure, match="has no room"):
+        await environment.open_session([], info)
+    for session in held:
+        closing = session.close()
+        assert closing is not None
+        await closing
+    last = (await environment.open_session([], info)).close()
+    assert last is not None
+    await last
 
 
 def test_a_socket_that_drops_is_a_retryable_failure_and_the_rollout_begins_anew() -> None:
