@@ -128,20 +128,32 @@ class ImagesInMemory(ImageStore):
         return self.kept[name]
 
 
+SAMPLED_PLACEHOLDER = -1
+"""transformers takes every placeholder for a part of an image; one that was sampled is a token, as it is for the engine."""
+
+
 class SeenByTransformers:
     """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
 
     def __init__(self, folder: Path) -> None:
         model: Any = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.model = model.eval()
+        self.placeholder = model.config.image_token_id
+
+        def as_token(_module: object, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            return (args[0].masked_fill(args[0] == SAMPLED_PLACEHOLDER, self.placeholder),)
+
+        model.get_input_embeddings().register_forward_pre_hook(as_token)
         self.image_processor = Idefics3ImageProcessorPil.from_pretrained(folder)
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
         log = result.message_log
         ids = torch.tensor([[id_ for message in log for id_ in message.token_ids]])
+        sampled = [message.generation_logprobs is not None for message in log for _ in message.token_ids]
+        taken = ids.masked_fill((ids == self.placeholder) & torch.tensor([sampled]), SAMPLED_PLACEHOLDER)
         shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
-        inputs: dict[str, Any] = {"input_ids": ids}
+        inputs: dict[str, Any] = {"input_ids": taken}
         if shown:
             opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
             inputs |= dict(self.image_processor(opened, return_tensors="pt"))
