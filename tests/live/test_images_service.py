@@ -11,10 +11,12 @@ import anthropic
 import openai
 import pytest
 import yaml
+from safetensors.torch import load_file
 
+from benchmarks.reference_model import State, load, merged, perturbed, write_adapter
 from benchmarks.service_process import service_process
 from deployments.protocols.images import name_of_image
-from rollout_client import RolloutClient, Sampling
+from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Sampling, WeightsDoNotFit
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_client.tensors import images_shown
@@ -46,6 +48,7 @@ def url(folder: Path) -> Iterator[str]:
     [application] = served["applications"]
     args = application["args"]
     args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000, "max_num_batched_tokens": 2000}
+    args["engine"] |= {"enable_lora": True}
     args |= {"images": {}, "sessions": {}}
     args["environments"] = {
         "seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"},
@@ -64,6 +67,14 @@ def url(folder: Path) -> Iterator[str]:
 def client(url: str) -> Iterator[RolloutClient]:
     with RolloutClient(url) as client:
         yield client
+
+
+@pytest.fixture
+def original(client: RolloutClient, folder: Path) -> Iterator[State]:
+    """The weights that are served, and after the test again."""
+    state = load_file(folder / "model.safetensors")
+    yield state
+    client.push_weights(state)
 
 
 def encoded(data: bytes) -> str:
@@ -310,3 +321,66 @@ def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(clien
     assert len(sample.message_log[1].token_ids) == 1500
     assert len(sample.message_log[1].weight_versions or ()) == 2
     check(client, folder, sample)
+
+
+TOWERS = ("vision_model", "text_model")
+
+
+def said_by(client: RolloutClient, folder: Path, weights: State) -> float:
+    """The largest difference from the log-probabilities of transformers with these weights."""
+    seen = SeenByTransformers(folder)
+    load(seen.model, weights)
+    response = client.rollout([sample(data_url(WIDE), data_url(SMALL))], sampling=GREEDY, max_rollout_turns=TURNS)
+    [result] = response.samples
+    assert result.error is None
+    pictures = {name: client.image(name) for name in images_shown(result.message_log)}
+    return seen.differences(result, pictures).abs().max().item()
+
+
+def test_what_is_pushed_of_either_tower_generates_whole_or_in_part_or_as_what_has_changed(
+    client: RolloutClient, folder: Path, original: State
+) -> None:
+    weights = perturbed(original, seed=1)
+    client.push_weights(weights)
+    assert said_by(client, folder, weights) < NEAR
+    for tower in TOWERS:
+        others = perturbed(weights, seed=2)
+        part = {name: tensor for name, tensor in others.items() if tower in name}
+        client.push_weights(part, kind="partial")
+        assert said_by(client, folder, weights) > NEAR
+        weights |= part
+        assert said_by(client, folder, weights) < NEAR
+    pusher = PolicyPusher(client)
+    whole = pusher.push(weights)
+    for tensor in weights.values():
+        tensor.view(-1)[0] += 0.5
+    changed = pusher.push(weights)
+    assert changed.sent_bytes < whole.sent_bytes / 10
+    assert said_by(client, folder, weights) < NEAR
+
+
+def test_weights_that_do_not_fit_the_vision_tower_are_refused_before_anything_is_sent(
+    client: RolloutClient, original: State
+) -> None:
+    name = "model.vision_model.embeddings.patch_embedding.weight"
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Different: {name} has shape"):
+        client.push_weights(original | {name: original[name][:-1]})
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Missing: {name}\."):
+        client.push_weights({each: tensor for each, tensor in original.items() if each != name})
+
+
+def test_an_adapter_changes_the_language_model_and_one_of_the_vision_tower_is_refused(
+    client: RolloutClient, folder: Path, original: State, tmp_path: Path
+) -> None:
+    vision, language = (
+        {name: tensor for name, tensor in original.items() if tower in name and name.endswith("q_proj.weight")}
+        for tower in TOWERS
+    )
+    base = client.push_weights(original).version
+    added = write_adapter(tmp_path / "language", language, ["q_proj"], seed=3)
+    client.push_weights(tmp_path / "language", kind="adapter", base=base)
+    assert said_by(client, folder, original) > NEAR
+    assert said_by(client, folder, merged(original, added)) < NEAR
+    write_adapter(tmp_path / "vision", vision, ["q_proj"], seed=3)
+    with pytest.raises(RequestRejected, match=r"has no module for .*vision_model\.encoder"):
+        client.push_weights(tmp_path / "vision", kind="adapter", base=base)
