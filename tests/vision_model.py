@@ -126,9 +126,10 @@ class SeenByTransformers:
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
         ids = token_ids_of(result)
-        given = torch.tensor([ids])
-        sampled = [message.generation_logprobs is not None for message in result.message_log for _ in message.token_ids]
-        taken = given.masked_fill((given == self.placeholder) & torch.tensor([sampled]), SAMPLED_PLACEHOLDER)
+        taken = torch.tensor([ids])
+        for _, places, _ in spans_of(result):
+            sampled = taken[0, 1:][places]
+            sampled[sampled == self.placeholder] = SAMPLED_PLACEHOLDER
         shown = [pictures[place.media] for message in result.message_log for place in message.mm_ranges or ()]
         inputs: dict[str, Any] = {"input_ids": taken}
         if shown:
