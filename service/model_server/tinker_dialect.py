@@ -1,7 +1,7 @@
 """Tinker's sampling API: its requests as calls of text completions and of `/score`, their results as its client reads.
 
-The client is `tinker` of PyPI. It reads results in protocol buffers alone, whose messages (`tinker_public.proto`) have a
-handful of fields; their arrays are numbers of four bytes. No I/O.
+The client is `tinker` of PyPI. It reads results in protocol buffers alone, whose messages (`tinker_public.proto`) have
+few fields; their arrays are numbers of four bytes. No I/O.
 
 Guarantee: what a request asks for and is not here is refused. Nothing of it is ignored.
 """
@@ -32,7 +32,7 @@ from service.scoring.parsing import (
 )
 
 RETRIES = 3
-"""Of a sequence that is scored; as often as a call of a model server is made again."""
+"""A sequence is scored again as often as a call of a model server is made again."""
 SCHEME = "tinker://"
 MODEL_PATH = re.compile(rf"{SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>\d+))?|(?P<unnamed>\d+))\Z")
 MODEL_PATHS = (
@@ -113,17 +113,17 @@ def demand_of(model_path: str) -> PolicyDemand:
     return PolicyDemand(name=found["name"], version=None if number is None else int(number))
 
 
-class EncodedText(Strict):
+class TextChunk(Strict):
     """A part of a prompt. Those that show images or play sounds are not taken."""
 
     type: Literal["encoded_text"] = "encoded_text"
     tokens: list[TokenId] = Field(fail_fast=True)
 
 
-class Prompt(Strict):
+class ModelInput(Strict):
     """The parts of a prompt, in order."""
 
-    chunks: list[EncodedText]
+    chunks: list[TextChunk]
 
 
 class SamplingParams(Strict):
@@ -131,7 +131,7 @@ class SamplingParams(Strict):
 
     max_tokens: int | None = Field(default=None, ge=1)
     """By default, and at most, what the model has room for."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     """Texts or token ids; `[]` for none, not even the model's own."""
     temperature: float = Field(default=1.0, ge=0)
@@ -156,7 +156,7 @@ class SampleRequest(Strict):
     seq_id: int = Field(ge=0)
     """Unique in the session: the same one again is the same call."""
     num_samples: int = Field(default=1, ge=1)
-    prompt: Prompt
+    prompt: ModelInput
     sampling_params: SamplingParams
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
@@ -183,7 +183,7 @@ class SampleCall:
     sampler: Sampler
     num_samples: int
     most_tokens: int
-    """Of prompt and response together, for each sample."""
+    """Length of prompt and response together, of each sample."""
     completion: bytes
     """The body of a text completion that samples."""
     topk_sample_logprobs: int
@@ -313,7 +313,8 @@ def prompt_fields(call: SampleCall, score: ScoredPrompt | None) -> Iterable[byte
     if score is not None and (top_k := call.topk_prompt_logprobs):
         pairs = list(zip(score.top_token_ids, score.top_logprobs, strict=True))
         rows = [pairs[begin : begin + top_k] for begin in range(0, len(pairs), top_k)]
-        yield message(3, *top_logprobs([[]] * (length - len(rows)) + rows, top_k))
+        unscored: list[list[tuple[int, float]]] = [[]] * (length - len(rows))
+        yield message(3, *top_logprobs([*unscored, *rows], top_k))
 
 
 def top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Iterable[bytes]:

@@ -47,7 +47,7 @@ class TinkerSampling:
         """
         try:
             return FutureAnswer(await self._sampled(call, request_id, caller), PROTOBUF)
-        except Exception as error:  # noqa: BLE001 - the client gets it as a sentence
+        except Exception as error:
             log_fields = {"request_id": request_id}
             if isinstance(error, RolloutFailure) and error.retryable:
                 logger.warning("A call of Tinker's API is to be sent again: %s", error, extra=log_fields)

@@ -17,7 +17,6 @@ ROUTERS = (
     blobs.router,
     model_server.router,
     sessions.router,
-    tinker.router,
     tasks.router,
     status.info_router,
     policy.router,
@@ -59,6 +58,8 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    # Its paths and their version are Tinker's.
+    app.include_router(tinker.router)
     complete_document(app)
     return app
 

@@ -25,8 +25,8 @@ from service.jobs.submission import namespace_of
 from service.model_server.call_bodies import MOST_BYTES_INLINE
 from service.model_server.futures import FutureElsewhere
 from service.model_server.tinker_dialect import (
-    Sampler,
     SampleCall,
+    Sampler,
     SamplingSessionRequest,
     new_session,
     parsed_sample_call,
@@ -49,13 +49,13 @@ CLIENT_CONFIG = {
     "sample_join_sampling_session": False,
     "custom_loss_server_side": False,
 }
-"""Of the features that the client asks for at its start, none is needed here."""
+"""Features that the client asks for at its start: none is needed here."""
 DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
 router = APIRouter(prefix="/api/v1", tags=["tinker"], include_in_schema=False)
 rollout_scope: dict[str, Any] = needs("rollout", also_api_key=True)
 
 
-class SessionRequest(Lenient):
+class ClientSession(Lenient):
     """The body of `create_session`, as far as it means something here."""
 
     user_metadata: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ async def get_server_capabilities(rollouts: Rollouts) -> Response:
 
 @router.post("/create_session", **rollout_scope)
 async def create_session(request: Request) -> Response:
-    asked = await read_json_body(request, SessionRequest, MOST_BYTES, ADVICE)
+    asked = await read_json_body(request, ClientSession, MOST_BYTES, ADVICE)
     return JSONResponse({"type": "create_session", "session_id": new_session(asked.user_metadata)})
 
 
