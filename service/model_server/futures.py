@@ -12,6 +12,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.upstream.ray_serve.own_replica import has_died, is_name_of_replica, own_name
 from rollout_client.contract.problems import FieldProblem
 from service.problems import FUTURE_LOST, RequestProblem
@@ -49,6 +50,10 @@ class FutureElsewhere(Exception):
     """Another ingress replica has the future, and lives."""
 
 
+def replica_is_gone(name: str) -> bool:
+    return not is_name_of_replica(name) or has_died(name)
+
+
 class Futures:
     """The futures of one ingress replica.
 
@@ -57,14 +62,15 @@ class Futures:
         is_gone: whether the ingress replica of this name has died; may block.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] = replica_is_gone) -> None:
         self._owner = own_name()
         self._most_bytes = most_bytes
-        self._is_gone = is_gone or replica_is_gone
+        self._is_gone = is_gone
         self._futures: dict[Name, Future] = {}
         self._ended: OrderedDict[Name, int] = OrderedDict()
         """Bytes of the answers that are kept, in the order in which they ended."""
         self._bytes = 0
+        self._tasks = BackgroundTasks()
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -87,7 +93,7 @@ class Futures:
         if key in self._futures:
             on_end()
             return future_id
-        task = asyncio.create_task(work(), context=Context())
+        task = self._tasks.start(work(), Context())
         self._futures[key] = Future(task)
         task.add_done_callback(lambda _: on_end())
         task.add_done_callback(lambda done: self._note_end(key, done))
@@ -142,10 +148,6 @@ class Futures:
         self._bytes += self._ended[key]
         while self._bytes > self._most_bytes:
             self.cancel(*next(iter(self._ended)))
-
-
-def replica_is_gone(name: str) -> bool:
-    return not is_name_of_replica(name) or has_died(name)
 
 
 def future_lost(message: str, future_id: str) -> RequestProblem:

@@ -154,7 +154,7 @@ def main(url: str, model: str, asked: Path, results: Path) -> None:
     service = tinker.ServiceClient(base_url=url, api_key=KEY, user_metadata={"priority": "interactive"})
     renderers.register_renderer("rollout/tiny", lambda tokenizer, _image_processor=None: ModelRenderer(tokenizer))
     found: dict[str, Any] = {
-        "capabilities": [each.to_dict() for each in service.get_server_capabilities().supported_models],
+        "capabilities": [each.model_dump() for each in service.get_server_capabilities().supported_models],
         "client": client_results(service, model, json.loads(asked.read_text())),
         "cookbook": asyncio.run(cookbook_results(service.create_sampling_client(base_model=model).result(), model)),
     }
