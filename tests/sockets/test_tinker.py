@@ -18,12 +18,14 @@ from rollout_client.contract.rollouts import SampleResult
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port
+from tests.live.running_service import replicas
 from tests.live.test_policy import adapter_folder
 from tests.paths import REPOSITORY, TINY_MODEL
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).with_name("tinker_program.py")
 PYTHON = Path(os.environ["ROLLOUT_TINKER"], "bin", "python")
+LONG, BEGUN = "LONG", "begun"
 GREEDY = Sampling(greedy=True)
 MOST_AT_ONCE = 40
 """Rollouts; the program asks for 200 at once, and is told to come again."""
@@ -36,6 +38,25 @@ def turn_of(result: SampleResult) -> Turn:
     asked, answered, *_ = result.message_log
     assert answered.generation_logprobs is not None
     return asked.token_ids, answered.token_ids, answered.generation_logprobs
+
+
+class Program:
+    """A run of the program."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def finish(self) -> None:
+        """Returns when it has ended as it should."""
+        out, err = self.process.communicate()
+        assert self.process.returncode == 0, out[-2000:] + err[-6000:]
+
+
+def started(url: str, asked: str, results: Path) -> Program:
+    env = os.environ | {"TINKER_BASE_URL": url, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command: list[str | Path] = [PYTHON, PROGRAM, url, TINY_MODEL, asked, results]
+    pipe = subprocess.PIPE
+    return Program(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
 
 
 class World:
@@ -54,15 +75,9 @@ class World:
             self.scores = client.score(self.prompts, top_k=3, policy={"version": 0}).scores
             asked, results = folder / "asked.json", folder / "results.json"
             asked.write_text(json.dumps({"prompts": self.prompts, "paths": PATHS}))
-            done = subprocess.run(
-                [PYTHON, PROGRAM, url, TINY_MODEL, asked, results],
-                env=os.environ | {"TINKER_BASE_URL": url, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+            started(url, str(asked), results).finish()
             self.results: dict[str, Any] = json.loads(results.read_text())
+            self.folder, self.url = folder, url
             self.client = self.results["client"]
             self.cookbook = self.results["cookbook"]
             actions = [[*prompt, *tokens] for prompt, tokens, _ in self.cookbook["actions"]]
@@ -149,7 +164,8 @@ def test_clients_in_other_processes_sample_from_the_same_sampler(world: World) -
 
 
 def test_more_samples_than_are_admitted_all_come_each_once(world: World) -> None:
-    assert world.client["many"][:2] == [200, 200]
+    owners = 2
+    assert world.client["many"] == [200, 200, owners]
 
 
 def test_what_is_not_here_is_refused_at_once_in_a_sentence(world: World) -> None:
@@ -194,3 +210,16 @@ def test_log_probabilities_of_a_recipes_actions_are_those_of_score(world: World)
         differences += [abs(one - (other or 0)) for one, other in zip(said, score.logprobs[len(prompt) :], strict=True)]
     assert len(differences) > 100
     assert sum(differences) / len(differences) < 0.02
+
+
+def test_samples_of_an_ingress_replica_that_is_killed_are_made_anew(world: World) -> None:
+    results = world.folder / "long.json"
+    program = started(world.url, LONG, results)
+    assert program.process.stdout is not None
+    assert program.process.stdout.readline().strip() == BEGUN
+    before = replicas("Ingress")
+    assert len(before) == 2
+    before[0].kill()
+    program.finish()
+    found = json.loads(results.read_text())
+    assert found["lengths"] == [400] * 24

@@ -1,5 +1,7 @@
 """What Tinker's client and tinker-cookbook get from a service: `python tinker_program.py URL MODEL ASKED RESULTS`.
 
+With `LONG` for `ASKED`, long samples alone, which it says on its output once they have begun.
+
 It runs where both are installed, unmodified. `ASKED` is JSON with the prompts, `RESULTS` becomes JSON with what came.
 Stood in for: the data set of GSM8K, which is fetched from a hub, by sums; and the renderer, by that of the model.
 """
@@ -26,6 +28,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 KEY = "tml-any"
+LONG = "LONG"
+BEGUN = "begun"
 SUMS = [(20, 22), (3, 4), (11, 30), (8, 9)]
 
 
@@ -84,7 +88,6 @@ def client_results(service: tinker.ServiceClient, model: str, asked: dict[str, A
                for each in asked["prompts"]]
         for path in asked["paths"]
     }  # fmt: skip
-    began = time.monotonic()
     many = [client.sample(ModelInput.from_ints(prompt), 2, SamplingParams(max_tokens=8)) for _ in range(100)]
     ids = [sequence.sequence_id for future in many for sequence in future.result().sequences]
     return {
@@ -104,7 +107,7 @@ def client_results(service: tinker.ServiceClient, model: str, asked: dict[str, A
         "cloned": sampled(clone, prompt, temperature=0)[0],
         "pickled": sampled(pickle.loads(pickle.dumps(client)), prompt, temperature=0)[0],
         "named": named,
-        "many": [len(ids), len(set(ids)), time.monotonic() - began],
+        "many": [len(ids), len(set(ids)), len({owner_of(each) for each in ids})],
         "refused": {
             "training": refusal(lambda: service.create_lora_training_client(base_model=model, rank=8).result()),
             "model": refusal(lambda: service.create_sampling_client(base_model="Qwen/Qwen3-8B").result()),
@@ -115,6 +118,24 @@ def client_results(service: tinker.ServiceClient, model: str, asked: dict[str, A
             "runs": refusal(lambda: tinker.RestClient(api_key=KEY).list_training_runs().result()),
         },
         "cancelled": cancelled(client, prompt),
+    }
+
+
+def owner_of(sequence_id: str) -> str:
+    """The ingress replica that began it."""
+    return sequence_id.rpartition("@")[2].rpartition("/")[0]
+
+
+def long_results(client: tinker.SamplingClient) -> dict[str, Any]:
+    """As many samples as are admitted, while something happens."""
+    endless = SamplingParams(max_tokens=400, stop=[])
+    futures = [client.sample(ModelInput.from_ints([5, 6, place]), 1, endless) for place in range(24)]
+    time.sleep(2)
+    print(BEGUN, flush=True)  # noqa: T201 - whoever started this waits for it
+    responses = [future.result().sequences[0] for future in futures]
+    return {
+        "lengths": [len(response.tokens) for response in responses],
+        "owners": sorted({owner_of(response.sequence_id) for response in responses}),
     }
 
 
@@ -152,6 +173,9 @@ async def cookbook_results(client: tinker.SamplingClient, model: str) -> dict[st
 
 def main(url: str, model: str, asked: Path, results: Path) -> None:
     service = tinker.ServiceClient(base_url=url, api_key=KEY, user_metadata={"priority": "interactive"})
+    if str(asked) == LONG:
+        results.write_text(json.dumps(long_results(service.create_sampling_client(base_model=model).result())))
+        return
     renderers.register_renderer("rollout/tiny", lambda tokenizer, _image_processor=None: ModelRenderer(tokenizer))
     found: dict[str, Any] = {
         "capabilities": [each.model_dump() for each in service.get_server_capabilities().supported_models],

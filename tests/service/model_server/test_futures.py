@@ -102,8 +102,11 @@ def test_a_future_of_another_replica_is_elsewhere_until_that_has_died(gone: bool
         asked.append(owner)
         return gone
 
+    futures = Futures(is_gone=is_gone)
     with pytest.raises(raised):
-        asyncio.run(Futures(is_gone=is_gone).answer("team", "a:0@other", 0))
+        asyncio.run(futures.answer("team", "a:0@other", 0))
+    with pytest.raises(RequestProblem):
+        asyncio.run(futures.answer("team", f"a:0@{futures._owner}", 0))
     assert asked == ["other"]
 
 

@@ -187,6 +187,14 @@ def test_samples_are_those_of_a_text_completion_of_the_same_tokens() -> None:
     assert world.generator.requests == []
 
 
+def test_numbers_of_more_than_a_byte_of_length_come_whole() -> None:
+    tokens = list(range(300))
+    choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * 300}}
+    answer = World(completed([choice])).run(lambda client: client.sampled(num_samples=1))
+    [sequence] = SampleResponse.FromString(answer.content).sequences
+    assert (numbers("i", sequence.tokens), numbers("f", sequence.logprobs)) == (tokens, [-0.5] * 300)
+
+
 @pytest.mark.parametrize(
     ("stop", "fields"),
     [
@@ -267,6 +275,7 @@ def test_a_client_begins_as_it_is_told_to() -> None:
     world.run(play)
     [request] = world.server.requests
     assert (request.policy, request.weight_version, request.share.weight) == ("run-b", 7, 0.0625)
+    assert world.service.store.calls == [("wait_for_named", "run-b", 0, 7, wait_s) for wait_s in (30.0, None)]
 
 
 @pytest.mark.parametrize(
@@ -390,6 +399,13 @@ def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come
         assert (await client.post("asample", sample(seq_id=1))).status_code == 200
 
     World([0.05, *completed()], admission=admission).run(play)
+
+
+@pytest.mark.parametrize(("max_tokens", "status"), [(18, 200), (17, 422)])
+def test_a_sample_counts_with_the_tokens_that_it_may_have(max_tokens: int, status: int) -> None:
+    admission = AdmissionSettings(replica=AdmissionBounds(max_tokens=max_tokens))
+    answer = World(admission=admission).run(lambda client: client.post("asample", sample()))
+    assert answer.status_code == status
 
 
 def test_a_cancelled_call_leaves_the_engine_and_frees_what_it_holds() -> None:
