@@ -3,7 +3,8 @@
 The real HTTP application runs in a process of its own, over a generator and an environment that cost nothing
 (`benchmarks/loop_gap_server.py`). While each request is read, played and answered, a probe ticks on the event loop. The
 gap that counts is in processor time of the event loop's thread; the wall time is reported beside it, and includes what
-other threads and processes of the machine took. The last line is JSON.
+other threads and processes of the machine took. The memory is what the process held at most while it handled the
+request, above what it held before. The last line is JSON.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import json
 import multiprocessing
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 
 import aiohttp
 import numpy as np
+import psutil
 import typer
 from PIL import Image
 from rich.console import Console
@@ -27,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.loop_gap_server import TASK, serve
 from benchmarks.process_group import no_process_left
+from benchmarks.resident_memory import Peak, resident_kb
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import arrow_body
 from service.rollout_requests.result_encoding import NDJSON
@@ -40,6 +43,7 @@ DISCONNECTED = 0
 DISCONNECT_AFTER_S = 4.0
 """The rollouts of the request are being played then."""
 SHOWN_STACKS = 10
+IMAGES = 64
 console = Console(stderr=True)
 
 
@@ -64,6 +68,7 @@ class Measured:
     status: int
     answer_bytes: int
     seconds: float
+    memory_mb: float
     stacks: Mapping[str, float]
     """Milliseconds of the longest gap by what was executed, if that was asked for."""
 
@@ -117,18 +122,30 @@ def experts_of(rollouts: int) -> bytes:
     return request([sample()], 4096, turns=1, num_generations=rollouts, include=["routed_experts"])
 
 
-def images_of(rollouts: int) -> bytes:
-    """A file of 1 MB for each prompt, as a data URL; and an image with each observation."""
+def image_url(seed: int) -> str:
+    """A file of 1 MB."""
+    file = BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (590, 590, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def images_of(images: Iterable[str]) -> bytes:
+    """An image with each prompt and with each observation."""
     samples = []
-    for seed in range(rollouts):
-        file = BytesIO()
-        pixels = np.random.default_rng(seed).integers(0, 256, (590, 590, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-        url = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
-        content = [{"type": "image", "image": url}, {"type": "text", "text": "What is this?"}]
+    for image in images:
+        content = [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]
         messages = [{"role": "user", "content": content}]
         samples.append({"task_name": TASK, "messages": messages, "extra_env_info": {"shows_images": True}})
     return request(samples, turns=4)
+
+
+def names_of_images() -> bytes:
+    return images_of(f"sha256:{seed:064x}" for seed in range(IMAGES))
+
+
+def texts_as_long_as_images() -> bytes:
+    return request([sample(extra_env_info={"x": image_url(seed)}) for seed in range(IMAGES)], turns=4)
 
 
 def compressed_spaces(count: int) -> bytes:
@@ -171,7 +188,10 @@ CASES = (
     Case("1 GB of tokens, JSON", tokens_of_1_gb),
     Case("1 GB of tokens, NDJSON", tokens_of_1_gb, accept=NDJSON),
     Case("1 GB of tokens, Arrow", tokens_of_1_gb, accept=ARROW),
-    Case("64 images of 1 MB in prompts, and one with each of 4 turns", lambda: images_of(64)),
+    Case("64 images of 1 MB, and one with each of 4 turns", lambda: images_of(map(image_url, range(IMAGES)))),
+    Case("64 images by name, and one with each of 4 turns", names_of_images),
+    Case("64 texts as long as images of 1 MB, 4 turns", texts_as_long_as_images),
+    Case("64 short prompts, 4 turns", lambda: request([sample()] * IMAGES, turns=4)),
     Case("100,000 tokens x 48 layers x 8 experts, JSON", lambda: experts_of(24)),
     Case("1,000,000 tokens x 48 layers x 8 experts, Arrow", lambda: experts_of(256), accept=ARROW),
     Case("batch of 8,192, JSON", batch()),
@@ -201,49 +221,53 @@ def main(
 
 
 def measure_all(cases: Sequence[Case], with_stacks: bool = False) -> dict[str, Measured]:
-    with serving(with_stacks) as url:
-        return asyncio.run(measure_at(url, cases))
+    with serving(with_stacks) as (url, server):
+        return asyncio.run(measure_at(url, server, cases))
 
 
 @contextmanager
-def serving(with_stacks: bool) -> Iterator[str]:
+def serving(with_stacks: bool) -> Iterator[tuple[str, psutil.Process]]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     server = spawn.Process(target=serve, args=(theirs, with_stacks))
     server.start()
     try:
-        yield f"http://127.0.0.1:{ours.recv()}"
+        yield f"http://127.0.0.1:{ours.recv()}", psutil.Process(server.pid)
     finally:
         server.terminate()
         server.join()
 
 
-async def measure_at(url: str, cases: Sequence[Case]) -> dict[str, Measured]:
+async def measure_at(url: str, server: psutil.Process, cases: Sequence[Case]) -> dict[str, Measured]:
     measured: dict[str, Measured] = {}
     # The server ends connections that are idle while a body is made.
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as session:
         for case in WARM_UP:
-            await measure(session, case)
+            await measure(session, server, case)
         for case in cases:
             with console.status(case.name):
-                each = measured[case.name] = await measure(session, case)
-            console.print(f"{case.name}: {each.status}, {each.cpu_ms:.1f} ms in {each.seconds:.1f} s")
+                each = measured[case.name] = await measure(session, server, case)
+            gap = f"{each.cpu_ms:.1f} ms in {each.seconds:.1f} s"
+            console.print(f"{case.name}: {each.status}, {gap}, {each.memory_mb:,.0f} MB")
             for stack, milliseconds in sorted(each.stacks.items(), key=lambda item: -item[1])[:SHOWN_STACKS]:
                 console.print(f"  {milliseconds:6.1f} ms {stack}", highlight=False)
     return measured
 
 
-async def measure(session: aiohttp.ClientSession, case: Case) -> Measured:
+async def measure(session: aiohttp.ClientSession, server: psutil.Process, case: Case) -> Measured:
     body = case.body()
     await (await session.post("/probe")).read()
+    held_kb, peak = resident_kb(server), Peak(server)
     started_at = time.monotonic()
-    status, answer_bytes = await post(session, case, body)
+    async with peak:
+        status, answer_bytes = await post(session, case, body)
     if status != case.status:
         raise RuntimeError(f"{case.name}: the status of the answer is {status} and not {case.status}.")
     seconds = time.monotonic() - started_at
     gaps = await (await session.get("/probe")).json()
-    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds, gaps["stacks"])
+    memory_mb = max(0.0, peak.kb - held_kb) / 1000
+    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds, memory_mb, gaps["stacks"])
 
 
 async def post(session: aiohttp.ClientSession, case: Case, body: bytes) -> tuple[int, int]:
@@ -268,12 +292,21 @@ def figures(measured: Mapping[str, Measured]) -> dict[str, float]:
 
 def report(measured: Mapping[str, Measured]) -> None:
     table = Table(
-        *("request", "status", "answer, MB", "seconds", "gap, ms of the loop's processor time", "wall, ms"),
+        *(
+            "request",
+            "status",
+            "answer, MB",
+            "seconds",
+            "gap, ms of the loop's processor time",
+            "wall, ms",
+            "memory, MB",
+        ),
         title=f"Longest gap of the ingress's event loop, at most {BOUND_MS:g} ms of its processor time",
     )
     for name, each in measured.items():
         size = f"{each.answer_bytes / 1e6:,.1f}"
-        table.add_row(name, str(each.status), size, f"{each.seconds:.1f}", f"{each.cpu_ms:.1f}", f"{each.wall_ms:.1f}")
+        spent = (f"{each.seconds:.1f}", f"{each.cpu_ms:.1f}", f"{each.wall_ms:.1f}", f"{each.memory_mb:,.0f}")
+        table.add_row(name, str(each.status), size, *spent)
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.idefics3.configuration_idefics3 import Idefics3Config
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
@@ -81,12 +81,12 @@ def save_vision_model(folder: Path, seed: int = 0) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    vision_model(config, seed).save_pretrained(folder)
+    model = Idefics3ForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+    random_weights(model, seed).save_pretrained(folder)
     return folder
 
 
-def vision_model(config: Idefics3Config, seed: int) -> Any:
-    model: Any = Idefics3ForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+def random_weights(model: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -128,23 +128,37 @@ class ImagesInMemory(ImageStore):
         return self.kept[name]
 
 
+SAMPLED_PLACEHOLDER = -1
+"""transformers takes each placeholder for a part of an image. One that was sampled is a token, as for the engine."""
+
+
 class SeenByTransformers:
     """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
 
     def __init__(self, folder: Path) -> None:
-        model: Any = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         self.model = model.eval()
-        self.image_processor = Idefics3ImageProcessorPil.from_pretrained(folder)
+        self.placeholder = model.config.image_token_id
+
+        def as_token(_module: object, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            return (args[0].masked_fill(args[0] == SAMPLED_PLACEHOLDER, self.placeholder),)
+
+        model.get_input_embeddings().register_forward_pre_hook(as_token)
+        self.processor: Any = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
         log = result.message_log
         ids = torch.tensor([[id_ for message in log for id_ in message.token_ids]])
+        sampled = [message.generation_logprobs is not None for message in log for _ in message.token_ids]
+        taken = ids.masked_fill((ids == self.placeholder) & torch.tensor([sampled]), SAMPLED_PLACEHOLDER)
         shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
-        inputs: dict[str, Any] = {"input_ids": ids}
+        inputs: dict[str, Any] = {"input_ids": taken}
         if shown:
             opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
-            inputs |= dict(self.image_processor(opened, return_tensors="pt"))
+            inputs |= dict(self.processor.image_processor(opened, return_tensors="pt"))
+            if "mm_token_type_ids" in self.processor.model_input_names:
+                inputs["mm_token_type_ids"] = (taken == self.placeholder).long()
         with torch.inference_mode():
             logprobs = self.model(**inputs).logits[0].log_softmax(-1)
         found, place = [], 0

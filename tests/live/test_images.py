@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
-from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
@@ -57,6 +58,12 @@ def images() -> ImagesInMemory:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+    with seeing_engine(folder, images) as started:
+        yield started
+
+
+@contextmanager
+def seeing_engine(folder: Path, images: ImageStore) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
     given: dict[str, Any] = {
         "device": "cpu",
         "model": str(folder),
@@ -148,8 +155,8 @@ def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if
     assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
 
 
-def samples_placeholder(result: SampleResult) -> bool:
-    return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
+def samples_placeholder(result: SampleResult, placeholder: int = PLACEHOLDER) -> bool:
+    return any(placeholder in message.token_ids for message in result.message_log if message.generation_logprobs)
 
 
 @pytest.mark.long
@@ -163,7 +170,7 @@ def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_
     assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
     tensors = to_tensors(results, pad_token_id=256)
     seen = SeenByTransformers(folder)
-    inputs = image_inputs(results, tensors, images.kept, seen.image_processor)
+    inputs = image_inputs(results, tensors, images.kept, seen.processor)
     with torch.inference_mode():
         logits = seen.model(input_ids=tensors.input_ids, attention_mask=tensors.attention_mask, **inputs).logits
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, tensors.input_ids[:, 1:, None])[..., 0]

@@ -187,12 +187,13 @@ def test_samples_are_those_of_a_text_completion_of_the_same_tokens() -> None:
     assert world.generator.requests == []
 
 
-def test_numbers_of_more_than_a_byte_of_length_come_whole() -> None:
-    tokens = list(range(300))
-    choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * 300}}
+@pytest.mark.parametrize("count", [31, 32, 40, 64, 300, 5000])
+def test_samples_of_any_length_come_whole(count: int) -> None:
+    tokens = list(range(count))
+    choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * count}}
     answer = World(completed([choice])).run(lambda client: client.sampled(num_samples=1))
     [sequence] = SampleResponse.FromString(answer.content).sequences
-    assert (numbers("i", sequence.tokens), numbers("f", sequence.logprobs)) == (tokens, [-0.5] * 300)
+    assert (numbers("i", sequence.tokens), numbers("f", sequence.logprobs)) == (tokens, [-0.5] * count)
 
 
 @pytest.mark.parametrize(
