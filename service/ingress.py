@@ -120,7 +120,7 @@ class Ingress:
             self._tracer = tracer_of(settings.tracing, replica_id, version_of("rollout-service"))
             observer = TracedRollouts(self._tracer, observer, settings.tracing.rollouts_per_request)
 
-        policy = RemotePolicy(policy_store_client(policy_store))
+        policy = RemotePolicy(policy_store_client(policy_store), settings.policy.follow is not None)
         policy.follow()
         remote = RemoteGenerator(
             generator,

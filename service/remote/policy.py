@@ -9,6 +9,7 @@ from deployments.failures import PolicyStoreLost
 from deployments.policy.versions.current_version import NamedVersions
 from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import PolicyDemand
+from rollout_client.contract.policy import FollowState
 from service.rollouts.staleness import OnVersion, VersionFeed
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ RETRY_WATCH_AFTER_S = 0.5
 class RemotePolicy(VersionFeed):
     """Follows the current versions, so that a rollout whose demand is already met makes no call."""
 
-    def __init__(self, store: "PolicyStore") -> None:
+    def __init__(self, store: "PolicyStore", follows_folder: bool = False) -> None:
+        """`follows_folder`: whether the store takes versions from a folder."""
         self.store = store
+        self._follows_folder = follows_folder
         self._version: int | None = None
         self._named: NamedVersions | None = None
         self._subscribers: dict[object, tuple[OnVersion, str | None]] = {}
@@ -121,6 +124,10 @@ class RemotePolicy(VersionFeed):
         """
         if self.version is None:
             self.version = await self.store.wait_for(0, None, None)
+
+    async def follow_state(self) -> FollowState | None:
+        """`None` if the service follows no folder. Raises `PolicyStoreLost`."""
+        return await self.store.follow_state() if self._follows_folder else None
 
     async def _watch_version(self) -> None:
         self.version = await self.store.watch(self.version)
