@@ -68,12 +68,12 @@ class FolderFollower:
         except Exception as error:  # noqa: BLE001 - each file system of fsspec raises errors of its own
             self._note_unreadable(f"the folder cannot be read: {type(error).__name__}: {error}")
             return False
+        self._unreadable = None
         for refused in self._publications.observe(found, newest):
             self._tell_refused(refused)
         self._behind.set(max(newest - held.current, 0))
         chain = self._publications.next(held)
         if chain is None:
-            self._unreadable = None
             self._tell(
                 self._publications.waiting, logging.INFO if self._publications.is_being_written else logging.WARNING
             )
@@ -95,7 +95,6 @@ class FolderFollower:
         except Exception as error:  # noqa: BLE001 - was logged with its traceback, and can pass
             self._note_unreadable(f"version {chain.version}: {type(error).__name__}: {error}")
             return False
-        self._unreadable = None
         return True
 
     def _held(self) -> HeldVersions:
