@@ -71,6 +71,9 @@ class PolicySettings(StrictSettings):
     Default: a name that follows from the folder and the model, or the one that the folder records."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
+    activation: Literal["together", "rolling"] = "together"
+    """How replicas change to new weights once all have read them. `together`: all at once. `rolling`: one after the
+    other, so that the others generate; meanwhile a request goes to a replica with a version that it accepts."""
     follow: FollowSettings | None = None
     """The folder in which a trainer publishes versions, which the service takes by itself; by default none."""
     keep_versions: int = Field(default=2, ge=1)

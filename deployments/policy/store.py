@@ -94,7 +94,15 @@ class PolicyStore(CommandSource):
         initializer = ReplicaInitializer(self.policies, self.registry, self.payloads, self.update_lock)
         compaction = ChainCompaction(versions, self._tasks, settings.longest_delta_chain)
         activation = VersionActivation(self.policies, self.payloads, initializer, housekeeping, compaction)
-        self.updater = Updater(self.policies, self.registry, self.payloads, initializer, activation, self.update_lock)
+        self.updater = Updater(
+            self.policies,
+            self.registry,
+            self.payloads,
+            initializer,
+            activation,
+            self.update_lock,
+            is_rolling=settings.activation == "rolling",
+        )
         self._pushes = Pushes(self.updater, settings.checkpoint_roots, housekeeping)
         readback = WeightReadback(self.registry, versions, source_of, cluster.node_id())
         self._recovery = Recovery(

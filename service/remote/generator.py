@@ -23,6 +23,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
 from deployments.rpc.handle_calls import call_result, live_replicas_of
@@ -219,6 +220,10 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             answering.cancel()
             del self._parts[request.generation_id]
             self._end(scheduled, new_tokens, failed)
+
+    def note_rolling(self, rolling: RollingActivation | None) -> None:
+        """Sends generations from now on to replicas with a version that they accept; `None`: all have the same."""
+        self._wake(self._scheduler.set_rolling(rolling))
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running

@@ -60,6 +60,11 @@ def published(folder: Path, encoding: str, checksum: str) -> list[bytes]:
     return [file.read_bytes() for file in versions]
 
 
+def appear(folder: Path, place: Path) -> None:
+    """All at once."""
+    folder.replace(place)
+
+
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", "blake3", "adler32"])
 def test_what_miles_has_written_becomes_the_weights_that_it_has_written_it_of(
@@ -86,8 +91,7 @@ def test_a_flipped_bit_in_what_miles_has_written_is_refused_and_all_versions_aft
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-        folder.rmdir()
-        beside.rename(folder)
+        appear(beside, folder)
         await until_current(world, 1)
         await until_waiting(world, "version 3 needs version 2")
         assert load(content_of(replica.staged)).keys() == load(contents[0]).keys()

@@ -30,7 +30,7 @@ class Simulated:
         self.engine = SimulatedEngine(Timing(time_per_token_s=1.0), description, [65])
         self.start_store()
         actor = ScriptedReplica("simulated", self.store, self.cluster)
-        self.weights = SimulatedWeights(self.engine, self.store, ReplicaRegistration("simulated", actor, 1))
+        self.weights = SimulatedWeights(self.engine, self.store, ReplicaRegistration("simulated", actor, 1), Timing())
 
     def start_store(self) -> None:
         settings = PolicySettings(folder=str(self.folder))
@@ -111,7 +111,8 @@ def test_two_updates_without_a_token_between_them_leave_one_span(tmp_path: Path)
 async def test_a_transfer_is_refused_with_a_reason() -> None:
     registry = ReplicaRegistry(ScriptedCluster(), command_timeout_s=10.0)
     engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
-    weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
+    registration = ReplicaRegistration("simulated", None, 1)
+    weights = SimulatedWeights(engine, RegistryCommandSource(registry), registration, Timing())
     running = asyncio.create_task(weights.run())
     await settled()
     [replica] = registry.replicas
