@@ -55,11 +55,15 @@ class Replica(GeneratorReplicaBase):
         super().__init__(engine)
         actor = ScriptedReplica(name, store, cluster)
         self.weights = SimulatedWeights(engine, store, ReplicaRegistration(name, actor, 1), timing)
+        self.asked: list[tuple[GenerationRequest, int | None]] = []
+        """Each generation that was sent here, and the version at that moment."""
         self.served: list[tuple[GenerationRequest, int | None]] = []
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:
-        refuse_other_version(request, self.weights.version_of(request.policy))
-        self.served.append((request, self.weights.version_of(request.policy)))
+        loaded = self.weights.version_of(request.policy)
+        self.asked.append((request, loaded))
+        refuse_other_version(request, loaded)
+        self.served.append((request, loaded))
 
 
 class Fleet:
@@ -155,6 +159,33 @@ def test_no_rollout_is_lost_and_none_has_a_version_that_it_refuses_while_version
         served: list[Any] = [each for replica in fleet.replicas.values() for each in replica.served]
         assert all(request.min_weight_version <= version for request, version in served)
         assert all(request.weight_version in (None, version) for request, version in served)
+        sent: list[Any] = [each for replica in fleet.replicas.values() for each in replica.asked]
+        assert all(request.min_weight_version <= version for request, version in sent), "a replica had to refuse it"
+
+    virtual_time.run(story())
+
+
+def test_a_minimum_is_played_on_the_first_replica_that_has_it_while_the_others_change(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(tmp_path, "rolling", LARGE)
+        async with fleet.called(is_choosy=False):
+            pushing = asyncio.create_task(fleet.push())
+            await virtual_time.settled()
+            request = RolloutRequest.model_validate(
+                {
+                    "samples": [{"task_name": "math", "messages": [{"role": "user", "content": "new"}]}],
+                    "sampling": {"max_new_tokens": NEW_TOKENS},
+                    "policy": {"min_version": 1},
+                }
+            )
+            async with aclosing(await fleet.service.rollout(request, "new", 1)) as results:
+                began = virtual_time.now()
+                [played] = [result async for _, result, _ in results]
+            assert began == LARGE.stage_s + LARGE.swap_s
+            assert virtual_time.now() < LARGE.stage_s + 3 * LARGE.swap_s
+            assert [span.version for span in played.message_log[1].weight_versions or ()] == ["1"]
+            assert not pushing.done()
+            await pushing
 
     virtual_time.run(story())
 

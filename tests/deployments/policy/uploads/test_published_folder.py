@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 from uuid import uuid4
 
 import fsspec  # type: ignore[import-untyped]
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from deployments.policy.uploads import published_folder
 from deployments.policy.uploads.publications import Publication
@@ -110,3 +111,31 @@ def test_a_url_is_read_as_a_path_is(in_memory: str, tmp_path: Path) -> None:
     file_system.put(str(data), f"{root}/weight_v000001/{data.name}")
     found = one(folder)
     assert (found.location, found.missing, found.base) == (f"{in_memory}/weight_v000001", None, 0)
+
+
+class ListedOnce(MemoryFileSystem):  # type: ignore[misc]
+    """Remembers what it has listed, as the file systems of object stores do."""
+
+    protocol = "listed-once"
+    listed: ClassVar[dict[str, Any]] = {}
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        if path not in self.listed:
+            self.listed[path] = super().ls(path, detail, **options)
+        return self.listed[path]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return super()._strip_protocol(path.replace("listed-once://", "memory://"))
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed.clear()
+
+
+def test_a_file_system_that_remembers_what_it_has_listed_lists_anew(in_memory: str) -> None:
+    fsspec.register_implementation("listed-once", ListedOnce, clobber=True)
+    folder, root = PublishedFolder(in_memory.replace("memory", "listed-once")), in_memory.removeprefix("memory:/")
+    file_system = fsspec.filesystem("memory")
+    for version in (1, 2):
+        file_system.pipe_file(f"{root}/{version}/model.safetensors", BASE)
+        assert folder.look(0)[1] == version
