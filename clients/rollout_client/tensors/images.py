@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from rollout_client.results import images_shown
 from rollout_client.tensors.rollout_tensors import MergedTensors, RolloutTensors
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
-
-
-def images_shown(log: Sequence[Message]) -> list[str]:
-    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
-    twice."""
-    return [shown.media for message in log for shown in message.mm_ranges or ()]
 
 
 def image_inputs(
