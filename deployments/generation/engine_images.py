@@ -74,7 +74,10 @@ class EngineImages:
         self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        self._placeholder = self._placeholder_of(Image.new("RGB", (64, 64)))
+        made, place = self._applied(Image.new("RGB", (64, 64)), "dummy")
+        self._placeholder = self._placeholder_of(made, place)
+        self.token_ids = tuple(sorted({self._placeholder, *seen_ids(made, place)}))
+        """The placeholder, and the tokens that the model replaces by what it sees."""
 
     async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """The tokens of images of the store.
@@ -161,9 +164,8 @@ class EngineImages:
         [place] = made["mm_placeholders"]["image"]
         return made, place
 
-    def _placeholder_of(self, picture: Image.Image) -> int:
+    def _placeholder_of(self, made: Any, place: PlaceholderRange) -> int:
         """The token in whose place the processor writes an image."""
-        made, place = self._applied(picture, "dummy")
         behind = len(made["prompt_token_ids"]) - place.offset - place.length
         replaced = self._prompt[place.offset : len(self._prompt) - behind]
         if len(replaced) != 1:
@@ -175,3 +177,8 @@ class EngineImages:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
+
+
+def seen_ids(made: Any, place: PlaceholderRange) -> set[int]:
+    ids = made["prompt_token_ids"][place.offset : place.offset + place.length]
+    return {*ids} if place.is_embed is None else {id_ for id_, seen in zip(ids, place.is_embed, strict=True) if seen}
