@@ -59,11 +59,7 @@ def image_inputs(
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
-    shown = [
-        [picture_of(pictures[name]) for name in names]
-        for log in logs
-        if (names := images_shown(log))
-    ]
+    shown = [[picture_of(pictures[name]) for name in names] for log in logs if (names := images_shown(log))]
     if not shown:
         return {}
     made = processor.image_processor(images=shown, return_tensors="pt")
