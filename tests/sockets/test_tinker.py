@@ -18,8 +18,8 @@ from rollout_client.contract.rollouts import SampleResult
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port
+from tests.live.forward_pass import adapter_folder
 from tests.live.running_service import replicas
-from tests.live.test_policy import adapter_folder
 from tests.paths import REPOSITORY, TINY_MODEL
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
