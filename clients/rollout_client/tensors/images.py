@@ -47,7 +47,6 @@ def image_inputs(
     Raises:
         KeyError: `pictures` lacks an image.
     """
-
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
