@@ -87,7 +87,8 @@ def test_what_an_environment_shows_is_kept_by_its_name(client: RolloutClient) ->
 def test_a_model_that_takes_no_images_is_shown_none_in_requests_and_jobs(client: RolloutClient) -> None:
     name = client.upload_image(painted("red"))
     content = [{"type": "image", "image": name}, {"type": "text", "text": "Which color?"}]
-    samples: list[Any] = [{"task_name": "painting", "messages": [{"role": "user", "content": content}]}]
+    sample = {"messages": [{"role": "user", "content": content}], "extra_env_info": {"colors": ["red"]}}
+    samples: list[Any] = [{"task_name": "painting", **sample}]
     with pytest.raises(RequestRejected) as refused:
         client.rollout(samples)
     [error] = refused.value.problem.errors
