@@ -22,7 +22,7 @@ from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordabl
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
-from rollout_env.environment import has_a_start
+from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
@@ -94,6 +94,12 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
         try:
             environment_class = load_environment_class(environment.import_path)
             checked_arguments(environment_class, environment.arguments, environment.import_path)
+            if environment.user_simulator is not None and not has_a_user(environment_class):
+                yield (
+                    f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
+                    "no use_user): leave it out, or name deployments.environments.conversation:ConversationEnvironment "
+                    "with this one as its judge."
+                )
             for shadow in environment.shadow.values():
                 refuse_unloadable(shadow)
             if environment.data is not None:
