@@ -129,6 +129,17 @@ def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch
     check_config(config(environments=judged))
 
 
+def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
+    user = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
+    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    assert refusal(config(environments={"alone": {"import_path": path, **user}})) == [
+        f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
+        "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
+    ]
+    shop = {"import_path": "deployments.environments.shop:ShopEnvironment", **user}
+    check_config(config(environments={"shop": shop}))
+
+
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "engine_fields", lambda: None)
     assert refusal(config()) == [
