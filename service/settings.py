@@ -50,6 +50,7 @@ class TracingSettings(StrictSettings):
 
 
 MIB = 2**20
+GAME_TASK = "deployments.agents.game_program:GameTask"
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
@@ -92,6 +93,15 @@ class EnvironmentSettings(StrictSettings):
     shadow: dict[str, ShadowSettings] = Field(default_factory=dict)
     """Further judges, by name, whose verdicts are in no reward: `shadow_rewards` of a result has them."""
 
+    @property
+    def all_models(self) -> dict[str, ChatModelSettings]:
+        """The models that the task may ask, by their fields."""
+        of_game = {} if self.agent is None or self.agent.game is None else self.agent.game.models
+        return {
+            **{f"models.{name}": model for name, model in self.models.items()},
+            **{f"agent.game.models.{name}": model for name, model in of_game.items()},
+        }
+
     @model_validator(mode="after")
     def has_the_model_of_its_user(self) -> Self:
         if self.user_simulator is not None and self.user_simulator.model not in self.models:
@@ -104,6 +114,10 @@ class EnvironmentSettings(StrictSettings):
     def has_an_environment(self) -> Self:
         if self.agent is not None and self.agent.scored_by == "agent" and self.shadow:
             raise ValueError("shadow judges the steps of an environment, and here the agent scores: leave it out")
+        if self.agent is not None and self.agent.game is not None:
+            if self.import_path not in ("", GAME_TASK):
+                raise ValueError("import_path has no meaning beside agent.game, which brings its task: leave it out")
+            self.import_path, self.arguments = GAME_TASK, {"settings": self.agent.game}
         if self.import_path:
             return self
         if self.agent is None or self.agent.scored_by != "agent":
@@ -248,8 +262,8 @@ class ServiceSettings(StrictSettings):
     @model_validator(mode="after")
     def refuse_own_policies_that_cannot_be_asked(self) -> Self:
         for task_name, environment in self.environments.items():
-            for name, model in environment.models.items():
-                field = f"environments.{task_name}.models.{name}"
+            for name, model in environment.all_models.items():
+                field = f"environments.{task_name}.{name}"
                 if model.base_url is None and isinstance(self.engine, SimulatedEngineSettings):
                     raise ValueError(f"{field}: beside engine.simulated no policy can be asked: give it a base_url")
                 if model.base_url is None and self.access.keys_file is not None and model.api_key_variable is None:

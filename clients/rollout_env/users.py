@@ -74,9 +74,9 @@ class ModelUser(SimulatedUser):
 
     model: ChatModel
     persona: str = ""
-    """Of scenarios that have none of their own."""
+    """The persona of scenarios that have none of their own."""
     goal: str = ""
-    """Likewise."""
+    """The goal of scenarios that have none of their own."""
     stop: str = STOP
     """Text by which the model ends the conversation; text before it is the user's last message."""
     max_turns: int = 16
@@ -93,7 +93,7 @@ class ModelUser(SimulatedUser):
             replies.append(await self.model.chat(asked))
             said, stop, _ = reply_text({"role": "assistant", "content": replies[-1].content}).partition(self.stop)
             if said.strip() or stop:
-                return UserTurn(said.strip(), has_ended=bool(stop), metrics=metrics_of(replies))
+                return UserTurn(said.strip(), has_ended=bool(stop), metrics=usage_of(replies, "user"))
         raise UserTurnMissing(f"The simulated user said nothing in {self.attempts} answers of its model.")
 
     def _asked(self, message_log: Sequence[ChatMessage], scenario: UserScenario) -> list[ChatMessage]:
@@ -124,13 +124,17 @@ def add(asked: list[ChatMessage], role: str, content: str) -> None:
         asked.append({"role": role, "content": content})  # type: ignore[typeddict-item]  # A role of two.
 
 
-def metrics_of(replies: Sequence[ModelReply]) -> dict[str, float]:
-    """Calls, tokens, seconds and cost of the replies. `user_cost` is there where the config has the model's prices."""
+def usage_of(replies: Sequence[ModelReply], party: str) -> dict[str, float]:
+    """Calls, tokens, seconds and cost of the replies, as metrics of an outcome.
+
+    Args:
+        party: the beginning of their names. `{party}_cost` is there where the config has the model's prices.
+    """
     costs = [reply.cost for reply in replies if reply.cost is not None]
     return {
-        "user_calls": len(replies),
-        "user_prompt_tokens": sum(reply.prompt_tokens or 0 for reply in replies),
-        "user_completion_tokens": sum(reply.completion_tokens or 0 for reply in replies),
-        "user_seconds": sum(reply.seconds for reply in replies),
-        **({"user_cost": sum(costs)} if costs else {}),
+        f"{party}_calls": len(replies),
+        f"{party}_prompt_tokens": sum(reply.prompt_tokens or 0 for reply in replies),
+        f"{party}_completion_tokens": sum(reply.completion_tokens or 0 for reply in replies),
+        f"{party}_seconds": sum(reply.seconds for reply in replies),
+        **({f"{party}_cost": sum(costs)} if costs else {}),
     }

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
+from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
@@ -118,12 +119,14 @@ def agent_problem(agent: AgentSettings) -> str | None:
     try:
         if agent.import_path is not None:
             load_agent(agent.import_path)
+        if agent.game is not None:
+            load_game(agent.game)
         if agent.harness is not None:
             bearer_headers(agent.harness.api_key_variable)
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
     except AgentNotLoadable as error:
-        return f"import_path: {error}"
+        return f"{'import_path' if agent.game is None else 'game'}: {error}"
     except SandboxUnusable as error:
         return str(error)
     except KeyMissing as error:
@@ -164,11 +167,11 @@ def parser_problems(responses: ResponseSettings) -> Iterator[str]:
 
 def key_problems(settings: ServiceSettings) -> Iterator[str]:
     for task_name, environment in settings.environments.items():
-        for name, model in environment.models.items():
+        for name, model in environment.all_models.items():
             try:
                 bearer_headers(model.api_key_variable)
             except KeyMissing as error:
-                yield f"args.environments.{task_name}.models.{name}.api_key_variable: {error}."
+                yield f"args.environments.{task_name}.{name}.api_key_variable: {error}."
 
 
 def policy_problems(settings: ServiceSettings) -> Iterator[str]:
