@@ -43,7 +43,7 @@ from rollout_env.users import usage_of
 CONNECT_WITHIN_S = 10.0
 
 
-class Game(Protocol):
+class MultiplayerGame(Protocol):
     """A game that players make moves in, one after the other. Its methods may block."""
 
     def turn(self) -> tuple[int, str] | None:
@@ -175,7 +175,7 @@ class GameProgram(AgentProgram):
         session = SessionCalls(self._client(call), call)
         usage: Counter[str] = Counter()
         players = [self._player(seat, session, prompt_of(sample), usage) for seat in seats]
-        game: Game = await asyncio.to_thread(self._make, seed=info.seed)
+        game: MultiplayerGame = await asyncio.to_thread(self._make, seed=info.seed)
         moves = 0
         while (turn := await asyncio.to_thread(game.turn)) is not None:
             if (moves := moves + 1) > self._settings.max_moves:
@@ -221,7 +221,7 @@ def prompt_of(sample: SampleInput) -> list[ChatMessage]:
     return prompt
 
 
-def load_game(settings: GameSettings) -> Callable[..., Game]:
+def load_game(settings: GameSettings) -> Callable[..., MultiplayerGame]:
     """The function that makes a game of a `seed`. Makes one, to see that it can. Raises `AgentNotLoadable`."""
     module_name, _, name = settings.import_path.partition(":")
     try:

@@ -34,7 +34,7 @@ class GameSettings(StrictSettings):
     """A game for several players. Each seat is played by the policy or by another one."""
 
     import_path: str
-    """`package.module:function` of what makes a game: it gets `seed` and the `arguments`, and returns a `Game`."""
+    """`package.module:function` of what makes a game: takes `seed` and `arguments`, returns a `MultiplayerGame`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     seats: int = Field(default=2, ge=1, le=16)

@@ -14,7 +14,7 @@ MOST_HEAPS, MOST_STICKS = 3, 4
 
 
 class Nim:
-    """One game, a `Game` of `deployments/agents/game_program.py`. A first move that is not permitted is repeated."""
+    """A `MultiplayerGame` of `deployments/agents/game_program.py`. A first move that is not permitted is repeated."""
 
     def __init__(self, seed: int, heaps: Sequence[int] | None = None) -> None:
         """Draws the heaps, unless they are given.
