@@ -661,12 +661,18 @@ def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: 
 
 
 def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:
-    answer = client.rollout(
-        client.example_samples("shop", count=2), sampling={"max_new_tokens": 24}, max_rollout_turns=2
+    tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
+    question, asks_back = (
+        {"role": role, "content": text, "token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        for role, text in (("user", QUESTION["content"]), ("assistant", "What is 4 + 5?"))
     )
-    for sample in answer.samples:
-        assert sample.error is None
-        assert [message.role for message in sample.message_log[:3]] == ["system", "user", "assistant"]
-        assert all(message.generation_logprobs is None for message in sample.message_log if message.role != "assistant")
-        assert sample.metrics.environment["user_calls"] >= 1
-        assert sample.metrics.environment["user_completion_tokens"] >= 1
+    # It was generated elsewhere, so that the rollout's one turn is the step, which asks the user.
+    asks_back |= {"generation_logprobs": [0.0] * len(asks_back["token_ids"]), "finish_reason": "stop"}
+    sample = {"task_name": "shop", "message_log": [question, asks_back], "extra_env_info": {"seed": 1}}
+    [result] = client.rollout([sample], max_rollout_turns=1).samples
+    assert result.error is None
+    _, _, said = result.message_log
+    assert (said.role, said.generation_logprobs, bool(said.content)) == ("user", None, True)
+    metrics = result.metrics.environment
+    assert (metrics["user_calls"] >= 1, metrics["user_completion_tokens"] >= 1) == (True, True)
+    assert metrics["user_prompt_tokens"] > len("You are curt.")
