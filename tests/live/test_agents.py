@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -24,6 +25,7 @@ from rollout_client.contract.sessions import SessionSample
 from rollout_client.tensors import to_tensors
 from rollout_env import reply_text
 from service.startup.local_service import local_service
+from tests.clients.cli import command_line
 from tests.deployments.agents.test_programs import assert_ended
 from tests.endurance.session_laws.__main__ import play_sessions
 from tests.endurance.session_laws.log_probabilities import Differences, add_scored
@@ -658,6 +660,18 @@ def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: 
     assert (result.error, result.rewards, result.branches) == (None, {"seat_1": -1.0}, [])
     assert result.metrics.environment["opponent_calls"] == 2
     assert result.metrics.environment["seat_0_reward"] == 1.0
+
+
+def test_policies_of_the_service_play_a_league(url: str) -> None:
+    service = SimpleNamespace(url=url)
+    contestants = ("--league", "current", "--league", "0")
+    done = command_line.rollout(
+        service, "eval", "echo", *contestants, "--count", "2", "--max-new-tokens", "24", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["games"], document["first_seat"]) == (4, 1.0), "the one who begins wins"
+    assert [(row["elo"], row["won"], row["lost"]) for row in document["league"]] == [(pytest.approx(1000), 2, 2)] * 2
 
 
 def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:

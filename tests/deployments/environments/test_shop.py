@@ -1,5 +1,6 @@
 """Conversations in the shop, with its scripted customer and with users of a model."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,9 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.environments.host import EnvironmentHost
 from deployments.environments.shop import ShopEnvironment, says
 from deployments.environments.shop_data import KINDS, POLICY, Kind, ShopCall, scenario_of, shop_of
-from rollout_env import ModelUser, PlayResult, SampleRejected, ScriptedChatModel, check, play
+from deployments.failures import EnvironmentLost, RolloutFailure
+from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
+from deployments.protocols.environments import StepRequest
+from rollout_env import (
+    ChatMessage,
+    ModelUser,
+    PlayResult,
+    SampleRejected,
+    ScriptedChatModel,
+    StepOutcome,
+    check,
+    play,
+)
+from tests.deployments.models.chat_server import Answer, chat_server, said
 
 WHO = "Could you tell me your email address and the order number?"
 
@@ -140,3 +155,31 @@ def test_changes_that_the_shop_does_not_take_are_rejected() -> None:
 def test_the_shop_keeps_the_rules_for_environments() -> None:
     look = call("find_customer", email="ada.berg@example.org")
     check(ShopEnvironment, replies=[WHO, look, "I will do that. Do you agree?", "Goodbye."])
+
+
+def test_the_host_asks_the_user_of_the_config_and_a_user_who_is_away_is_no_zero() -> None:
+    log: list[ChatMessage] = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Which order?"}]
+
+    async def answered(url: str) -> StepOutcome | RolloutFailure:
+        host = EnvironmentHost(
+            "shop",
+            "deployments.environments.shop:ShopEnvironment",
+            {},
+            step_timeout_s=None,
+            chat_models={"customer": ChatModelSettings.model_validate({"base_url": url, "model": "m", "retries": 0})},
+            user_simulator=UserSimulatorSettings(model="customer", persona="You are curt."),
+        )
+        step = StepRequest(log, {"seed": 7})
+        [result] = [result async for item in host.step([step]) for _, result in item.results]
+        return result
+
+    answers = iter([said("W1."), Answer(status=503)])
+    with chat_server(lambda *_: next(answers)) as server:
+        outcome = asyncio.run(answered(server.url))
+        away = asyncio.run(answered(server.url))
+    assert isinstance(outcome, StepOutcome)
+    assert (outcome.observation, outcome.terminated) == ({"role": "user", "content": "W1."}, False)
+    assert (outcome.metrics or {})["user_completion_tokens"] == 3
+    assert "You are curt." in server.requests[0]["messages"][0]["content"]
+    assert isinstance(away, EnvironmentLost)
+    assert "The model customer did not answer in 1 attempt: status 503." in str(away)
