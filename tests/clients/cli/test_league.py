@@ -2,15 +2,16 @@
 
 import json
 import random
-from math import log10
+from math import exp, log10
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.cli.commands.league import PlayedGame, demand_of, in_seats, ratings_of, score_of
+from rollout_client.cli.commands.league import PlayedGame, demand_of, fitted, in_seats, ratings_of, score_of
 from tests.clients.cli.command_line import rollout as command
+from tests.clients.cli.command_line import rows_of
 from tests.clients.message_logs import generated, rollout
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, ndjson, results_of
 
@@ -55,6 +56,16 @@ def test_ratings_have_a_fixed_mean_and_do_not_depend_on_the_order_of_the_games(g
     for name in NAMES:
         assert found[name].elo == pytest.approx(again[name].elo, abs=1e-4)
         assert found[name].low < found[name].elo < found[name].high
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 40, 2000]), min_size=5, max_size=5), min_size=5, max_size=5))
+def test_the_ratings_expect_the_points_that_were_made(wins: list[list[int]]) -> None:
+    points = [2.0 + sum(row[:place] + row[place + 1 :]) for place, row in enumerate(wins)]
+    counts = [[(1.0 + wins[one][other] + wins[other][one]) * (one != other) for other in range(5)] for one in range(5)]
+    logits, _ = fitted(points, counts)
+    for one in range(5):
+        expected = sum(counts[one][other] / (1 + exp(logits[other] - logits[one])) for other in range(5))
+        assert expected == pytest.approx(points[one], abs=1e-4)
 
 
 @given(GAMES)
@@ -126,34 +137,39 @@ def test_what_a_league_cannot_be_played_with_is_refused(
 
 
 def test_each_pair_plays_each_sample_in_both_orders(service: ScriptedService) -> None:
-    def current_wins(body: Json) -> Any:
-        is_current = not body.get("policy", {}).get("name")
+    strength = {None: 2, "run-b": 1, "run-c": 0}
+
+    def the_stronger_wins(body: Json) -> Any:
+        own = strength[body.get("policy", {}).get("name")]
         played = results_of(body)
-        for each in played:
-            rewards = {"seat_0_reward": 1.0 if is_current else -1.0, "seat_1_reward": -1.0 if is_current else 1.0}
-            each["metrics"]["environment"] = rewards
+        for each, sample in zip(played, body["samples"], strict=True):
+            won = own > strength[sample["extra_env_info"]["seats"]["1"]["policy"]]
+            each["metrics"]["environment"] = {"seat_0_reward": float(won), "seat_1_reward": float(not won)}
         return ndjson(*({"position": place, "sample": each} for place, each in enumerate(played)), {"summary": SUMMARY})
 
-    service.rollouts.extend([current_wins, current_wins])
-    done = command(service, "eval", "math", "--league", "current", "--league", "run-b/7", "--count", "3", "--json")
+    contestants = ["--league", "run-c", "--league", "current", "--league", "run-b/7"]
+    service.rollouts.extend([the_stronger_wins] * 3)
+    done = command(service, "eval", "math", *contestants, "--count", "2", "--json")
     assert done.exit_code == 0, done.stderr
     seated = [
         (body.get("policy", {}), [sample["extra_env_info"]["seats"]["1"] for sample in body["samples"]])
         for body in service.bodies
     ]
+    current, b, c = (
+        {"policy": name, "version": version} for name, version in ((None, None), ("run-b", 7), ("run-c", None))
+    )
     assert seated == [
-        ({}, [{"policy": "run-b", "version": 7}] * 3),
-        ({"name": "run-b", "version": 7}, [{"policy": None, "version": None}] * 3),
+        ({"name": "run-c"}, [current, current, b, b]),
+        ({}, [c, c, b, b]),
+        ({"name": "run-b", "version": 7}, [c, c, current, current]),
     ]
     document = json.loads(done.stdout)
-    assert [(row["policy"], row["won"], row["lost"]) for row in document["league"]] == [
-        ("current", 6, 0),
-        ("run-b/7", 0, 6),
+    assert [(row["policy"], row["won"], row["drawn"], row["lost"]) for row in document["league"]] == [
+        ("current", 8, 0, 0),
+        ("run-b/7", 4, 0, 4),
+        ("run-c", 0, 0, 8),
     ]
-    assert (document["games"], document["first_seat"]) == (6, 0.5)
-    assert "6 games" in command_table(service, current_wins)
-
-
-def command_table(service: ScriptedService, answer: Any) -> str:
-    service.rollouts.extend([answer, answer])
-    return command(service, "eval", "math", "--league", "current", "--league", "b", "--count", "3").stdout
+    assert (document["games"], document["first_seat"]) == (12, 0.5)
+    service.rollouts.extend([the_stronger_wins] * 3)
+    table = command(service, "eval", "math", *contestants, "--count", "2").stdout
+    assert [row[0] for row in rows_of(table)[:3]] == ["current", "run-b/7", "run-c"]

@@ -108,7 +108,12 @@ def test_a_colleague_ends_the_conversation_and_is_right_for_damage_alone() -> No
 def test_an_amount_must_be_told_and_not_be_part_of_another_one() -> None:
     [total] = scenario_of(7, "total").outputs
     assert served("total", f"It was €{total}.").rewards == {"solved": 1.0}
-    assert served("total", f"It was 1{total}.").metrics["outputs_right"] == 0.0
+    wrong = served("total", f"It was 1{total}.")
+    assert (wrong.rewards, wrong.metrics["outputs_right"], wrong.metrics["database_right"]) == (
+        {"solved": 0.0},
+        0.0,
+        1.0,
+    )
     assert says("1084.50", "It was 1,084.50.".replace(",", ""))
     assert not says("84.50", "184.50")
     assert not says("84.50", "84.501")

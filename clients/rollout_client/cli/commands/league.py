@@ -26,7 +26,6 @@ MEAN_ELO = 1000.0
 ELO_PER_LOGIT = 400 / log(10)
 DRAWS_BEFORE = 1.0
 """Drawn games that each pair is given in advance."""
-LONGEST_STEP = 1.0
 MOST_STEPS, EXACT_ENOUGH = 200, 1e-10
 CURRENT = "current"
 FIRST, SECOND = "seat_0_reward", "seat_1_reward"
@@ -165,9 +164,7 @@ def fitted(points: Sequence[float], counts: Sequence[Sequence[float]]) -> tuple[
             [[counts[one][other] * chances[one][other] * chances[other][one] for other in everyone] for one in everyone]
         )
         steps = [sum(covariance[one][other] * excess[other] for other in everyone) for one in everyone]
-        # Concave, so that shorter steps in the same direction arrive too, where whole ones would jump over the mode.
-        scale = min(1.0, LONGEST_STEP / max(map(abs, steps), default=0.0)) if any(steps) else 1.0
-        logits = [logit + scale * step for logit, step in zip(logits, steps, strict=True)]
+        logits = [logit + step for logit, step in zip(logits, steps, strict=True)]
         if max(map(abs, steps)) < EXACT_ENOUGH:
             break
     return logits, covariance
