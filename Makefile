@@ -30,7 +30,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
+.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
 	test-agents test-evals test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
@@ -161,6 +161,16 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
+# Of the processors of Qwen's models that see: the build of the GPU's lock, beside a torch of the same build.
+$(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
+	@echo "Setting up torchvision (once)"
+	@$(PIP) install --target $(@D) --no-deps --require-hashes -r <(sed -n '/^torchvision==/,/[^\\]$$/p' $<)
+	@touch $@
+
+test-torchvision: export PYTHONPATH = $(BRIDGES)/torchvision
+test-torchvision: $(BRIDGES)/torchvision/.ready
+	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_mrope.py
+
 # Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
 # OpenEnv with the harness of TRL, and experiment trackers.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
@@ -242,7 +252,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-agents test-evals test-tokenizers test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-tokenizers test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

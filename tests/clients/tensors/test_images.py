@@ -1,5 +1,6 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,20 +32,41 @@ def first_pixels(images: list[list[Any]], return_tensors: str) -> dict[str, Any]
     return {"pixels": torch.tensor([picture.getpixel((0, 0)) for row in images for picture in row]), "rows": ["text"]}
 
 
+PROCESSOR = SimpleNamespace(image_processor=first_pixels, model_input_names=["input_ids"], image_token_id=6)
+WITH_TYPES = SimpleNamespace(
+    image_processor=first_pixels, model_input_names=["input_ids", "mm_token_type_ids"], image_token_id=6
+)
+
+
 def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
     lost = played(3, BLUE, reward=None)
     samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
-    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, first_pixels)
+    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, PROCESSOR)
     assert list(inputs) == ["pixels"]
     assert inputs["pixels"].tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
     assert images_shown(samples[0].message_log) == [RED, BLUE]
-    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, first_pixels) == {}
+    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, PROCESSOR) == {}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_positions_from_them(side: Any) -> None:
+    samples = [played(0, RED, BLUE), played(1), played(2, RED)]
+    tensors = to_tensors(samples, pad_token_id=0, padding_side=side)
+    # The policy has sampled the token itself, which is a token of text then.
+    tensors.input_ids[tensors.input_ids == 7] = 6
+    inputs = image_inputs(samples, tensors, PICTURES, WITH_TYPES)
+    padded = [[0, 0] if row == 2 else [0] * 4 if row else [] for row in range(3)]
+    marked = [[0, 1, 0, 1, 0, 0], [0, 0], [0, 1, 0, 0]]
+    rows = [pad + row if side == "left" else row + pad for pad, row in zip(padded, marked, strict=True)]
+    assert inputs["mm_token_type_ids"].tolist() == rows
+    some = image_inputs(samples, tensors, PICTURES, WITH_TYPES, torch.tensor([2, 0]))
+    assert some["mm_token_type_ids"].tolist() == [rows[2], rows[0]]
 
 
 def test_tensors_that_have_no_place_for_images_are_refused() -> None:
     samples = [played(0, RED), played(1, RED)]
     merged = to_tensors(samples, pad_token_id=0, merge="prefix")
     with pytest.raises(ValueError, match=r"^Images have no place in merged rows: call to_tensors without merge\.$"):
-        image_inputs(samples, merged, PICTURES, first_pixels)
+        image_inputs(samples, merged, PICTURES, PROCESSOR)
     with pytest.raises(ValueError, match="A rollout shows images, and a row of tokens has none"):
         token_row(samples[0])

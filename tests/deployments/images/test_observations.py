@@ -81,7 +81,8 @@ def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[b
     assert store.puts == []
 
 
-def test_without_room_the_step_can_be_made_again() -> None:
+def test_without_room_the_step_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.storage.stored_state.ANSWER_WITHIN_S", 0.05)
     full = ImagesInProcess(ImagesSettings(max_bytes=10))
     with pytest.raises(
         Overloaded, match=r"^The images of an observation have no room: 0 bytes of this caller are kept"
