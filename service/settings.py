@@ -96,11 +96,12 @@ class EnvironmentSettings(StrictSettings):
     @property
     def all_models(self) -> dict[str, ChatModelSettings]:
         """The models that the task may ask, by their fields."""
-        of_game = {} if self.agent is None or self.agent.game is None else self.agent.game.models
-        return {
-            **{f"models.{name}": model for name, model in self.models.items()},
-            **{f"agent.game.models.{name}": model for name, model in of_game.items()},
-        }
+        models = {f"models.{name}": model for name, model in self.models.items()}
+        if self.agent is not None and (game := self.agent.game) is not None:
+            models |= {f"agent.game.models.{name}": model for name, model in game.models.items()}
+            if "rivals" in game.model_fields_set:
+                models["agent.game.rivals"] = game.rivals
+        return models
 
     @model_validator(mode="after")
     def has_the_model_of_its_user(self) -> Self:

@@ -9,7 +9,7 @@ import importlib
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import httpx
@@ -27,6 +27,7 @@ from deployments.agents.programs import (
 from deployments.environments.bridges.support import is_loopback
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
+from deployments.models.settings import ChatModelSettings
 from deployments.rpc.own_address import running_address
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import (
@@ -41,6 +42,8 @@ from rollout_env import (
 from rollout_env.users import usage_of
 
 CONNECT_WITHIN_S = 10.0
+MOST_RIVALS = 64
+"""Clients of rivals that are kept: each push of a trainer makes another version to play against."""
 
 
 class MultiplayerGame(Protocol):
@@ -154,8 +157,7 @@ class GameProgram(AgentProgram):
         self._make = load_game(settings)
         self._info = settings.extra_env_info()
         self._models = {name: HttpChatModel(model, name, own_url) for name, model in settings.models.items()}
-        self._rivals: dict[Rival, HttpChatModel] = {}
-        self._own_url = own_url
+        self._rival = lru_cache(MOST_RIVALS)(partial(rival_model, settings.rivals, own_url))
         self._http: httpx.AsyncClient | None = None
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
@@ -202,17 +204,16 @@ class GameProgram(AgentProgram):
             return PolicyPlayer(session, prompt)
         return ModelPlayer(self._rival(seat) if isinstance(seat, Rival) else self._models[seat], prompt, usage)
 
-    def _rival(self, rival: Rival) -> HttpChatModel:
-        if rival not in self._rivals:
-            settings = self._settings.rivals.model_copy(update=rival.model_dump())
-            self._rivals[rival] = HttpChatModel(settings, str(rival), self._own_url)
-        return self._rivals[rival]
-
     def _client(self, call: AgentCall) -> httpx.AsyncClient:
         if self._http is None:
             timeout, limits = httpx.Timeout(None, connect=CONNECT_WITHIN_S), httpx.Limits(max_connections=None)
             self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=not is_loopback(call.base_url))
         return self._http
+
+
+def rival_model(settings: ChatModelSettings, own_url: Callable[[], str], rival: Rival) -> HttpChatModel:
+    """The client of a rival. Raises `KeyMissing`."""
+    return HttpChatModel(settings.model_copy(update=rival.model_dump()), str(rival), own_url)
 
 
 def prompt_of(sample: SampleInput) -> list[ChatMessage]:

@@ -85,6 +85,23 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
             },
             "environments.math.models.user.api_key_variable is missing",
         ),
+        (
+            {
+                "engine": ENGINE,
+                "sessions": {},
+                "environments": {"math": {**MATH, "agent": {"game": {"import_path": "games:game"}}}},
+            },
+            "import_path has no meaning beside agent.game",
+        ),
+        (
+            {
+                "engine": ENGINE,
+                "environments": {
+                    "math": {**MATH, "agent": AGENT, "models": {"a": {}}, "user_simulator": {"model": "a"}}
+                },
+            },
+            "user_simulator talks to the policy, and here an agent plays",
+        ),
         ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
         ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
         ({"engine": ENGINE, "environments": {"math": {**MATH, "agent": AGENT}}}, "agent is played in sessions"),
