@@ -144,8 +144,14 @@ class TextArenaEnvironment(TaskEnvironment):
 class Game(Session):
     """One game, which stands at a turn of the policy or is over."""
 
-    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo) -> None:
+    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
+        """Begins the game.
+
+        Args:
+            share_a_log: where the policy is all players, each observation says whose it is.
+        """
         self._task = task
+        self._names_player = task.policy_is_all and share_a_log
         self._player = info.player
         self.player = info.player
         """Whose turn it is."""
@@ -207,7 +213,7 @@ class Game(Session):
             own = text_of(observation, self._player, self._env.state.role_mapping)
             reason = self._env.state.game_info.get(self._player, {}).get("reason")
             return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
-        return f"You are player {player} now.\n{seen}" if self._task.policy_is_all else seen
+        return f"You are player {player} now.\n{seen}" if self._names_player else seen
 
     def _reward(self) -> float | dict[str, float]:
         """The rewards that the game gives at its end."""
@@ -222,7 +228,9 @@ class SeatedGame:
 
     def __init__(self, seed: int, game: str, players: int = 2, kwargs: dict[str, Any] | None = None) -> None:
         """Begins the game; the arguments are those of `TextArenaEnvironment`, which says what it raises."""
-        self._game = Game(TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed))
+        self._game = Game(
+            TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed), share_a_log=False
+        )
         self._rewards: Mapping[int, float] = {}
 
     def turn(self) -> tuple[int, str] | None:

@@ -83,6 +83,7 @@ def test_each_player_may_be_another_party_and_sees_the_moves_of_the_others() -> 
         seats.append(turn)
         game.move(move)
     assert [seat for seat, _ in seats] == [0, 1, 0, 1, 0]
+    assert seats[0][1].startswith("[GAME] You are Player 0 in Tic Tac Toe.")
     assert "[Player 0] [0]" in seats[1][1]
     assert "[Player 1] [3]" in seats[2][1]
     assert "[Player 0]" not in seats[2][1]
