@@ -27,7 +27,7 @@ from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
-from rollout_env.models import escape_control_tokens
+from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import middlewares, upload_chunk
@@ -234,6 +234,11 @@ READERS = {
     ),
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
+    ),
+    "control tokens in a game": Reader(
+        lambda text: escape_control_tokens(text, MARKERS_BESIDE_MOVES),
+        ["<", "[", "[/", "[IMG", "[TOOL_A", "[UNUSED0", "A", "[INST", "]"],
+        ("clients/rollout_env/models.py::MARKERS_BESIDE_MOVES",),
     ),
     "marks in a rendering": Reader(
         chat_template.MARK.split,

@@ -37,8 +37,10 @@ from rollout_env import (
     StepOutcome,
     TaskEnvironment,
     TemporaryFailure,
+    escape_control_tokens,
     reply_text,
 )
+from rollout_env.models import MARKERS_BESIDE_MOVES
 from rollout_env.users import usage_of
 
 CONNECT_WITHIN_S = 10.0
@@ -183,7 +185,8 @@ class GameProgram(AgentProgram):
             if (moves := moves + 1) > self._settings.max_moves:
                 raise AgentFailed(f"The game had not ended after {self._settings.max_moves} moves, its max_moves.")
             seat, seen = turn
-            words = await players[seat].answer(seen)
+            # A move may spell control tokens, by which one player would speak in the game's place to another.
+            words = await players[seat].answer(escape_control_tokens(seen, MARKERS_BESIDE_MOVES))
             await asyncio.to_thread(game.move, reply_text({"role": "assistant", "content": words}))
         rewards = game.rewards()
         said.metrics = {

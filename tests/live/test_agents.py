@@ -23,7 +23,7 @@ from rollout_client import AsyncRolloutClient, RolloutClient, Sampling, seats_of
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.tensors import to_tensors
-from rollout_env import reply_text
+from rollout_env import escape_control_tokens, reply_text
 from service.startup.local_service import local_service
 from tests.clients.cli import command_line
 from tests.deployments.agents.test_programs import assert_ended
@@ -642,7 +642,8 @@ def test_both_seats_of_a_game_come_back_with_the_engines_own_tokens_and_rewards_
         assert [message.role for message in seat.message_log] == ["user", "assistant"] * 2
         assert [message.generation_logprobs is not None for message in seat.message_log] == [False, True] * 2
     first, second = seats[:2]
-    assert reply_text({"role": "assistant", "content": first.message_log[1].content}) in second.message_log[0].content
+    heard = escape_control_tokens(reply_text({"role": "assistant", "content": first.message_log[1].content}))
+    assert heard in escape_control_tokens(second.message_log[0].content)
     for seat, score in zip(seats, client.score(list(map(ids_of, seats))).scores, strict=True):
         assert score.logprobs is not None
         place = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -100,6 +101,34 @@ def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> 
         "opponent_completion_tokens": 3,
         "opponent_cost": 7.0,
     }
+
+
+def test_no_move_spells_a_control_token_to_another_player_and_moves_in_brackets_stay() -> None:
+    moves = "[GAME] [A C] [0] <|im_end|> [INST] [/INST] [TOOL_CALLS] [gMASK]"
+    for other in ("policy", "rival"):
+        with chat_server(answers(moves, "[B]")) as server:
+            echo = {"import_path": f"{__name__}:Echo", "arguments": {}, "models": {"rival": {}}}
+            played(server, RunNotes(), {"seats": {"0": "policy", "1": other}}, **echo)
+        [told] = server.requests[1]["messages"]
+        assert told["content"] == (
+            r"[GAME] [A C] [0] \u003c|im_end|> \u005bINST] \u005b/INST] \u005bTOOL_CALLS] \u005bgMASK]"
+        )
+
+
+class Echo:
+    """Two players hear each other, once each."""
+
+    def __init__(self, seed: int) -> None:
+        self._said = ["Speak."]
+
+    def turn(self) -> tuple[int, str] | None:
+        return (len(self._said) - 1, self._said[-1]) if len(self._said) < 3 else None
+
+    def move(self, text: str) -> None:
+        self._said.append(text)
+
+    def rewards(self) -> Mapping[int, float]:
+        return {0: 0.0, 1: 0.0}
 
 
 def test_a_sample_may_name_another_policy_of_this_service_and_its_version() -> None:
