@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -48,7 +49,7 @@ def url(folder: Path) -> Iterator[str]:
     [application] = served["applications"]
     args = application["args"]
     args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000, "max_num_batched_tokens": 2000}
-    args["engine"] |= {"enable_lora": True}
+    args["engine"] |= {"enable_lora": True, "enable_tower_connector_lora": True}
     args |= {"images": {}, "sessions": {}}
     args["environments"] = {
         "seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"},
@@ -308,15 +309,13 @@ def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(clien
     with (
         client.session(sampling=long) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
-        ThreadPoolExecutor(1) as thread,
     ):
         messages: Any = [user(image_url(data_url(SMALL)), text("Tell a long story."))]
-        call = thread.submit(model.chat.completions.create, model="any", messages=messages)
-        while not session.info().calls_in_flight:
-            time.sleep(0.01)
+        chunks = model.chat.completions.create(model="any", messages=messages, stream=True)
+        while not next(chunks).choices[0].delta.content:
+            pass
         client.push_weights(folder / "model.safetensors")
-        assert not call.done(), "the call had ended before the weights were pushed"
-        call.result()
+        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
         [sample] = session.samples()
     assert len(sample.message_log[1].token_ids) == 1500
     assert len(sample.message_log[1].weight_versions or ()) == 2
@@ -369,18 +368,24 @@ def test_weights_that_do_not_fit_the_vision_tower_are_refused_before_anything_is
         client.push_weights({each: tensor for each, tensor in original.items() if each != name})
 
 
-def test_an_adapter_changes_the_language_model_and_one_of_the_vision_tower_is_refused(
-    client: RolloutClient, folder: Path, original: State, tmp_path: Path
+@pytest.mark.parametrize("tower", TOWERS)
+def test_an_adapter_of_either_tower_generates(
+    client: RolloutClient, folder: Path, original: State, tmp_path: Path, tower: str
 ) -> None:
-    vision, language = (
-        {name: tensor for name, tensor in original.items() if tower in name and name.endswith("q_proj.weight")}
-        for tower in TOWERS
-    )
+    layers = {name: tensor for name, tensor in original.items() if tower in name and name.endswith("q_proj.weight")}
     base = client.push_weights(original).version
-    added = write_adapter(tmp_path / "language", language, ["q_proj"], seed=3)
-    client.push_weights(tmp_path / "language", kind="adapter", base=base)
+    added = write_adapter(tmp_path / "adapter", layers, ["q_proj"], seed=3, scale=1.0)
+    client.push_weights(tmp_path / "adapter", kind="adapter", base=base)
     assert said_by(client, folder, original) > NEAR
     assert said_by(client, folder, merged(original, added)) < NEAR
-    write_adapter(tmp_path / "vision", vision, ["q_proj"], seed=3)
-    with pytest.raises(RequestRejected, match=r"has no module for .*vision_model\.encoder"):
-        client.push_weights(tmp_path / "vision", kind="adapter", base=base)
+
+
+def test_a_vision_tower_that_is_not_finite_never_reaches_a_rollout(
+    client: RolloutClient, folder: Path, original: State
+) -> None:
+    broken = {
+        name: tensor * (torch.nan if "vision_model.post_layernorm" in name else 1) for name, tensor in original.items()
+    }
+    with pytest.raises(RequestRejected, match="NaN"):
+        client.push_weights(broken)
+    assert said_by(client, folder, original) < NEAR
