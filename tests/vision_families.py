@@ -1,10 +1,12 @@
 """Tiny random models of the families that see, with the processors that transformers has for them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from tests.paths import TINY_MODEL
@@ -109,7 +111,16 @@ class Family:
         """Random weights in float32, and a byte tokenizer."""
         model = AutoModelForImageTextToText.from_config(self.save_processor(folder))  # type: ignore[no-untyped-call]
         random_weights(model, seed).save_pretrained(folder)
+        if model.config.vision_config.model_type in ("clip_vision_model", "siglip_vision_model"):
+            rename(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
         return folder
+
+
+def rename(file: Path, prefix: str, other: str) -> None:
+    """Gives tensors the names that they have in the checkpoints of the Hub, and that vLLM loads."""
+    tensors = load_file(file)
+    named = {re.sub(f"^{re.escape(prefix)}", other, name): tensor for name, tensor in tensors.items()}
+    save_file(named, file, {"format": "pt"})
 
 
 def llava(tokenizer: Any) -> Any:
