@@ -36,6 +36,7 @@ NOT_KEPT = "there is no such image: it has expired, or it is another key's; uplo
 NOT_TAKEN = (
     "the service takes no images; leave it out, or serve a model that takes them, with `images: {}` in the config"
 )
+MODEL_TAKES_NONE = "the model that is served takes no images; leave it out, or serve a model that takes them"
 
 
 class RequestImages:
@@ -43,11 +44,19 @@ class RequestImages:
 
     Args:
         fetcher: of images that are named by their address; by default one over the network.
+        takes_images: whether the model does; requests may show none to another one.
     """
 
-    def __init__(self, store: ImageStore, settings: ImagesSettings, fetcher: ImageFetcher | None = None) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        settings: ImagesSettings,
+        fetcher: ImageFetcher | None = None,
+        takes_images: bool = True,
+    ) -> None:
         self.store = store
         self.settings = settings
+        self._takes_images = takes_images
         self._checks = ImageChecks(settings)
         self._fetcher = fetcher or ImageFetcher(settings)
         # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not all.
@@ -127,6 +136,8 @@ class RequestImages:
         """
         if not sources:
             return {}
+        if not self._takes_images:
+            raise refused(sources, dict.fromkeys((source for source, _ in sources), MODEL_TAKES_NONE))
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.tensors.rollout_tensors import MergedTensors, RolloutTensors
+from rollout_client.results import images_shown
+from rollout_client.tensors.rollout_tensors import RolloutTensors
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names that processors give the types of tokens: Gemma 3's is the second one, under which others may have zeros."""
 OF_TEXT = {"input_ids", "attention_mask", *TOKEN_TYPES}
-
-
-def images_shown(log: Sequence[Message]) -> list[str]:
-    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
-    twice."""
-    return [shown.media for message in log for shown in message.mm_ranges or ()]
 
 
 def image_inputs(
@@ -51,12 +46,8 @@ def image_inputs(
 
     Raises:
         KeyError: `pictures` lacks an image.
-        ValueError: `tensors` are merged, which have no row of its own for each rollout.
     """
     from PIL import Image
-
-    if isinstance(tensors, MergedTensors):
-        raise ValueError("Images have no place in merged rows: call to_tensors without merge.")
 
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows

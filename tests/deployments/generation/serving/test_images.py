@@ -264,3 +264,13 @@ async def test_what_cannot_be_shown_is_refused_in_a_sentence(
     assert sentence in answer["error"]["message"]
     assert await served.samples() == []
     assert served.core.given == []
+
+
+@runs
+async def test_an_engine_names_the_tokens_that_mean_an_image() -> None:
+    served = await Seeing().open()
+    [placeholder] = served.core.get_tokenizer().encode("<image>", add_special_tokens=False)
+    assert served.engine.images is not None
+    assert served.engine.images.token_ids == (placeholder,)
+    [tokens] = await served.engine.image_tokens(await served.show((100, 40)))
+    assert set(tokens.token_ids) > {placeholder}, "others stand around tiles"
