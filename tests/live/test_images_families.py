@@ -27,13 +27,13 @@ from deployments.policy.versions.weight_checks import layout_of, validate_full, 
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.tensors import image_inputs, to_tensors
+from rollout_client.tensors import image_inputs, images_shown, to_tensors
 from rollout_client.tensors.images import TOKEN_TYPES
 from rollout_client.tensors.rollout_tensors import PaddingSide
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_service import result
 from tests.deployments.images.pictures import ImagesInProcess
-from tests.live.test_images import CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
+from tests.live.test_images import BLOCK, CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
 from tests.vision_families import FAMILIES
 from tests.vision_model import SeenByTransformers, picture
 
@@ -118,6 +118,22 @@ def test_random_conversations_interrupted_or_not_have_the_log_probabilities_of_t
         result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
         assert result.error is None
         assert seen.differences(result, images.kept).abs().max() < NEAR
+
+
+def test_a_conversation_that_is_played_again_is_found_in_the_prefix_cache(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
+) -> None:
+    running, loop = engine
+    found, results = [], []
+    for _ in range(2):
+        before = running.prefix_cache_tokens().found
+        results.append(loop.run(play(running, images, folder, random.Random(40), [], temperature=0.0)))
+        found.append(running.prefix_cache_tokens().found - before)
+    first, again = results
+    assert images_shown(first.message_log)
+    assert [message.token_ids for message in again.message_log] == [message.token_ids for message in first.message_log]
+    assert found[1] >= found[0] + BLOCK
+    assert SeenByTransformers(folder).differences(again, images.kept).abs().max() < NEAR
 
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
