@@ -1,6 +1,5 @@
 """Tiny random models of the families that see, with the processors that transformers has for them."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from tests.paths import TINY_MODEL
-from tests.vision_model import TEMPLATE, random_weights
+from tests.vision_model import TEMPLATE, language_config, random_weights
 
 hf: Any = transformers
 """Its classes that need torchvision have types only where that is installed."""
@@ -74,7 +73,7 @@ class Family:
         words: Sequence[str] = (),
     ) -> None:
         self._image, self._tokens, self._named, self._words = image, tokens, named or {}, words
-        self._processor, self._config, self._text = processor, config, text or {}
+        self._processor, self._config, self._text = processor, config, dict(text or {})
 
     def save_processor(self, folder: Path) -> Any:
         """Writes all but the weights; returns the model's config."""
@@ -85,23 +84,8 @@ class Family:
         processor = self._processor(tokenizer)
         processor.chat_template = tokenizer.chat_template
         processor.save_pretrained(folder)
-        text = {
-            "model_type": "llama",
-            "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 2048,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            **self._text,
-        }
         given = self._config(tokenizer.convert_tokens_to_ids)
-        config: Any = AutoConfig.for_model(**given, text_config=text)
+        config: Any = AutoConfig.for_model(**given, text_config=language_config(tokenizer) | self._text)
         model_class = hf.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
         config.architectures = [model_class.__name__]
         config.save_pretrained(folder)
@@ -112,14 +96,14 @@ class Family:
         model = AutoModelForImageTextToText.from_config(self.save_processor(folder))  # type: ignore[no-untyped-call]
         random_weights(model, seed).save_pretrained(folder)
         if model.config.vision_config.model_type in ("clip_vision_model", "siglip_vision_model"):
-            rename(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
+            nest_tower(folder / "model.safetensors")
         return folder
 
 
-def rename(file: Path, prefix: str, other: str) -> None:
-    """Gives tensors the names that they have in the checkpoints of the Hub, and that vLLM loads."""
+def nest_tower(file: Path) -> None:
+    """Gives the tower's tensors the names that they have in checkpoints of the Hub, which vLLM loads."""
     tensors = load_file(file)
-    named = {re.sub(f"^{re.escape(prefix)}", other, name): tensor for name, tensor in tensors.items()}
+    named = {name.replace("vision_tower.", "vision_tower.vision_model."): tensors[name] for name in tensors}
     save_file(named, file, {"format": "pt"})
 
 

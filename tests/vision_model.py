@@ -46,6 +46,23 @@ def vision_tokenizer() -> Any:
     return tokenizer
 
 
+def language_config(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def save_vision_model(folder: Path, seed: int = 0) -> Path:
     """Idefics3 with random weights in float32, a byte tokenizer, and pictures that are split into tiles."""
     tokenizer = vision_tokenizer()
@@ -53,21 +70,7 @@ def save_vision_model(folder: Path, seed: int = 0) -> Path:
     pictures = Idefics3ImageProcessorPil(do_image_splitting=True, size=size, max_image_size=tile)
     Idefics3Processor(pictures, tokenizer, image_seq_len=TOKENS_OF_TILE).save_pretrained(folder)
     config = Idefics3Config(
-        text_config={
-            "model_type": "llama",
-            "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 2048,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "tie_word_embeddings": False,
-        },
+        text_config={**language_config(tokenizer), "tie_word_embeddings": False},
         vision_config={
             "hidden_size": 64,
             "intermediate_size": 96,
