@@ -253,6 +253,10 @@ class GivenMessage(Message):
     @model_validator(mode="after")
     def has_ranges_of_its_tokens(self) -> Self:
         place = 0
+        if self.mm_ranges and self.generation_logprobs is not None:
+            raise ValueError(
+                "mm_ranges of tokens that were generated: no sampled token stands for an image, leave it out"
+            )
         for shown in self.mm_ranges or ():
             if not place <= shown.start < shown.end <= len(self.token_ids):
                 raise ValueError(
