@@ -11,7 +11,7 @@ FITS = import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3
 PYTHON3 ?= $(firstword $(foreach each,python3 $(addprefix python3.,13 12 11 14) $(wildcard $(HOME)/.pyenv/versions/3.1[1-4].*/bin/python),\
 	$(shell $(each) -c '$(FITS)' 2> /dev/null && echo $(each))))
 BRIDGES := .bridges
-TASKS_BESIDE := reasoning_gym gymnasium textarena
+TASKS_BESIDE := reasoning_gym gymnasium textarena textarena_seats
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30

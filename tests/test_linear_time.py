@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
+from deployments.agents import nim
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.environments import math_latex, replies, retrieval
+from deployments.environments import math_latex, replies, retrieval, shop
 from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
@@ -26,7 +27,7 @@ from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
-from rollout_env.models import escape_control_tokens
+from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import middlewares, upload_chunk
@@ -235,6 +236,11 @@ READERS = {
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
     ),
+    "control tokens in a game": Reader(
+        lambda text: escape_control_tokens(text, MARKERS_BESIDE_MOVES),
+        ["<", "[", "[/", "[IMG", "[TOOL_A", "[UNUSED0", "A", "[INST", "]"],
+        ("clients/rollout_env/models.py::MARKERS_BESIDE_MOVES",),
+    ),
     "marks in a rendering": Reader(
         chat_template.MARK.split,
         ["\ue000", "\ue0001", "\ue000\ue001", "\ue0001\ue001", "1"],
@@ -285,6 +291,17 @@ READERS = {
     ),
     "textarena's moves": Reader(
         textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
+    ),
+    "moves of Nim": Reader(
+        nim.MOVE.findall,
+        ["take ", "take 1 ", "take 1 from", "take 1 from A", "take", " ", "1", "\n"],
+        ("deployments/agents/nim.py::MOVE",),
+        before="take ",
+    ),
+    "amounts in the shop": Reader(
+        lambda text: shop.says("84.50", text),
+        ["8", "84.5", "84.50", "184.50", "84.501", ".", " "],
+        ("deployments/environments/shop.py::says",),
     ),
     "reasoning_gym's expression": Reader(
         lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),

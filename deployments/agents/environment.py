@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deployments.agents.command_program import CommandProgram
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, LastSaid
+from deployments.agents.game_program import GameProgram
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -51,11 +52,12 @@ class AgentRunsOfTask(TaskEnvironment):
         """
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
-        reward = await self._run(extra_env_info)
-        return StepOutcome(None, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at})
+        said = RunNotes()
+        reward = await self._run(extra_env_info, said)
+        metrics = {**said.metrics, SECONDS: loop.time() - begun_at}
+        return StepOutcome(None, reward, terminated=True, metrics=metrics)
 
-    async def _run(self, call: AgentCall) -> dict[str, float]:
-        said = LastSaid()
+    async def _run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         running = asyncio.create_task(self._program.run(call, said))
         try:
             await asyncio.wait([running], timeout=self._timeout_s)
@@ -81,6 +83,8 @@ def program_of(settings: AgentSettings) -> AgentProgram:
         return CallableProgram(settings.import_path)
     if settings.command is not None:
         return CommandProgram(settings.command)
+    if settings.game is not None:
+        return GameProgram(settings.game)
     assert settings.harness is not None
     return HarnessProgram(settings.harness)
 

@@ -1,13 +1,14 @@
 """The ways to run an agent: what a run gets, what it answers, how it fails.
 
 `CallableProgram` is a Python function of this process. `HarnessProgram` is an HTTP server, which is asked once for each
-rollout and answers when the run has ended. A command is `CommandProgram` (`command_program.py`).
+rollout and answers when the run has ended. A command is `CommandProgram`
+(`command_program.py`), a game `GameProgram` (`game_program.py`).
 """
 
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -41,16 +42,19 @@ class AgentCall(BaseModel):
 
 
 @dataclass(slots=True)
-class LastSaid:
-    """The last output of one run, for the message of its failure."""
+class RunNotes:
+    """Notes that a program makes of one run while it goes on."""
 
     sentence: str = ""
+    """Its last output, for the message of its failure."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the rollout, once it has ended."""
 
 
 class AgentProgram(Protocol):
     """Runs an agent. Runs share nothing and may overlap."""
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         """Returns when the run has ended: its reward by names, empty if it gives none.
 
         Cancelling the call ends the run, within a second.
@@ -116,7 +120,7 @@ class HarnessProgram(AgentProgram):
         self._headers = bearer_headers(settings.api_key_variable)
         self._client: httpx.AsyncClient | None = None
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002
         try:
             status, body = await self._answer(call)
         except httpx.TransportError as error:
@@ -161,7 +165,7 @@ class CallableProgram(AgentProgram):
         """Raises `AgentNotLoadable`."""
         self._agent = load_agent(import_path)
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
         sample = SampleInput.model_validate(call.sample)
         try:
             reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample)

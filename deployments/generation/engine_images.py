@@ -170,7 +170,9 @@ class EngineImages:
 
     def _process(self, data: bytes, name: str) -> ProcessedImage:
         with Image.open(BytesIO(data)) as picture:
-            return self._processed_picture(picture.convert("RGB"), name)
+            # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
+            # does `image_inputs` of the client.
+            return self._processed_picture(picture, name)
 
     def _processed_picture(self, picture: Image.Image, name: str) -> ProcessedImage:
         made, place = self._applied(picture, name)

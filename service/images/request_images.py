@@ -20,7 +20,7 @@ from rollout_client.contract.messages import ImagePart, PromptMessage
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
-from service.images.fetching import ImageFetcher
+from service.images.fetching import FetchRoom, ImageFetcher
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
 from service.rollouts.progress import ProgressLog
 
@@ -142,7 +142,8 @@ class RequestImages:
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
         given = [source for source in each if source not in known]
-        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
+        room = FetchRoom()
+        contents = dict(zip(given, await asyncio.gather(*(self._content(each, room) for each in given)), strict=True))
         read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
         names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
         asked = list(dict.fromkeys([*known.values(), *names.values()]))
@@ -158,12 +159,12 @@ class RequestImages:
             await self.store.put([*new.values()], caller.name)
         return names | {source: name for source, name in known.items() if source != name}
 
-    async def _content(self, source: str) -> bytes | ImageRefused:
+    async def _content(self, source: str, room: FetchRoom) -> bytes | ImageRefused:
         try:
             if not is_address(source):
                 async with self._decoding:
                     return await asyncio.to_thread(decoded, source, self.settings)
-            return await self._fetcher.fetch(source)
+            return await self._fetcher.fetch(source, room)
         except ImageRefused as error:
             return error
 

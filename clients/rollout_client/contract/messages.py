@@ -253,6 +253,10 @@ class GivenMessage(Message):
     @model_validator(mode="after")
     def has_ranges_of_its_tokens(self) -> Self:
         place = 0
+        if self.mm_ranges and self.generation_logprobs is not None:
+            raise ValueError(
+                "mm_ranges of tokens that were generated: no sampled token stands for an image, leave it out"
+            )
         for shown in self.mm_ranges or ():
             if not place <= shown.start < shown.end <= len(self.token_ids):
                 raise ValueError(
@@ -298,13 +302,17 @@ def check_rows(name: str, rows: int, message: GivenMessage) -> None:
 
 
 class Branch(Lenient):
-    """A further conversation of a rollout that an agent has played: of a subagent, or one that it has left."""
+    """A further conversation of a rollout that an agent has played: of a subagent, of another seat, or one that it has
+    left."""
 
     message_log: list[Message]
     """Prompt and responses, with their tokens."""
     shared_messages: list[int] = []  # noqa: RUF012 - pydantic copies it
     """Indexes in `message_log` of generated messages that the rollout's own log, or an earlier branch, has too. A loss
     that must count each token once leaves them out."""
+    rewards: dict[str, float] | None = None
+    """Its own rewards by names, in place of those of the rollout: those of another seat of a game. Null where it shares
+    the rollout's."""
 
 
 MOST_DIGITS = 6

@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -46,7 +46,7 @@ from rollout_client.data_out.training_rows import (
     verl_row,
 )
 from rollout_client.errors import RolloutError, needed_for
-from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated, seats_of
 
 ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
@@ -134,7 +134,8 @@ def export_rollouts(
     """The rows of `rollouts` in `format`, in their order; pairs in the order of their groups.
 
     A group is made of the rollouts that have task, `input_row` or `idx`, `id` and prompt in common, wherever they
-    stand. A rollout that needs a reward and has no final one is left out, as is everything that the format cannot hold.
+    stand; each seat of a game is a rollout of its own. A rollout that needs a reward and has no final one is left out,
+    as is everything that the format cannot hold.
 
     Args:
         image_file: the file of an image by its name, or `None` if there is none: rows then have paths, those of
@@ -147,6 +148,7 @@ def export_rollouts(
     if format == "dpo" and selection.best_of_group:
         raise ValueError("best_of_group keeps one rollout of each group, and a pair (dpo) needs two.")
     exporter = Exporter(format, selection, image_file)
+    rollouts = chain.from_iterable(map(seats_of, rollouts))
     rows = list(exporter.pair_rows(rollouts) if format == "dpo" else exporter.rows(rollouts))
     if not rows:
         raise NothingToExport(format, exporter.left_out)

@@ -13,6 +13,8 @@ from rollout_client.results import images_shown
 from rollout_client.tensors.rollout_tensors import RolloutTensors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from rollout_client.calls.arrow_bodies import ArrowResponse
 
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -47,12 +49,10 @@ def image_inputs(
     Raises:
         KeyError: `pictures` lacks an image.
     """
-    from PIL import Image
-
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
-    shown = [[Image.open(BytesIO(pictures[name])).convert("RGB")] for log in logs for name in images_shown(log)]
+    shown = [[picture_of(pictures[name])] for log in logs for name in images_shown(log)]
     if not shown:
         return {}
     made = processor(text=[processor.image_token] * len(shown), images=shown, padding=True, return_tensors="pt")
@@ -70,6 +70,22 @@ def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Seque
         for first, last in image_places(log):
             row[start + first : start + last] = 1
     return within * torch.tensor(processor.create_mm_token_type_ids(ids.tolist()))
+
+
+def picture_of(data: bytes) -> "Image":
+    """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
+    white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    picture: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+    has_layer = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
+    # One color of an RGB file may be declared transparent; vLLM shows it as it is.
+    if picture.mode == "RGB" or not has_layer:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    paper = Image.new("RGB", layer.size, "white")
+    paper.paste(layer, mask=layer.getchannel("A"))
+    return paper
 
 
 def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:

@@ -196,7 +196,7 @@ def to_tensors(
     Raises:
         ValueError: a generated message does not have one log-probability per token, the credit function does not
             return one advantage per turn, a rollout is longer than `token_budget`, or `merge` is given for rollouts
-            that show images.
+            that show images, or whose branches have rewards of their own.
     """
     given = rollouts_of(samples)
     finals = given.final_rewards()
@@ -210,6 +210,8 @@ def to_tensors(
     if merge:
         branches = given.branches(positions)
         refuse_images(given.with_images(), positions, branches)
+        if any(branch.rewards is not None for others in branches for branch in others):
+            raise ValueError("Seats of a game have rewards of their own: pass each as a rollout, by seats_of(sample).")
         rows += [row for row, others in enumerate(branches) for _ in others]
         columns = joined_columns(columns, columns_of([branch.message_log for others in branches for branch in others]))
     padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)

@@ -385,6 +385,16 @@ def test_the_best_of_a_group_makes_no_pair() -> None:
         export_rollouts(group(1.0, 0.0), "dpo", ExportSelection(best_of_group=True))
 
 
+def test_each_seat_of_a_game_is_a_row_with_its_own_reward() -> None:
+    second = {"message_log": [ASKED, said("I lost.", 5)], "rewards": {"seat_1": -1.0}}
+    exported = export_rollouts([played(1.0, rewards={"seat_0": 1.0}, branches=[second])], "kto")
+    assert [(row["completion"], row["label"]) for row in exported.rows] == [
+        ([chat("assistant", "It is 0.")], True),
+        ([chat("assistant", "I lost.")], False),
+    ]
+    assert (exported.rollouts, exported.notes) == (2, {})
+
+
 def test_branches_of_agents_are_in_no_row_and_are_counted() -> None:
     branch = {"message_log": [ASKED, said("Aside.", 9)]}
     exported = export_rollouts([played(1.0, branches=[branch, branch])], "trl")
