@@ -63,6 +63,15 @@ def image_inputs(
     return inputs
 
 
+def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequence[Sequence[Message]]) -> Tensor:
+    """[B, T]: the type that the processor gives a token of an image, and 0 for all tokens outside of `mm_ranges`."""
+    within = torch.zeros_like(ids)
+    for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
+        for first, last in image_places(log):
+            row[start + first : start + last] = 1
+    return within * torch.tensor(processor.create_mm_token_type_ids(ids.tolist()))
+
+
 def picture_of(data: bytes) -> "Image":
     """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
     white where it is transparent."""
@@ -77,15 +86,6 @@ def picture_of(data: bytes) -> "Image":
     paper = Image.new("RGB", layer.size, "white")
     paper.paste(layer, mask=layer.getchannel("A"))
     return paper
-
-
-def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequence[Sequence[Message]]) -> Tensor:
-    """[B, T]: the type that the processor gives a token of an image, and 0 for all tokens outside of `mm_ranges`."""
-    within = torch.zeros_like(ids)
-    for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
-        for first, last in image_places(log):
-            row[start + first : start + last] = 1
-    return within * torch.tensor(processor.create_mm_token_type_ids(ids.tolist()))
 
 
 def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:
