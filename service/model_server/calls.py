@@ -1,6 +1,7 @@
-"""Calls of OpenAI's and Anthropic's APIs in the ingress: who may make them, what they count, which replica answers."""
+"""Calls of model servers' APIs in the ingress: who may make them, what they count, which replica answers."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,6 +14,8 @@ from deployments.protocols.generation import SamplingOptions, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     GENERATED,
+    TOKEN_ENDPOINTS,
+    CallsToAbort,
     Endpoint,
     ModelServer,
     ServedPart,
@@ -27,7 +30,9 @@ from service.admission.key_usage import KeyUsage
 from service.scheduling.priority import share_of
 
 PRIORITY: Priority = "interactive"
-"""Somebody waits for a call of these APIs."""
+"""Somebody waits for a call of OpenAI's and Anthropic's APIs."""
+TOKENS_PRIORITY: Priority = "train"
+"""Trainers make calls of token ids."""
 FORGET_AFTER_S = 600.0
 ANY_WEIGHTS = PolicyDemand()
 
@@ -63,6 +68,20 @@ class ModelCalls:
         """By session."""
         self._in_flight: Counter[str] = Counter()
         """Calls by session."""
+        self._token_calls: Counter[str | None] = Counter()
+        """Calls of token ids by the name of their caller's key."""
+
+    def token_calls_of(self, caller: Caller) -> int:
+        """How many calls of token ids of the caller's key are in flight."""
+        return self._token_calls[caller.name]
+
+    async def abort(self, rid: str, caller: Caller) -> None:
+        """Ends the caller's calls of `/generate` whose `rid` begins so, with the tokens that they have.
+
+        Raises:
+            GenerationLost: no replica answers.
+        """
+        await self._server.abort_calls(CallsToAbort(caller.name, rid, time.time()))
 
     async def answer(
         self,
@@ -73,6 +92,7 @@ class ModelCalls:
         session: OpenSession | None = None,
         choices: int = 1,
         demand: PolicyDemand = ANY_WEIGHTS,
+        priority: Priority = PRIORITY,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
@@ -80,16 +100,21 @@ class ModelCalls:
             session: the one that records the call. It has a demand of its own.
             choices: how many answers the body asks for.
             demand: which weights make all of the answer; they were waited for.
+            priority: of a call outside of a session.
 
         Raises:
             RolloutFailure: no replica could answer.
         """
-        request = self._request(endpoint, body, request_id, caller, choices)
+        request = self._request(endpoint, body, request_id, caller, choices, priority)
         request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 
-    def _request(self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int) -> ServedRequest:
+    def _request(
+        self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int, priority: Priority
+    ) -> ServedRequest:
         call_id = uuid4().hex
+        # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
+        share_id = f"{endpoint} {priority} {caller.name or ''}" if endpoint in TOKEN_ENDPOINTS else call_id
         return ServedRequest(
             generation_id=call_id,
             prompt_token_ids=range(min(len(body) // BYTES_PER_TOKEN + 1, self._admission.max_model_len)),
@@ -100,22 +125,26 @@ class ModelCalls:
             group=call_id,
             request_id=request_id,
             token_timeout_s=self._token_timeout_s,
-            share=share_of(call_id, PRIORITY, caller),
+            share=share_of(share_id, priority, caller),
             endpoint=endpoint,
             body=body,
             choices=choices,
+            received_at=time.time(),
         )
 
     async def _counted(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
         """The parts of the answer. The tokens of the call count against the quota of the caller's key."""
         usage = self._admission.usage_of(caller)
         self._in_flight[request.rollout_id] += 1
+        counts = request.endpoint in TOKEN_ENDPOINTS
+        self._token_calls[caller.name] += counts
         try:
             served = self._server.serve(request)
             async with aclosing(served if usage is None else metered(served, request, usage)) as parts:
                 async for part in parts:
                     yield part
         finally:
+            self._token_calls[caller.name] -= counts
             self._in_flight[request.rollout_id] -= 1
             if not self._in_flight[request.rollout_id]:
                 del self._in_flight[request.rollout_id]
