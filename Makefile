@@ -31,7 +31,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
-	test-agents test-evals test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
 
@@ -178,7 +178,8 @@ $(BRIDGES)/agents/.ready: requirements/agents.lock
 $(BRIDGES)/evals/.ready: requirements/evals.lock
 $(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
+$(BRIDGES)/tinker/.ready: requirements/tinker.lock
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready $(BRIDGES)/tinker/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -211,6 +212,11 @@ test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
 test-evals: export ROLLOUT_EVALS = $(CURDIR)/$(BRIDGES)/evals
 test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors
 	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
+
+# Clients and harnesses of others, unchanged, against the running service.
+test-sockets: export ROLLOUT_TINKER = $(CURDIR)/$(BRIDGES)/tinker
+test-sockets: $(BRIDGES)/tinker/.ready
+	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
@@ -252,7 +258,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-tokenizers test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-sockets test-tokenizers test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

@@ -38,6 +38,7 @@ from service.jobs.runner import JobRunner
 from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.model_server.calls import ModelCalls
+from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
@@ -172,15 +173,17 @@ class Ingress:
             call_at_shutdown(job_runner.hand_over)
         self._describing = asyncio.create_task(describe_tasks(tasks.values()))
         checked = {**tasks, **{agent_deployment(name): program for name, program in programs.items()}}
+        scoring = Scoring(partial(admission.metered, remote), policy, limits, lambda: described)
         self._services = AppServices(
             rollouts=rollouts,
             access=access,
             readiness=Readiness(remote, checked, stores),
-            scoring=Scoring(partial(admission.metered, remote), policy, limits, lambda: described),
+            scoring=scoring,
             jobs=job_runner,
             calls=calls,
             sessions=agent_sessions,
             images=request_images,
+            tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:
             snapshot = partial(gauge_snapshot, admission, remote, policy)

@@ -146,6 +146,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         return self._serving.answer(request)
 
     async def abort_calls(self, calls: CallsToAbort) -> None:
+        """Ends calls of SGLang's API with the tokens that they have, also those that come later."""
         await self._aborts.abort(calls)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:

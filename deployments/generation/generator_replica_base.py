@@ -31,7 +31,7 @@ from deployments.protocols.generation import (
     ReplicaLoad,
 )
 from deployments.protocols.images import ImageTokens
-from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import (
     BYTES_PER_RECORD,
@@ -125,9 +125,6 @@ class GeneratorReplicaBase(ABC):
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:  # noqa: ARG002 - has none
         """Yields the parts of an answer. Raises `GenerationRejected` where the engine has no serving layers."""
         raise GenerationRejected("A simulated engine answers no calls of OpenAI's and Anthropic's APIs.")
-
-    async def abort_calls(self, calls: CallsToAbort) -> None:
-        """Ends calls of SGLang's API with the tokens that they have, and those that come later. Simulated ones: none."""
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""

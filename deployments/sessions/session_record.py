@@ -44,7 +44,6 @@ from deployments.sessions.records import (
 )
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import MediaRange
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import CallDrift, MessageDrift
 
 BEGINS_RESPONSE = b"generation prompt"
@@ -259,7 +258,7 @@ class SessionRecord:
     def _generated_node(self, generation_id: str) -> Node:
         if (node := self._generated.get(generation_id)) is None:
             message = f"The session has generated no message {generation_id!r}."
-            raise GenerationUnknown(FieldProblem(field="generation_id", message=message, value=generation_id))
+            raise GenerationUnknown.of("generation_id", message, generation_id)
         return node
 
     def _last_generated_in(self, token_ids: Sequence[int]) -> Node | None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import SamplingOptions, included_columns
+from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     GENERATED,
@@ -31,8 +31,6 @@ from service.scheduling.priority import share_of
 
 PRIORITY: Priority = "interactive"
 """Somebody waits for a call of OpenAI's and Anthropic's APIs."""
-TOKENS_PRIORITY: Priority = "train"
-"""Trainers make calls of token ids."""
 FORGET_AFTER_S = 600.0
 ANY_WEIGHTS = PolicyDemand()
 
@@ -92,7 +90,7 @@ class ModelCalls:
         session: OpenSession | None = None,
         choices: int = 1,
         demand: PolicyDemand = ANY_WEIGHTS,
-        priority: Priority = PRIORITY,
+        share: RequestShare | None = None,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
@@ -100,21 +98,19 @@ class ModelCalls:
             session: the one that records the call. It has a demand of its own.
             choices: how many answers the body asks for.
             demand: which weights make all of the answer; they were waited for.
-            priority: of a call outside of a session.
+            share: the party as which it shares the engines; by default one of its own.
 
         Raises:
             RolloutFailure: no replica could answer.
         """
-        request = self._request(endpoint, body, request_id, caller, choices, priority)
+        request = self._request(endpoint, body, request_id, caller, choices)
+        if share is not None:
+            request = replace(request, share=share)
         request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 
-    def _request(
-        self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int, priority: Priority
-    ) -> ServedRequest:
+    def _request(self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int) -> ServedRequest:
         call_id = uuid4().hex
-        # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
-        share_id = f"{endpoint} {priority} {caller.name or ''}" if endpoint in TOKEN_ENDPOINTS else call_id
         return ServedRequest(
             generation_id=call_id,
             prompt_token_ids=range(min(len(body) // BYTES_PER_TOKEN + 1, self._admission.max_model_len)),
@@ -125,7 +121,7 @@ class ModelCalls:
             group=call_id,
             request_id=request_id,
             token_timeout_s=self._token_timeout_s,
-            share=share_of(share_id, priority, caller),
+            share=share_of(call_id, PRIORITY, caller),
             endpoint=endpoint,
             body=body,
             choices=choices,

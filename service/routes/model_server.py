@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from pydantic import JsonValue
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from deployments.protocols.generation import RequestShare
 from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
@@ -24,11 +25,12 @@ from service.model_server.call_bodies import (
     refuse_lone_surrogates,
 )
 from service.model_server.call_images import with_names_of_images
-from service.model_server.calls import ANY_WEIGHTS, PRIORITY, TOKENS_PRIORITY
+from service.model_server.calls import ANY_WEIGHTS
 from service.model_server.token_bodies import choices_in, demand_of, fields_of
 from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.scheduling.priority import share_of
 
 SHORTEN = "shorten the conversation"
 MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
@@ -97,14 +99,16 @@ async def nothing_demanded() -> PolicyDemand:
     return ANY_WEIGHTS
 
 
-async def asked_priority(
-    priority: Annotated[Priority, Query(description="The share of the engines that the call gets.")] = TOKENS_PRIORITY,
-) -> Priority:
-    return priority
+async def share_of_trainer(
+    caller: AuthorizedCaller,
+    priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
+) -> RequestShare:
+    # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
+    return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
 
 
-async def usual_priority() -> Priority:
-    return PRIORITY
+async def share_of_its_own() -> None:
+    """Each call is a party."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,9 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         request_id: RequestId,
         caller: AuthorizedCaller,
         demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
-        priority: Annotated[Priority, Depends(asked_priority if endpoint in TOKEN_ENDPOINTS else usual_priority)],
+        share: Annotated[
+            RequestShare | None, Depends(share_of_trainer if endpoint in TOKEN_ENDPOINTS else share_of_its_own)
+        ],
     ) -> Response:
         read = await read_call(endpoint, request, rollouts, admitted)
         body = read.body
@@ -237,9 +243,7 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
             body = await with_names_of_images(endpoint, body, services.images, caller)
         demand = demand_of(read.fields, demand)
         await rollouts.policy.wait_for_version(demand)
-        answer = calls.answer(
-            endpoint, body, request_id, caller, choices=read.choices, demand=demand, priority=priority
-        )
+        answer = calls.answer(endpoint, body, request_id, caller, choices=read.choices, demand=demand, share=share)
         return await response_to(endpoint, body, answer, request_id)
 
     return call

@@ -30,9 +30,10 @@ from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
 from service.rollouts.schedule import AsyncSchedule
+from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
-from tests.vision_model import TOKENS_OF_TILE, ImagesInMemory, SeenByTransformers, picture, save_vision_model
+from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
 
 SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
 NEAR = 2e-3
@@ -52,12 +53,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images() -> ImagesInMemory:
-    return ImagesInMemory()
+def images() -> ImagesInProcess:
+    return ImagesInProcess()
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
     with seeing_engine(folder, images) as started:
         yield started
 
@@ -87,7 +88,7 @@ def seeing_engine(folder: Path, images: ImageStore) -> Iterator[tuple[VLLMEngine
 
 async def play(
     engine: VLLMEngine,
-    images: ImagesInMemory,
+    images: ImagesInProcess,
     folder: Path,
     draw: random.Random,
     cuts_s: list[float],
@@ -131,21 +132,26 @@ BLOCK = 128
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
+def samples_placeholder(result: SampleResult, placeholder: int = PLACEHOLDER) -> bool:
+    return any(placeholder in message.token_ids for message in result.message_log if message.generation_logprobs)
+
+
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
     for cuts_s in ([], CUTS_S):
         result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
         assert result.error is None
+        # A random model samples the token of an image too, which transformers would take for one.
         assert seen.differences(result, images.kept).abs().max() < NEAR
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     whole, cut = (
@@ -155,17 +161,12 @@ def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if
     assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
 
 
-def samples_placeholder(result: SampleResult, placeholder: int = PLACEHOLDER) -> bool:
-    return any(placeholder in message.token_ids for message in result.message_log if message.generation_logprobs)
-
-
 @pytest.mark.long
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
 ) -> None:
     running, loop = engine
     played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
-    # A random model samples the token of an image too, which transformers would take for one.
     results = [result for result in played if not samples_placeholder(result)]
     assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
     tensors = to_tensors(results, pad_token_id=256)
@@ -179,7 +180,7 @@ def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_
 
 
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
@@ -192,7 +193,7 @@ def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
 
 
 def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, monkeypatch: pytest.MonkeyPatch
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 81)]))
@@ -211,7 +212,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
 
 
 def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     [name] = loop.run(images.put([picture(64, 64, 79)]))
@@ -229,7 +230,7 @@ def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_
 
 
 def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, seed) for seed in (90, 91, 92)]))
@@ -256,7 +257,7 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
     assert third == spans[2].start // BLOCK * BLOCK
 
 
-def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory) -> None:
+def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
     running, loop = engine
     names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
     for name in names:
@@ -265,7 +266,7 @@ def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner]
 
 
 def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_then_on(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, tmp_path: Path
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     original = load_file(folder / "model.safetensors")

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from deployments.generation.engine import VLLMEngine
 from deployments.policy.replicas.commands import SwapOptions
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
+from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_images import NEAR, play, samples_placeholder, seeing_engine
-from tests.vision_model import ImagesInMemory, SeenByTransformers
+from tests.vision_model import SeenByTransformers
 
 pytestmark = pytest.mark.long
 pytest.importorskip("torchvision", reason="The processor of Qwen2.5-VL needs torchvision: make test-torchvision")
@@ -29,19 +30,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images() -> ImagesInMemory:
-    return ImagesInMemory()
+def images() -> ImagesInProcess:
+    return ImagesInProcess()
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
     with seeing_engine(folder, images) as started:
         yield started
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_conversations_interrupted_or_not_have_the_log_probabilities_of_transformers(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
@@ -53,7 +54,7 @@ def test_random_conversations_interrupted_or_not_have_the_log_probabilities_of_t
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, padding_side: str
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, padding_side: str
 ) -> None:
     running, loop = engine
     played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
@@ -70,7 +71,7 @@ def test_a_trainer_recomputes_the_log_probabilities_of_a_batch(
 
 
 def test_pushed_weights_of_both_towers_generate_under_the_names_of_the_checkpoint_and_of_the_model(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, tmp_path: Path
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)

@@ -240,8 +240,8 @@ def fill_params(request: GenerateRequest, call: ServedCall) -> None:
 async def answered_events(
     events: AsyncGenerator[str, None], call: ServedCall, shows_versions: bool
 ) -> AsyncGenerator[str, None]:
-    """The events of a chat, a text completion or token ids. In a session those from the first `finish_reason` on wait until
-    the call is recorded.
+    """The events of a chat, a text completion or token ids. In a session those from the first `finish_reason` on wait
+    until the call is recorded.
     """
     held = list[str]()
     async with aclosing(events):

@@ -51,8 +51,8 @@ class SGLangSampling(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     max_new_tokens: int | None = Field(default=128, ge=0)
-    stop: str | list[str] = []  # noqa: RUF012 - pydantic copies it
-    stop_token_ids: list[int] = []  # noqa: RUF012
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1

@@ -20,6 +20,7 @@ from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from deployments.sandbox.self_test import is_running
 from tests.growing_limits import in_the_middle
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +137,7 @@ def test_ordinary_programs_may_use_threads_processes_and_locks(sandbox: LocalSan
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 import subprocess
+from tests.virtual_time import runs
 with ThreadPoolExecutor(4) as threads: print(sum(threads.map(abs, range(10))))
 if __name__ == "__main__":
     with get_context("fork").Pool(2) as pool: print(sum(pool.map(abs, range(10))))
@@ -183,20 +185,18 @@ def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
 
 
-def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
     token = secrets.token_hex(8)
 
-    async def cancelled() -> None:
-        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while is_running(token):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(cancelled())
+    task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+    while not is_running(token):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while is_running(token):
+        await asyncio.sleep(0.01)
 
 
 def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
@@ -208,18 +208,16 @@ def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
     assert asyncio.run(many()) == ["1\n"] * 6
 
 
-def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
-    async def closed() -> None:
-        sandbox = LocalSandbox(max_concurrent_runs=1)
-        token = secrets.token_hex(8)
-        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(sandbox.close)
-        with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):
-            await task
-
-    asyncio.run(closed())
+@runs
+async def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    token = secrets.token_hex(8)
+    task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+    while not is_running(token):
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(sandbox.close)
+    with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):
+        await task
 
 
 @pytest.fixture

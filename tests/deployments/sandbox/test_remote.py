@@ -17,6 +17,7 @@ from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
 from deployments.sandbox.self_test import is_running
 from rollout_env import play
 from service.startup.ports import free_port
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -73,21 +74,19 @@ def test_what_a_local_sandbox_refuses_it_refuses(url: str) -> None:
         asyncio.run(RemoteSandbox(url, TOKEN).run(Program(""), {"../x": b""}, LIMITS))
 
 
-def test_a_run_that_nobody_waits_for_is_ended_at_the_server(url: str) -> None:
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended_at_the_server(url: str) -> None:
     token = secrets.token_hex(8)
 
-    async def cancelled() -> None:
-        program = Program("import time; time.sleep(99)", arguments=(token,))
-        task = asyncio.create_task(RemoteSandbox(url, TOKEN).run(program, {}, LIMITS))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while is_running(token):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(cancelled())
+    program = Program("import time; time.sleep(99)", arguments=(token,))
+    task = asyncio.create_task(RemoteSandbox(url, TOKEN).run(program, {}, LIMITS))
+    while not is_running(token):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while is_running(token):
+        await asyncio.sleep(0.01)
 
 
 def test_without_the_token_nothing_is_run(url: str) -> None:

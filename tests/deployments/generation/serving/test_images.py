@@ -15,8 +15,10 @@ from deployments.protocols.images import ImageTokens
 from deployments.sessions.journal import call_entry, call_of
 from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.messages import Message, PromptMessage
-from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine, runs
-from tests.vision_model import ImagesInMemory, picture, save_vision_model
+from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine
+from tests.deployments.images.pictures import ImagesInProcess
+from tests.virtual_time import runs
+from tests.vision_model import picture, save_vision_model
 
 
 @lru_cache
@@ -35,13 +37,13 @@ class SeeingCore(ScriptedCore):
 
 
 class Seeing(ServedEngine):
-    """vLLM's layers over a model that sees, with images in memory."""
+    """vLLM's layers over a model that sees, with images in this process."""
 
     def __init__(self) -> None:
         self.core = SeeingCore()
         unchecked: Any = self.core
         engine = VLLMEngine(unchecked, StepCounter())
-        self.images = ImagesInMemory()
+        self.images = ImagesInProcess()
         engine.images = EngineImages(unchecked, self.images)
         super().__init__(engine)
 
