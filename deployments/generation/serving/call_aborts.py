@@ -1,7 +1,7 @@
 """Calls of SGLang's API that are aborted by their request ids: they end with the tokens that they have.
 
-`AbortedCalls` decides without I/O. Guarantee: a call that its ingress received before an abort of it is aborted, also if
-it reaches the replica later, because it has waited for its turn or is made again.
+`AbortedCalls` decides without I/O. Guarantee: a call that its ingress received before an abort of it is aborted, also
+if it reaches the replica later, because it has waited for its turn or is made again.
 """
 
 import asyncio
