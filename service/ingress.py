@@ -157,7 +157,7 @@ class Ingress:
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
             image_store = RemoteImages(images)
-            request_images = RequestImages(image_store, settings.images)
+            request_images = RequestImages(image_store, settings.images, takes_images=described.takes_images)
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)

@@ -32,7 +32,7 @@ from service.access import keys
 from service.http import middlewares, upload_chunk
 from service.images import request_images
 from service.jobs import submission
-from service.model_server import answers, call_bodies, call_images
+from service.model_server import answers, call_bodies, call_images, tinker_dialect
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
@@ -88,6 +88,7 @@ CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
+TINKER = "service/model_server/tinker_dialect.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
 ANSWERS = [
     *("answer:", "answer:\n", "answer ", "Answer: x ", "Answer: x\n", "*", " ", "\n", "\\boxed{", "a", "x ", "\\fbox{"),
@@ -352,6 +353,18 @@ READERS = {
         lambda text: trackers.NOT_OF_MLFLOW.sub("_", text),
         ["a", "!", "\n"],
         ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
+    ),
+    "model path of Tinker": Reader(
+        lambda text: refused(lambda: tinker_dialect.demand_of(text)),
+        ["a", "1", "/", "a/", "sampler_weights/", "a/sampler_weights/", "a/1", "."],
+        (f"{TINKER}::MODEL_PATH",),
+        before="tinker://",
+    ),
+    "sampler of Tinker": Reader(
+        lambda text: refused(lambda: tinker_dialect.Sampler.of_id(text)),
+        ["a", "1", ":", ":1", "a:1:", "."],
+        (f"{TINKER}::SAMPLER",),
+        before=f"{'0' * 32}-",
     ),
     "name of a tensor": Reader(
         lambda text: layout.WRAPPERS.sub("", text),

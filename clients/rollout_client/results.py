@@ -294,10 +294,16 @@ class TokenRow:
         )
 
 
+def images_shown(log: Sequence[Message]) -> list[str]:
+    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
+    twice."""
+    return [shown.media for message in log for shown in message.mm_ranges or ()]
+
+
 def token_row(sample: SampleResult) -> TokenRow:
     """Raises `ValueError` if a generated message does not have one log-probability per token, or the rollout shows
     images: a model that is given its tokens alone has other log-probabilities."""
-    if any(message.mm_ranges for message in sample.message_log):
+    if images_shown(sample.message_log):
         raise ValueError("A rollout shows images, and a row of tokens has none: use to_tensors and image_inputs.")
     row = TokenRow([], [], [], [], prompt_length(sample.message_log))
     for message in sample.message_log:

@@ -54,6 +54,11 @@ class ProcessedImage:
     """The pixels, and what else the model's processor made of them."""
     bytes: int
 
+    @property
+    def seen_ids(self) -> set[int]:
+        ids = self.tokens.token_ids
+        return {*ids} if self.is_embed is None else {ids[place] for place in self.is_embed.nonzero()[:, 0].tolist()}
+
 
 class EngineImages:
     """Images of the prompts of one engine, whose model sees."""
@@ -81,6 +86,8 @@ class EngineImages:
         self._placeholder = self._placeholder_of(DUMMY)
         self.canary = self._processed_picture(DUMMY, CANARY_IMAGE)
         """The image that prompts of the canary show, by the name `CANARY_IMAGE`."""
+        self.token_ids = tuple(sorted({self._placeholder, *self.canary.seen_ids}))
+        """The placeholder, and the tokens that the model replaces by what it sees."""
 
     async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """The tokens of images of the store.
@@ -155,7 +162,9 @@ class EngineImages:
 
     def _process(self, data: bytes, name: str) -> ProcessedImage:
         with Image.open(BytesIO(data)) as picture:
-            return self._processed_picture(picture.convert("RGB"), name)
+            # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
+            # does `image_inputs` of the client.
+            return self._processed_picture(picture, name)
 
     def _processed_picture(self, picture: Image.Image, name: str) -> ProcessedImage:
         made, place = self._applied(picture, name)

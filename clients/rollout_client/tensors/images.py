@@ -9,19 +9,16 @@ from torch import Tensor
 
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.tensors.rollout_tensors import MergedTensors, RolloutTensors
+from rollout_client.results import images_shown
+from rollout_client.tensors.rollout_tensors import RolloutTensors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from rollout_client.calls.arrow_bodies import ArrowResponse
 
 TOKEN_TYPES = "mm_token_type_ids"
 IMAGE_TOKEN_TYPE = 1
-
-
-def images_shown(log: Sequence[Message]) -> list[str]:
-    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
-    twice."""
-    return [shown.media for message in log for shown in message.mm_ranges or ()]
 
 
 def image_inputs(
@@ -49,21 +46,12 @@ def image_inputs(
 
     Raises:
         KeyError: `pictures` lacks an image.
-        ValueError: `tensors` are merged, which have no row of its own for each rollout.
     """
-    from PIL import Image
-
-    if isinstance(tensors, MergedTensors):
-        raise ValueError("Images have no place in merged rows: call to_tensors without merge.")
 
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
-    shown = [
-        [Image.open(BytesIO(pictures[name])).convert("RGB") for name in names]
-        for log in logs
-        if (names := images_shown(log))
-    ]
+    shown = [[picture_of(pictures[name]) for name in names] for log in logs if (names := images_shown(log))]
     if not shown:
         return {}
     made = processor.image_processor(images=shown, return_tensors="pt")
@@ -76,6 +64,22 @@ def image_inputs(
                 row[start + first : start + last] = IMAGE_TOKEN_TYPE
         inputs[TOKEN_TYPES] = within * (ids == processor.image_token_id)
     return inputs
+
+
+def picture_of(data: bytes) -> "Image":
+    """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
+    white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    picture: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+    has_layer = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
+    # One color of an RGB file may be declared transparent; vLLM shows it as it is.
+    if picture.mode == "RGB" or not has_layer:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    paper = Image.new("RGB", layer.size, "white")
+    paper.paste(layer, mask=layer.getchannel("A"))
+    return paper
 
 
 def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:

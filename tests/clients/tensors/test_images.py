@@ -1,15 +1,20 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
 from rollout_client import SampleResult
+from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
+from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import token_row
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
-from tests.clients.scripted_service import result
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from tests.clients.scripted_service import SUMMARY, result
 from tests.deployments.images.pictures import picture
 
 PICTURES = {f"sha256:{digit * 64}": picture(color) for digit, color in (("0", "red"), ("1", "blue"))}
@@ -63,10 +68,33 @@ def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_posit
     assert some["mm_token_type_ids"].tolist() == [rows[2], rows[0]]
 
 
-def test_tensors_that_have_no_place_for_images_are_refused() -> None:
-    samples = [played(0, RED), played(1, RED)]
-    merged = to_tensors(samples, pad_token_id=0, merge="prefix")
-    with pytest.raises(ValueError, match=r"^Images have no place in merged rows: call to_tensors without merge\.$"):
-        image_inputs(samples, merged, PICTURES, PROCESSOR)
+def in_arrow(samples: list[SampleResult]) -> ArrowResponse:
+    encoder = ArrowResponseEncoder()
+    for position, sample in enumerate(samples):
+        encoder.add(position, sample)
+    read = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    chunked = (pa.concat_tables([table.slice(0, 1), table.slice(1)]) for table in (read.rollouts, read.tokens))
+    return ArrowResponse.of(RolloutSummary(**SUMMARY), *chunked)
+
+
+@pytest.mark.parametrize("form", [list, in_arrow])
+def test_merged_rows_are_refused_for_rollouts_that_show_images(form: Callable[[list[SampleResult]], Any]) -> None:
+    plain = played(0)
+    plain.message_log[0].mm_ranges = None
+    plain.message_log[0].content = '"mm_ranges":['
+    lost = played(3, RED, reward=None)
+    message = r"^Rollout 2 shows images, and merged rows have no place for them: leave out merge\.$"
+    with pytest.raises(ValueError, match=message):
+        to_tensors(form([plain, played(1), played(2, RED), lost]), pad_token_id=0, merge="prefix")
+    branching = SampleResult.model_validate(
+        played(2).model_dump(exclude_unset=True) | {"branches": [{"message_log": played(0, BLUE).message_log}]}
+    )
+    with pytest.raises(ValueError, match=message):
+        to_tensors(form([plain, lost, branching]), pad_token_id=0, merge="prefix")
+    merged = to_tensors(form([plain, played(1), lost]), pad_token_id=0, merge="prefix")
+    assert merged.positions.tolist() == [0, 1], "what is left out shows nothing"
+
+
+def test_a_row_of_tokens_has_no_place_for_images() -> None:
     with pytest.raises(ValueError, match="A rollout shows images, and a row of tokens has none"):
-        token_row(samples[0])
+        token_row(played(0, RED))

@@ -14,7 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
+from deployments.sandbox import (
+    Limits,
+    LocalSandbox,
+    Outcome,
+    Program,
+    ProgramRefused,
+    Sandbox,
+    SandboxLost,
+    SandboxTooWeak,
+)
 from deployments.sandbox.isolation import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
@@ -137,7 +146,6 @@ def test_ordinary_programs_may_use_threads_processes_and_locks(sandbox: LocalSan
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 import subprocess
-from tests.virtual_time import runs
 with ThreadPoolExecutor(4) as threads: print(sum(threads.map(abs, range(10))))
 if __name__ == "__main__":
     with get_context("fork").Pool(2) as pool: print(sum(pool.map(abs, range(10))))
@@ -185,11 +193,10 @@ def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
 
 
-@runs
-async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
     token = secrets.token_hex(8)
-
-    task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+    program = Program("import time\ntime.sleep(99)", arguments=(token,))
+    task = asyncio.create_task(sandbox.run(program, {}, Limits()))
     while not is_running(token):
         await asyncio.sleep(0.01)
     task.cancel()
@@ -197,6 +204,11 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
         await task
     while is_running(token):
         await asyncio.sleep(0.01)
+
+
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+    await ends_when_nobody_waits(sandbox)
 
 
 def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
