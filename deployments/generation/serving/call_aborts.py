@@ -6,13 +6,15 @@ if it reaches the replica later, because it has waited for its turn or is made a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from deployments.protocols.model_server import CallsToAbort
 
 MOST_REMEMBERED = 1000
 INTERRUPT_EVERY_S = 0.05
+WITHIN_S = 10.0
+"""An engine that hangs ends nothing: its replica is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,11 @@ class CallAborts:
             self._running.discard(call)
 
     async def abort(self, calls: CallsToAbort) -> None:
-        """Returns when all of them have ended."""
+        """Returns when all of them have ended, after `WITHIN_S` seconds at the latest."""
         self._aborted.note(calls)
-        # Again and again, because a call reaches the engine some time after it has begun here.
-        while ids := [call.generation_id for call in self._running if self.is_aborted(call)]:
-            await self._interrupt(ids)
-            await asyncio.sleep(INTERRUPT_EVERY_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN_S):
+                # Again and again, because a call reaches the engine some time after it has begun here.
+                while ids := [call.generation_id for call in self._running if self.is_aborted(call)]:
+                    await self._interrupt(ids)
+                    await asyncio.sleep(INTERRUPT_EVERY_S)

@@ -204,6 +204,7 @@ class AnsweredGenerate(GenerateBaseServing):
             return StreamingResponse(events, media_type=EVENTS)
         async with aclosing(outputs):
             async for place, output in outputs:
+                self._refuse_failed(output)
                 answers[place].add(output, is_delta=False)
         if call.session is not None:
             await record(call.session, {})
@@ -250,6 +251,7 @@ class AnsweredGenerate(GenerateBaseServing):
         try:
             async with aclosing(outputs):
                 async for number, output in outputs:
+                    self._refuse_failed(output)
                     answer = answers[number]
                     for place in answer.add(output, is_delta=True):
                         ends = answer.is_finished(place)
@@ -271,6 +273,11 @@ class AnsweredGenerate(GenerateBaseServing):
         except VLLMError as error:
             yield f"{DATA}{self.create_streaming_error_response(error)}\n\n"
         yield f"{DATA}{DONE}\n\n"
+
+    def _refuse_failed(self, output: RequestOutput) -> None:
+        """Raises vLLM's `GenerationError` if the engine has failed in the middle of it."""
+        for completion in output.outputs:
+            self._raise_if_error(completion.finish_reason, output.request_id)
 
     def _decoded(self, token_id: int) -> str:
         text: str = self.renderer.get_tokenizer().decode([token_id])

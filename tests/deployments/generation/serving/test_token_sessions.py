@@ -88,6 +88,30 @@ async def test_both_apis_and_chats_continue_the_same_record() -> None:
     assert [token_id for _, ids, _ in log_of(sample) for token_id in ids] == [*prompt, *BETWEEN, *second, *third]
 
 
+@runs
+async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> None:
+    served = await Served().open()
+    tokenizer = served.core.get_tokenizer()
+    raw = tokenizer.encode("Q", add_special_tokens=False)
+    served.reply("4")
+    served.reply("5")
+    await asked(served, "generate", raw)
+    messages = [{"role": role, "content": text} for role, text in (("user", "Q"), ("assistant", "4"), ("user", "R"))]
+    status, _ = await served.answer("chat/completions", {"messages": messages}, "s")
+    assert (status, len(await served.samples())) == (200, 2)
+    assert served.core.prompts[1][: len(raw)] != raw
+
+
+@runs
+async def test_log_probabilities_are_recorded_and_not_shown_unless_they_are_asked_for() -> None:
+    served = await Served().open()
+    served.reply("4")
+    answer = await asked(served, "inference/v1/generate", PROMPT)
+    assert answer["choices"][0]["logprobs"] is None
+    [sample] = await served.samples()
+    assert list(sample.message_log[1].generation_logprobs or ()) == [-0.25, -0.25]
+
+
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @runs
 async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endpoint) -> None:
