@@ -63,9 +63,9 @@ class ModelCalls:
         self._admission = admission
         self._token_timeout_s = token_timeout_s
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
-        """By session."""
+        """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
-        """Calls by session."""
+        """Likewise."""
         self._token_calls: Counter[str | None] = Counter()
         """Calls of token ids by the name of their caller's key."""
 
@@ -91,6 +91,7 @@ class ModelCalls:
         choices: int = 1,
         demand: PolicyDemand = ANY_WEIGHTS,
         share: RequestShare | None = None,
+        routing_key: str | None = None,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
@@ -99,6 +100,7 @@ class ModelCalls:
             choices: how many answers the body asks for.
             demand: which weights make all of the answer; they were waited for.
             share: the party as which it shares the engines; by default one of its own.
+            routing_key: calls of one key go where the earlier ones have left their prefix, as far as it is free.
 
         Raises:
             RolloutFailure: no replica could answer.
@@ -106,6 +108,9 @@ class ModelCalls:
         request = self._request(endpoint, body, request_id, caller, choices)
         if share is not None:
             request = replace(request, share=share)
+        if routing_key is not None:
+            party = f"key {caller.name or ''} {routing_key}"
+            request = replace(request, rollout_id=party, group=party)
         request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 
@@ -147,19 +152,19 @@ class ModelCalls:
             self._end(request)
 
     def _end(self, request: ServedRequest) -> None:
-        """A session that makes no call for long is forgotten by the scheduler: its prefix is no longer cached."""
-        if request.session_id is None:
-            self._server.release(request.rollout_id)
+        """A session or key that makes no call for long is forgotten by the scheduler: its prefix is cached no longer."""
+        party = request.rollout_id
+        if party == request.generation_id:
+            self._server.release(party)
             return
-        if (before := self._forgetting.pop(request.session_id, None)) is not None:
+        if (before := self._forgetting.pop(party, None)) is not None:
             before.cancel()
-        forget = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, request.session_id)
-        self._forgetting[request.session_id] = forget
+        self._forgetting[party] = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, party)
 
-    def _forget(self, session_id: str) -> None:
-        del self._forgetting[session_id]
-        if session_id not in self._in_flight:
-            self._server.release(session_id)
+    def _forget(self, party: str) -> None:
+        del self._forgetting[party]
+        if party not in self._in_flight:
+            self._server.release(party)
 
 
 async def metered(

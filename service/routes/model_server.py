@@ -33,6 +33,8 @@ from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Se
 from service.scheduling.priority import share_of
 
 SHORTEN = "shorten the conversation"
+ROUTING_KEY = "x-smg-routing-key"
+"""The header with which trainers tell SGLang's router that calls share a prefix."""
 MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
     {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
 )
@@ -243,7 +245,17 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
             body = await with_names_of_images(endpoint, body, services.images, caller)
         demand = demand_of(read.fields, demand)
         await rollouts.policy.wait_for_version(demand)
-        answer = calls.answer(endpoint, body, request_id, caller, choices=read.choices, demand=demand, share=share)
+        routing_key = request.headers.get(ROUTING_KEY) if endpoint in TOKEN_ENDPOINTS else None
+        answer = calls.answer(
+            endpoint,
+            body,
+            request_id,
+            caller,
+            choices=read.choices,
+            demand=demand,
+            share=share,
+            routing_key=routing_key,
+        )
         return await response_to(endpoint, body, answer, request_id)
 
     return call
