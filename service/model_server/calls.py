@@ -152,7 +152,7 @@ class ModelCalls:
             self._end(request)
 
     def _end(self, request: ServedRequest) -> None:
-        """A session or key that makes no call for long is forgotten by the scheduler: its prefix is cached no longer."""
+        """A session or key that makes no call for long is forgotten by the scheduler, as its prefix is."""
         party = request.rollout_id
         if party == request.generation_id:
             self._server.release(party)
