@@ -129,6 +129,7 @@ def turn_of(result: SampleResult) -> tuple[list[int], list[float]]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
+    application.args["sessions"] = {}
     [ingress] = [deployment for deployment in application.deployments if deployment.name == "Ingress"]
     ingress.num_replicas = 2
     with local_service(config, Console(stderr=True)) as url:
@@ -179,7 +180,7 @@ def test_samples_that_were_cut_off_come_back_with_their_tokens_and_go_on(world: 
         for sample in [*played["samples"], *played["left"]]:
             before = known.get(sample["index"], [])
             assert sample["tokens"][: len(before)] == before
-            assert len(sample["log_probs"] or []) == sample["response_length"]
+            assert len(sample["log_probs"]) == sample["response_length"]
             known[sample["index"]] = sample["tokens"]
             aborted += sample["status"] == "aborted" and sample["response_length"] > 0
     assert aborted

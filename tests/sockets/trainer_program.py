@@ -83,15 +83,16 @@ def options_of(job: dict[str, Any], url: str, model: str) -> Options:
 
 
 def shown(groups: list[list[Any]]) -> list[dict[str, Any]]:
+    """The samples as they are now: a later round changes their lists."""
     return [
         {
             "index": sample.index,
             "tokens": list(sample.tokens),
             "response_length": sample.response_length,
             "response": sample.response,
-            "log_probs": sample.rollout_log_probs,
+            "log_probs": list(sample.rollout_log_probs or ()),
             "status": sample.status.value,
-            "weight_versions": sample.weight_versions,
+            "weight_versions": list(sample.weight_versions),
             "reward": sample.reward,
         }
         for group in groups
