@@ -296,6 +296,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         {
             "model_type": "glm4v_text",
+            "attention_bias": True,
             "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
         },
     ),
