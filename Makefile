@@ -214,8 +214,18 @@ test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors
 	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
 
 # Clients and harnesses of others, unchanged, against the running service.
+# Trainers whose own modules are tried. Git fetches their sources; TRAINERS_FROM is a folder of clones in the place of GitHub.
+TRAINERS := slime miles
+$(BRIDGES)/trainers/%/.ready: tests/sockets/trainer_sources.py | $(READY)
+	@echo "Fetching the sources of $* (once)"
+	@rm -rf $(@D)
+	@$(PYTHON) -m tests.sockets.trainer_sources $(BRIDGES)/trainers $*
+	@touch $@
+
 test-sockets: export ROLLOUT_TINKER = $(CURDIR)/$(BRIDGES)/tinker
+test-sockets: export ROLLOUT_TRAINERS = $(CURDIR)/$(BRIDGES)/trainers
 test-sockets: $(BRIDGES)/tinker/.ready
+	@for name in $(TRAINERS); do $(MAKE) --no-print-directory $(BRIDGES)/trainers/$$name/.ready || true; done
 	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)

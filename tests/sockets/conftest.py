@@ -3,5 +3,5 @@ need them are not collected."""
 
 import os
 
-OF_TARGETS = {"ROLLOUT_TINKER": ("test_tinker.py",)}
+OF_TARGETS = {"ROLLOUT_TINKER": ("test_tinker.py",), "ROLLOUT_TRAINERS": ("test_trainers.py",)}
 collect_ignore = [name for variable, names in OF_TARGETS.items() if variable not in os.environ for name in names]
