@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deployments.agents.command_program import CommandProgram
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, LastSaid
+from deployments.agents.harbor_program import HarborProgram
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunReport
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -19,7 +20,7 @@ from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironmen
 RUNS_OF_TASK = f"{__name__}:AgentRunsOfTask"
 """Import path of the environment that the host loads."""
 COMMANDS_AT_ONCE = 16
-"""Default limit of concurrent commands of a replica."""
+"""Default limit of concurrent commands or sandboxes of a replica."""
 SECONDS = "agent_s"
 """The metric with the wall time of a run."""
 ENDED_WITHIN_S = 1.0
@@ -37,7 +38,7 @@ class AgentRunsOfTask(TaskEnvironment):
     def __init__(self, settings: AgentSettings) -> None:
         """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
-        if self.max_concurrent_steps is None and settings.command is not None:
+        if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
         self._program = program_of(settings)
         self._timeout_s = settings.timeout_s
@@ -51,12 +52,13 @@ class AgentRunsOfTask(TaskEnvironment):
         """
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
-        reward = await self._run(extra_env_info)
-        return StepOutcome(None, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at})
+        report = RunReport()
+        reward = await self._run(extra_env_info, report)
+        metrics = {SECONDS: loop.time() - begun_at, **report.metrics}
+        return StepOutcome(None, reward, terminated=True, metrics=metrics)
 
-    async def _run(self, call: AgentCall) -> dict[str, float]:
-        said = LastSaid()
-        running = asyncio.create_task(self._program.run(call, said))
+    async def _run(self, call: AgentCall, report: RunReport) -> dict[str, float]:
+        running = asyncio.create_task(self._program.run(call, report))
         try:
             await asyncio.wait([running], timeout=self._timeout_s)
         except asyncio.CancelledError:
@@ -69,7 +71,9 @@ class AgentRunsOfTask(TaskEnvironment):
         await asyncio.wait([running], timeout=ENDED_WITHIN_S)
         if running.done() and not running.cancelled() and running.exception() is None:
             return running.result()
-        raise AgentTimedOut(f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {said.sentence}".strip())
+        raise AgentTimedOut(
+            f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {report.sentence}".strip()
+        )
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
         return [{"extra_env_info": {"base_url": "http://127.0.0.1", "api_key": "", "sample": {}}}] * count
@@ -77,6 +81,8 @@ class AgentRunsOfTask(TaskEnvironment):
 
 def program_of(settings: AgentSettings) -> AgentProgram:
     """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+    if settings.harbor is not None:
+        return HarborProgram(settings, settings.harbor)
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:

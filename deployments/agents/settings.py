@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from deployments.harbor.settings import HarborSettings
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
 
@@ -60,6 +61,9 @@ class AgentSettings(StrictSettings):
     """A process for each rollout."""
     harness: HarnessSettings | None = None
     """A program behind an HTTP server."""
+    harbor: HarborSettings | None = None
+    """The rollouts are tasks in Harbor's format: each gets a sandbox of its own, in which the command runs, or which
+    the function gets as its fourth argument, and the task's verifier scores it."""
     scored_by: Literal["environment", "agent"] = "environment"
     """`environment`: the task's environment judges the last conversation of the rollout, in one step. `agent`: the
     agent says what its rollout is worth."""
@@ -75,6 +79,21 @@ class AgentSettings(StrictSettings):
         given = [name for name in ("import_path", "command", "harness") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"name one of import_path, command and harness, got {' and '.join(given) or 'none'}")
+        return self
+
+    @model_validator(mode="after")
+    def is_scored_by_the_verifier_of_its_task(self) -> Self:
+        if self.harbor is None:
+            return self
+        if "scored_by" in self.model_fields_set and self.scored_by != "agent":
+            raise ValueError("scored_by: the verifier of a Harbor task scores it: leave scored_by out")
+        self.scored_by = "agent"
+        if self.harness is not None:
+            raise ValueError("harbor: a harness gets no sandbox: name a command, or a function that takes one")
+        if self.command is not None and not self.command.sandbox:
+            raise ValueError("harbor: its command runs in the sandbox of the task: write sandbox: true")
+        if self.command is not None and "passed_variables" in self.command.model_fields_set:
+            raise ValueError("harbor: passed_variables does not reach a sandbox: name them in environment_variables")
         return self
 
 

@@ -17,6 +17,7 @@ from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.harbor.tasks import HarborTaskRefused, load_tasks
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
@@ -111,13 +112,18 @@ def agent_problem(agent: AgentSettings) -> str | None:
     """The reason why the agent could not run, as far as this machine shows it."""
     try:
         if agent.import_path is not None:
-            load_agent(agent.import_path)
+            load_agent(agent.import_path, ("sandbox",) if agent.harbor is not None else ())
         if agent.harness is not None:
             bearer_headers(agent.harness.api_key_variable)
+        if agent.harbor is not None:
+            load_tasks(agent.harbor)
+            return None
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
     except AgentNotLoadable as error:
         return f"import_path: {error}"
+    except HarborTaskRefused as error:
+        return f"harbor.tasks: {error}"
     except SandboxUnusable as error:
         return str(error)
     except KeyMissing as error:

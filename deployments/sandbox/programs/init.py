@@ -5,7 +5,7 @@
 The owner (`deployments/sandbox/providers/local.py`) holds the other end of CONTROL_FD, a socket of packets. Each packet
 carries one descriptor:
 
-    from the owner   `exec`   a stream: the request as a line of JSON, stdin; back come frames of stdout, stderr, the end
+    from the owner   `exec`   a stream: the request as a line of JSON, stdin; back come stdout, stderr, the end
                      `write`  a stream: a tar archive, which is unpacked below `/`; back comes the end
                      `read`   a stream: a path as a line of JSON; back come frames, then the end
                      `pack`   a stream: folders to leave out as a line of JSON; back comes a tar archive
@@ -16,6 +16,8 @@ No path leads to the control socket, so that no other program of the sandbox can
 this process ends, and with it, as the first one of its namespace, all others.
 """
 
+import contextlib
+import ctypes
 import io
 import json
 import os
@@ -30,11 +32,12 @@ import threading
 CHUNK_BYTES = 65536
 READ_AFTER_END_S = 0.2
 """How long output is read after the end of a command: a process that it left may hold it open."""
-TRUSTED = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-"""What is unpacked comes from the owner, or from a sandbox like this one, and is unpacked with no more rights."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+TRUSTED: "Any" = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+"""An archive comes from the owner, or from a sandbox like this one, and is unpacked with no more rights."""
 
 
 class Children:
@@ -98,8 +101,6 @@ def main(control_fd: int, port: int, workdir: str) -> None:
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     # A program of the sandbox with the same user may not write to the memory of this one.
-    import ctypes
-
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -130,14 +131,14 @@ def serve(work: "Any", stream: socket.socket, workdir: str) -> None:
     with stream, stream.makefile("rb") as received:
         frames = Frames(stream)
         try:
-            work(received, frames, stream, workdir)
+            work(received, frames, workdir)
         except (BrokenPipeError, ConnectionResetError):
             return
         except (OSError, tarfile.TarError) as error:
             frames.end(error=f"{type(error).__name__}: {error}")
 
 
-def run(received: io.BufferedReader, frames: Frames, stream: socket.socket, workdir: str) -> None:
+def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
     asked = json.loads(received.readline())
     stdin = received.read(asked["stdin_bytes"])
     try:
@@ -169,15 +170,11 @@ def run(received: io.BufferedReader, frames: Frames, stream: socket.socket, work
 
 
 def end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", ended: threading.Event) -> None:
-    try:
+    with contextlib.suppress(OSError):
         received.read(1)
-    except OSError:
-        pass
     if not ended.is_set():
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def forward(pipe: "Any", kind: bytes, frames: Frames) -> None:
@@ -196,13 +193,13 @@ def feed(pipe: "Any", content: bytes) -> None:
         pass
 
 
-def write(received: io.BufferedReader, frames: Frames, _stream: socket.socket, _workdir: str) -> None:
+def write(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
     with tarfile.open(fileobj=received, mode="r|") as archive:
         archive.extractall("/", **TRUSTED)
     frames.end()
 
 
-def read(received: io.BufferedReader, frames: Frames, _stream: socket.socket, _workdir: str) -> None:
+def read(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
     asked = json.loads(received.readline())
     try:
         opened = os.open(asked["path"], os.O_RDONLY | os.O_NONBLOCK)
@@ -219,7 +216,7 @@ def read(received: io.BufferedReader, frames: Frames, _stream: socket.socket, _w
     frames.end()
 
 
-def pack(received: io.BufferedReader, frames: Frames, stream: socket.socket, _workdir: str) -> None:
+def pack(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
     left_out = set(json.loads(received.readline()))
 
     def kept(member: tarfile.TarInfo) -> "tarfile.TarInfo | None":

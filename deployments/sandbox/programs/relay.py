@@ -2,8 +2,8 @@
 
     relay.py PORT SOCKET COMMAND...
 
-It listens on PORT of the sandbox's own loopback; the replica listens on SOCKET (`deployments/agents/command_sandbox.py`).
-It needs the standard library alone: the interpreter is any Python.
+It listens on PORT of the sandbox's own loopback, the replica (`deployments/agents/command_sandbox.py`) on SOCKET. It
+needs the standard library alone: the interpreter is any Python.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The part of the Dockerfile language that a sandbox without images carries out: `COPY`, `WORKDIR`, `ENV`, `ARG`, `RUN`.
+"""The part of the Dockerfile language that sandboxes without images carry out: `COPY`, `WORKDIR`, `ENV`, `ARG`, `RUN`.
 
 Without images there is no base image: the steps run over the programs of this machine. An instruction that would mean
 something else here than in Docker is refused, by its name and line.
@@ -112,8 +112,8 @@ def carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str
             return Run(argv_of(rest, where), {**state.arguments, **state.environment}, state.workdir, where)
         case _ if keyword not in WITHOUT_EFFECT:
             raise SandboxRefused(
-                f"{where} is not carried out by sandboxes without images, which know FROM, WORKDIR, ENV, ARG, COPY, ADD "
-                "and RUN. Use a provider that has images, such as docker."
+                f"{where} is not carried out by sandboxes without images, which know FROM, WORKDIR, ENV, ARG, COPY, "
+                "ADD and RUN. Use a provider that has images, such as docker."
             )
     return None
 

@@ -3,8 +3,8 @@
 `Sandbox` (`deployments/sandbox/interface.py`) runs one program and is gone. A `RunningSandbox` keeps its files and
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
 
-Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from the moment in which
-it exists; `destroy` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
+Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
+on; `destroy` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
 its own `Reaper`.
 """
 
@@ -149,6 +149,11 @@ class SandboxProvider(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its sandboxes can reach more than the service."""
+        ...
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """Returns when commands can run. Cancelling the call leaves nothing behind.

@@ -2,7 +2,8 @@
 
 There are no images: a sandbox sees the programs of this machine, to read, and all other files are its own, in memory of
 a limited size. A folder's `Dockerfile` is carried out over that, in the part of its language that `dockerfile.py`
-knows, and the files that came of it are kept as an image. Its network is empty but for a port that leads to the service.
+knows, and the files that came of it are kept as an image. Its network is empty but for a port that leads to the
+service.
 
 A sandbox ends with the process that created it, by the kernel: its first process (`programs/init.py`) ends when the
 owner's end of their socket is closed. What `reap` removes are the images of dead owners.
@@ -47,7 +48,6 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
-    files_below,
     is_dead,
     owner_of_process,
     tar_of,
@@ -79,6 +79,7 @@ logger = logging.getLogger("rollout_service.sandbox")
 
 class LocalProvider(SandboxProvider):
     name = "local"
+    has_network = False
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
@@ -106,10 +107,7 @@ class LocalProvider(SandboxProvider):
         return sandbox
 
     async def reap(self) -> int:
-        left = [path for path in Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*") if is_dead(owner_in(path))]
-        for path in left:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        return len(left)
+        return await asyncio.to_thread(reap_images)
 
     def close(self) -> None:
         for sandbox in list(self._running):
@@ -120,8 +118,8 @@ class LocalProvider(SandboxProvider):
         if spec.image is not None:
             if spec.image not in self._images:
                 raise SandboxRefused(
-                    f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile, and snapshots of "
-                    "its own. Use a provider that has images, such as docker."
+                    f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile, and its own "
+                    "snapshots. Use a provider that has images, such as docker."
                 )
             return self._images[spec.image]
         assert spec.folder is not None
@@ -269,7 +267,7 @@ class LocalRunningSandbox(RunningSandbox):
             with HeldFds() as held, self._control_inside as control:
                 command = self._provider.command(self._spec, uid, control.fileno(), status_of_process, held)
                 # By the thread of the event loop: the sandbox ends with the thread that started it.
-                self._process = subprocess.Popen(
+                self._process = subprocess.Popen(  # noqa: ASYNC220
                     [*command, self.workdir],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -463,6 +461,14 @@ class LocalRunningSandbox(RunningSandbox):
                 signal.pidfd_send_signal(self._first_pidfd, signal.SIGKILL)
         elif self._process is not None:
             self._process.kill()
+
+
+def reap_images() -> int:
+    """Removes the images of dead owners, and returns how many owners that were."""
+    left = [path for path in Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*") if is_dead(owner_in(path))]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(left)
 
 
 async def destroyed(sandbox: LocalRunningSandbox) -> None:
