@@ -77,6 +77,10 @@ class HarborProgram(AgentProgram):
         except (SandboxRefused, HarborTaskRefused) as error:
             raise EnvironmentRejected(f"The task {task.name} cannot be played in this sandbox: {error}") from error
 
+    def close(self) -> None:
+        """Destroys all sandboxes."""
+        self._pool.close()
+
     def _task_of(self, call: AgentCall) -> HarborTask:
         info: Any = call.sample.get("extra_env_info") or {}
         name = info.get("task")

@@ -39,6 +39,8 @@ async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
         done = await sandbox.exec(["bash", "-c", command], environment=variables, timeout_s=verifier.timeout_sec)
     except ExecTimedOut as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
+    if done.exit_code == KILLED:
+        raise SandboxLost("The verifier was killed, so what it has written counts for nothing.")
     for path in REWARD_FILES:
         if (content := await sandbox.read_file(path)) is None:
             continue
@@ -46,8 +48,6 @@ async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
             return rewards_in(content, path)
         except ValueError as error:
             raise NotJudged(f"The verifier gave no reward: {error}.") from error
-    if done.exit_code == KILLED:
-        raise SandboxLost("The verifier was killed before it gave a reward.")
     output = (await sandbox.read_file(OUTPUT) or b"").decode(errors="replace").strip()[-MOST_SHOWN:]
     raise NotJudged(
         f"The verifier ended with exit code {done.exit_code} and wrote neither {' nor '.join(REWARD_FILES)}. "
@@ -56,8 +56,15 @@ async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
 
 
 async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:
-    """Runs a command of ours. Raises `NotJudged` if it fails, as it does where an agent has removed the programs."""
+    """Runs a command of ours.
+
+    Raises:
+        NotJudged: it failed, as it does where an agent has removed the programs.
+        SandboxLost: it was killed.
+    """
     done = await sandbox.exec(argv)
+    if done.exit_code == KILLED:
+        raise SandboxLost(f"{argv[0]} was killed.")
     if done.exit_code != 0:
         raise NotJudged(
             f"The verifier was not prepared: {argv[0]} ended with exit code {done.exit_code}: {done.stderr}"
