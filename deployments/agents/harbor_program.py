@@ -21,7 +21,6 @@ from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, lim
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunReport, last_of
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
-from deployments.harbor.sandboxes import opened_provider
 from deployments.harbor.settings import HarborSettings
 from deployments.harbor.tasks import HarborTask, HarborTaskRefused, load_tasks, resolved
 from deployments.harbor.verifier import LOGS, NotJudged, judged
@@ -34,6 +33,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
+from deployments.sandbox.providers.opening import opened
 from deployments.sandbox.providers.pool import SandboxPool
 
 FOLDER = "/run/rollout"
@@ -53,7 +53,7 @@ class HarborProgram(AgentProgram):
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
-        self._pool = SandboxPool(opened_provider(harbor.sandbox), most, harbor.sandbox.warm, harbor.sandbox.warm_s)
+        self._pool = SandboxPool(opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s)
         offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
         if offline and not self._pool.provider.has_network:
             logger.warning(

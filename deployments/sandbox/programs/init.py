@@ -23,6 +23,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -206,13 +207,13 @@ def read(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
     except FileNotFoundError:
         frames.end(missing=True)
         return
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > asked["most_bytes"]:
+        os.close(opened)
+        frames.end(error=f"it is not a file of at most {asked['most_bytes']} bytes")
+        return
     with os.fdopen(opened, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not os.path.isfile(asked["path"]) or size > asked["most_bytes"]:
-            frames.end(error=f"it is not a file of at most {asked['most_bytes']} bytes")
-            return
-        content = file.read(asked["most_bytes"])
-    frames.send(b"o", content)
+        frames.send(b"o", file.read(asked["most_bytes"]))
     frames.end()
 
 

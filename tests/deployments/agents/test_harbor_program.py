@@ -26,7 +26,7 @@ from tests.deployments.agents.harbor_rollouts import (
     strike,
 )
 
-MOST_STRIKES = 24
+MOST_STRIKES = 12
 
 
 def works() -> bool:
@@ -228,7 +228,7 @@ def test_of_rollouts_whose_parts_are_killed_at_random_none_is_lost_or_has_anothe
     struck: list[str] = []
 
     async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> list[Any]:
-        rollouts = [until_it_ends(program, call(sample_of(number, works_s=0.3)), draw) for number in range(18)]
+        rollouts = [until_it_ends(program, call(sample_of(number, works_s=0.3)), draw) for number in range(12)]
         playing = asyncio.gather(*rollouts)
         while not playing.done():
             if len(struck) == MOST_STRIKES:
@@ -239,6 +239,6 @@ def test_of_rollouts_whose_parts_are_killed_at_random_none_is_lost_or_has_anothe
         return await playing
 
     rewards = with_program(run, max_concurrent_runs=6)
-    assert [reward for reward, _ in rewards] == [{"reward": reward_of(number)} for number in range(18)]
+    assert [reward for reward, _ in rewards] == [{"reward": reward_of(number)} for number in range(12)]
     assert len(struck) > 3
     assert sum(len(failures) for _, failures in rewards) > 0
