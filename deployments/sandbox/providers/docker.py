@@ -38,6 +38,8 @@ SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
 ANSWERS_WITHIN_S = 30.0
 BETWEEN_CHECKS_S = 1.0
+KILLED = 128 + 9
+CHECKS, CHECK_EVERY_S = 4, 0.2
 FOLDER = "/run/rollout-exec"
 STARTED = 'mkdir -p "$1"; echo $$ > "$1/$2"; shift 2; exec "$@"'
 STARTED_WITH_STDIN = 'mkdir -p "$1"; echo $$ > "$1/$2"; exec < "$1/$2.stdin"; shift 2; exec "$@"'
@@ -227,8 +229,11 @@ class DockerSandbox(RunningSandbox):
                 raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
             raise
         _, ended = await self._provider.call("GET", f"/exec/{made['Id']}/json", 404)
-        if not isinstance(ended, dict) or ended.get("ExitCode") is None or ended["ExitCode"] == 137:
-            await self._check()
+        if not isinstance(ended, dict) or ended.get("ExitCode") in (None, KILLED):
+            # The engine notices the end of a container a little after that of its processes.
+            for _ in range(CHECKS):
+                await self._check()
+                await asyncio.sleep(CHECK_EVERY_S)
         code = ended.get("ExitCode") if isinstance(ended, dict) else None
         if code is None:
             raise SandboxLost("The engine does not know how a command has ended.")
@@ -263,7 +268,7 @@ class DockerSandbox(RunningSandbox):
         state = found["State"]
         if state.get("OOMKilled"):
             raise OutOfMemory("The container used more than its memory.")
-        if not state.get("Running"):
+        if not state.get("Running") or state.get("Dead") or state.get("Status") == "removing":
             raise SandboxLost("The container has ended.")
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:

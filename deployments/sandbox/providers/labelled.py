@@ -14,6 +14,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ProviderUnusable, SandboxProvider, is_dead, owner_of_process
@@ -23,6 +24,7 @@ TRIES, REMOVE_TRIES, TRY_EVERY_S = 30, 5, 2.0
 """A sandbox whose creation was under way when its owner died appears a little later."""
 FOUND_NONE = 3
 """Times in a row that none is found before a reaper ends."""
+REAPER = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 logger = logging.getLogger("rollout_service.sandbox")
 
 
@@ -32,7 +34,8 @@ class LabelledProvider(SandboxProvider):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._reaper: subprocess.Popen[bytes] | None = None
-        self.owner = f"{socket.gethostname()}.{owner_of_process(os.getpid())}"
+        # A process may open several: the end of one is not that of the others.
+        self.owner = f"{socket.gethostname()}.{owner_of_process(os.getpid())}.{uuid4().hex[:8]}"
 
     @abstractmethod
     async def owned(self) -> dict[str, str]:
@@ -45,9 +48,13 @@ class LabelledProvider(SandboxProvider):
     def watched(self) -> None:
         """Starts the reaper, before the first sandbox exists."""
         if self._reaper is None:
-            argv = [sys.executable, "-m", __name__, self.name, json.dumps(dict(self._options)), self.owner]
+            argv = [sys.executable, "-c", REAPER, self.name, json.dumps(dict(self._options)), self.owner]
             self._reaper = subprocess.Popen(
-                ["setsid", "--fork", *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                ["setsid", "--fork", *argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             self._reaper.wait()
 
@@ -85,7 +92,7 @@ class LabelledProvider(SandboxProvider):
 
 def has_died(owner: str) -> bool:
     """Whether the owner was a process of this machine that has ended."""
-    host, _, process = owner.rpartition(".")
+    host, process, _ = owner.rsplit(".", 2)
     return host == socket.gethostname() and is_dead(process)
 
 
@@ -108,6 +115,3 @@ def main(name: str, options: str, owner: str) -> None:
     assert isinstance(provider, LabelledProvider)
     asyncio.run(reap_after(provider, owner))
 
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -200,7 +200,9 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=REPOSITORY, env={**os.environ}) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
-        assert running("304")
+        while not running("304"):
+            assert owner.poll() is None
+            time.sleep(0.05)
         os.kill(owner.pid, signal.SIGKILL)
         killed_at = time.monotonic()
     while running("304"):
