@@ -53,7 +53,9 @@ class HarborProgram(AgentProgram):
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
-        self._pool = SandboxPool(opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s)
+        self._pool = SandboxPool(
+            opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s
+        )
         offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
         if offline and not self._pool.provider.has_network:
             logger.warning(

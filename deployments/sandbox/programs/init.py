@@ -1,8 +1,8 @@
 """First process of a sandbox that lives on: runs the commands that its owner sends, and hands it connections.
 
-    init.py CONTROL_FD PORT WORKDIR
+    init.py CONTROL_FD PORT OWNER WORKDIR
 
-The owner (`deployments/sandbox/providers/local.py`) holds the other end of CONTROL_FD, a socket of packets. Each packet
+The owner (`deployments/sandbox/providers/local.py`), which OWNER labels, holds the other end of CONTROL_FD, a socket of packets. Each packet
 carries one descriptor:
 
     from the owner   `exec`   a stream: the request as a line of JSON, stdin; back come stdout, stderr, the end
@@ -236,4 +236,4 @@ def pack(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4])

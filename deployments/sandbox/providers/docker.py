@@ -66,7 +66,9 @@ class DockerProvider(LabelledProvider):
         self._building: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
-    async def asked(self, method: str, path: str, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any) -> AsyncIterator[httpx.Response]:
+    async def asked(
+        self, method: str, path: str, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any
+    ) -> AsyncIterator[httpx.Response]:
         """A streamed answer of the engine. Raises `SandboxLost` if it cannot be had."""
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
@@ -79,7 +81,9 @@ class DockerProvider(LabelledProvider):
         except httpx.HTTPError as error:
             raise SandboxLost(f"The Docker engine at {self._socket} does not answer: {error!r}.") from error
 
-    async def call(self, method: str, path: str, *also: int, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any) -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, *also: int, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any
+    ) -> tuple[int, Any]:
         """The status and the content of an answer that is a success, or has one of the statuses in `also`.
 
         Raises:
@@ -88,7 +92,9 @@ class DockerProvider(LabelledProvider):
         async with self.asked(method, path, limit_s, **options) as answer:
             body = await answer.aread()
             if not (answer.is_success or answer.status_code in also):
-                raise SandboxLost(f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}.")
+                raise SandboxLost(
+                    f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}."
+                )
             is_json = answer.headers.get("content-type", "").startswith("application/json")
             return answer.status_code, json.loads(body) if is_json and body else body
 
@@ -153,7 +159,10 @@ class DockerProvider(LabelledProvider):
         return tag
 
     async def _build(self, tag: str, context: bytes, spec: SandboxSpec) -> None:
-        headers, query = {"content-type": "application/x-tar"}, {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"}
+        headers, query = (
+            {"content-type": "application/x-tar"},
+            {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"},
+        )
         async with self.asked("POST", "/build", None, params=query, content=context, headers=headers) as answer:
             async for line in answer.aiter_lines():
                 said = json.loads(line) if line.strip() else {}
@@ -192,8 +201,12 @@ class DockerSandbox(RunningSandbox):
 
     async def _call(self, method: str, path: str, *also: int, **options: Any) -> tuple[int, Any]:
         """A call of this container. Raises `SandboxLost` or `OutOfMemory` if it has ended."""
-        status, answer = await self._provider.call(method, f"/containers/{self._name}{path}", 404, 409, *also, **options)
-        if status == httpx.codes.CONFLICT or (status == httpx.codes.NOT_FOUND and b"No such container" in dumped(answer)):
+        status, answer = await self._provider.call(
+            method, f"/containers/{self._name}{path}", 404, 409, *also, **options
+        )
+        if status == httpx.codes.CONFLICT or (
+            status == httpx.codes.NOT_FOUND and b"No such container" in dumped(answer)
+        ):
             raise SandboxLost("The container has ended.")
         return status, answer
 
@@ -296,7 +309,9 @@ class DockerSandbox(RunningSandbox):
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         tag = uuid4().hex
-        await self._provider.call("POST", "/commit", params={"container": self._name, "repo": "rollout-snapshot", "tag": tag})
+        await self._provider.call(
+            "POST", "/commit", params={"container": self._name, "repo": "rollout-snapshot", "tag": tag}
+        )
         return f"rollout-snapshot:{tag}"
 
     async def reach(self, base_url: str) -> str:

@@ -114,4 +114,3 @@ def main(name: str, options: str, owner: str) -> None:
     provider = opened(name, json.loads(options))
     assert isinstance(provider, LabelledProvider)
     asyncio.run(reap_after(provider, owner))
-

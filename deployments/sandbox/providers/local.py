@@ -6,7 +6,8 @@ knows, and the files that came of it are kept as an image. Its network is empty 
 service.
 
 A sandbox ends with the process that created it, by the kernel: its first process (`programs/init.py`) ends when the
-owner's end of their socket is closed. What `reap` removes are the images of dead owners.
+owner's end of their socket is closed. `reap` removes the images of dead owners, and processes of bubblewrap whose owner
+died while they were starting: until it has the rights to, such a process does not end with its parent.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import subprocess
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -39,6 +40,7 @@ from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
+    OWNER_LABEL,
     ExecResult,
     ExecTimedOut,
     OutOfMemory,
@@ -90,9 +92,10 @@ class LocalProvider(SandboxProvider):
         self._images: OrderedDict[str, _Image] = OrderedDict()
         self._building: dict[str, asyncio.Lock] = {}
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
-        owner = owner_of_process(os.getpid())
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner}-"))
+        self._owner = f"{OWNER_LABEL}={owner_of_process(os.getpid())}"
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner_of_process(os.getpid())}-"))
         self._try()
+        reap_dead_owners()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         image = await self._image(spec)
@@ -107,7 +110,7 @@ class LocalProvider(SandboxProvider):
         return sandbox
 
     async def reap(self) -> int:
-        return await asyncio.to_thread(reap_images)
+        return await asyncio.to_thread(reap_dead_owners)
 
     def close(self) -> None:
         for sandbox in list(self._running):
@@ -196,7 +199,19 @@ class LocalProvider(SandboxProvider):
         limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
         for name, value in FIRST_VARIABLES.items():
             command += ["--setenv", name, value]
-        return [*command, "prlimit", *limits, self._python[0], "-I", "-S", "-B", INIT, str(control_fd), str(PORT)]
+        return [
+            *command,
+            "prlimit",
+            *limits,
+            self._python[0],
+            "-I",
+            "-S",
+            "-B",
+            INIT,
+            str(control_fd),
+            str(PORT),
+            self._owner,
+        ]
 
     def read_only(self, spec: SandboxSpec) -> list[str]:
         """Paths which are no files of the sandbox's own."""
@@ -463,12 +478,26 @@ class LocalRunningSandbox(RunningSandbox):
             self._process.kill()
 
 
-def reap_images() -> int:
-    """Removes the images of dead owners, and returns how many owners that were."""
-    left = [path for path in Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*") if is_dead(owner_in(path))]
-    for path in left:
+def reap_dead_owners() -> int:
+    """Ends the processes and removes the images of dead owners, and returns how many of both there were."""
+    folders = [path for path in Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*") if is_dead(owner_in(path))]
+    for path in folders:
         shutil.rmtree(path, ignore_errors=True)
-    return len(left)
+    processes = [pid for pid, owner in owners_of_processes() if is_dead(owner)]
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(folders) + len(processes)
+
+
+def owners_of_processes() -> Iterator[tuple[int, str]]:
+    """The processes that have the label of an owner as an argument: those that make a sandbox, and its first one."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                for argument in (folder / "cmdline").read_bytes().split(b"\0"):
+                    if argument.startswith(f"{OWNER_LABEL}=".encode()):
+                        yield int(folder.name), argument.decode().partition("=")[2]
 
 
 async def destroyed(sandbox: LocalRunningSandbox) -> None:

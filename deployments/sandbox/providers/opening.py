@@ -19,7 +19,9 @@ def opened(name: str, options: Mapping[str, Any]) -> SandboxProvider:
     try:
         provider = getattr(importlib.import_module(module_name), class_name)
     except ModuleNotFoundError as error:
-        raise ProviderUnusable(f"the provider {name} needs the package {error.name}, which is not installed.") from error
+        raise ProviderUnusable(
+            f"the provider {name} needs the package {error.name}, which is not installed."
+        ) from error
     try:
         inspect.signature(provider).bind(**options)
     except TypeError as error:

@@ -16,6 +16,7 @@ import pytest
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.docker import SOCKET
 from deployments.sandbox.providers.interface import (
+    OWNER_LABEL,
     ExecTimedOut,
     ProviderUnusable,
     RunningSandbox,
@@ -23,6 +24,7 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
+    owner_of_process,
 )
 from deployments.sandbox.providers.opening import opened
 from tests.paths import REPOSITORY
@@ -218,3 +220,16 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
 def running(seconds: str) -> bool:
     listed = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
     return f"sleep {seconds}" in listed
+
+
+@pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
+def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_has_is_not() -> None:
+    argv, mine = ["sh", "-c", "while :; do sleep 1; done"], owner_of_process(os.getpid())
+    with (
+        subprocess.Popen([*argv, f"{OWNER_LABEL}={os.getpid()}-1"]) as left,
+        subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
+    ):
+        opened("local", {}).close()
+        assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
+        assert kept.poll() is None
+        kept.kill()
