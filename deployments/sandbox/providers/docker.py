@@ -1,7 +1,7 @@
 """Sandboxes that are containers of a Docker Engine, by its HTTP API (1.41 and newer): `docker`.
 
 A folder is built as Docker builds it, once for each content; an image is used as it is, and never pulled here. The
-containers have the network of this machine, or that of `network`: commands in them reach the service at its own address.
+containers have the network of this machine, or that of `network`: commands in them reach the service at its address.
 """
 
 import asyncio

@@ -5,6 +5,7 @@ when the pipe is closed: at the owner's end, however it came. Owners of other ma
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -35,11 +36,11 @@ class LabelledProvider(SandboxProvider):
         self._options = options
         self._reaper: subprocess.Popen[bytes] | None = None
         # A process may open several: the end of one is not that of the others.
-        self.owner = f"{socket.gethostname()}.{owner_of_process(os.getpid())}.{uuid4().hex[:8]}"
+        self.owner = f"{this_machine()}.{owner_of_process(os.getpid())}.{uuid4().hex[:8]}"
 
     @abstractmethod
     async def owned(self) -> dict[str, str]:
-        """The owners of all sandboxes of rollouts that the provider knows, by the sandbox's id. Raises `SandboxLost`."""
+        """The owners of all sandboxes of rollouts that the provider knows, by the id of each. Raises `SandboxLost`."""
 
     @abstractmethod
     async def remove(self, sandbox_id: str) -> None:
@@ -93,7 +94,12 @@ class LabelledProvider(SandboxProvider):
 def has_died(owner: str) -> bool:
     """Whether the owner was a process of this machine that has ended."""
     host, process, _ = owner.rsplit(".", 2)
-    return host == socket.gethostname() and is_dead(process)
+    return host == this_machine() and is_dead(process)
+
+
+def this_machine() -> str:
+    """A name of this machine that fits into a label of any provider."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
 async def reap_after(provider: LabelledProvider, owner: str) -> None:

@@ -10,6 +10,11 @@ from deployments.sandbox.providers.interface import ProviderUnusable, SandboxPro
 PROVIDERS: Mapping[str, str] = {
     "local": "deployments.sandbox.providers.local:LocalProvider",
     "docker": "deployments.sandbox.providers.docker:DockerProvider",
+    "kubernetes": "deployments.sandbox.providers.kubernetes:KubernetesProvider",
+    "e2b": "deployments.sandbox.providers.e2b:E2bProvider",
+    "daytona": "deployments.sandbox.providers.daytona:DaytonaProvider",
+    "modal": "deployments.sandbox.providers.modal:ModalProvider",
+    "prime": "deployments.sandbox.providers.prime:PrimeProvider",
 }
 
 
