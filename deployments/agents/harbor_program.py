@@ -93,7 +93,12 @@ class HarborProgram(AgentProgram):
         return task
 
     def _spec_of(self, task: HarborTask) -> SandboxSpec:
-        environment = task.config.environment
+        environment, reaches_by_network = task.config.environment, self._pool.provider.has_network
+        if self._command is not None and reaches_by_network and not environment.wants_network:
+            raise SandboxRefused(
+                f"its network_mode is no-network, and a command in a sandbox of {self._pool.provider.name} reaches the "
+                "service by its network: use the provider local, or a function, which is outside of the sandbox."
+            )
         return SandboxSpec(
             image=environment.docker_image,
             folder=task.build_folder,
@@ -102,7 +107,7 @@ class HarborProgram(AgentProgram):
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,
             storage_mb=environment.storage_mb,
-            network=environment.wants_network and self._pool.provider.has_network,
+            network=environment.wants_network and reaches_by_network,
             read_only_folders=tuple(self._command.folders) if self._command is not None else (),
             build_timeout_s=environment.build_timeout_sec,
             lifetime_s=self._timeout_s,

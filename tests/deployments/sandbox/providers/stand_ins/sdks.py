@@ -1,7 +1,8 @@
+# ruff: noqa: ARG001, ASYNC109 - the names are those of the SDKs
 """Modules in the place of `e2b`, `daytona`, `modal` and `prime_sandboxes`.
 
-They have the names, arguments, answers and exceptions of e2b 2.63, daytona 0.226, modal 1.6 and prime-sandboxes 0.5 that
-`deployments/sandbox/providers/` uses, as their sources have them. Nothing of them was run against a company.
+They have the names, arguments, answers and exceptions of e2b 2.63, daytona 0.226, modal 1.6 and prime-sandboxes 0.5
+that `deployments/sandbox/providers/` uses, as their sources have them. Nothing of them was run against a company.
 """
 
 import asyncio
