@@ -93,7 +93,7 @@ class E2bProvider(ShellProvider):
 
     async def owned(self) -> dict[str, str]:
         """See `LabelledProvider.owned`."""
-        found = {}
+        found: dict[str, str | None] = {}
         with translated():
             pages = AsyncSandbox.list()
             while pages.has_next:

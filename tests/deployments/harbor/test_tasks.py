@@ -80,7 +80,7 @@ def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
 
 def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> None:
     (task(tmp_path) / "tests" / "test.sh").unlink()
-    with pytest.raises(HarborTaskRefused, match="has no tests/test.sh"):
+    with pytest.raises(HarborTaskRefused, match=r"has no tests/test\.sh"):
         load_task(tmp_path / "t")
     for name in ("u", "v"):
         task(tmp_path / "two", '[task]\nname = "a/b"', name=name)
@@ -95,12 +95,12 @@ def test_a_registry_names_folders_of_checkouts_and_fetches_nothing(tmp_path: Pat
     git = {"name": "t", "git_url": "https://git/x.git", "git_commit_id": "abc", "path": "tasks/t"}
     sets = [{"name": name, "version": "1", "description": "", "tasks": [git]} for name in ("one", "two")]
     (tmp_path / "registry.json").write_text(json.dumps(sets))
-    settings = {"tasks": str(tmp_path / "registry.json"), "dataset": "two"}
+    settings: Any = {"tasks": str(tmp_path / "registry.json"), "dataset": "two"}
     with pytest.raises(HarborTaskRefused, match=r"lies in https://git/x\.git, .* clone it at abc"):
         load_tasks(HarborSettings(**settings))
     checkouts = {"https://git/x.git": str(tmp_path / "clone")}
     assert list(load_tasks(HarborSettings(**settings, checkouts=checkouts))) == ["t"]
-    with pytest.raises(HarborTaskRefused, match="dataset must name one of .*: one@1, two@1; got 'three'"):
+    with pytest.raises(HarborTaskRefused, match=r"dataset must name one of .*: one@1, two@1; got 'three'"):
         load_tasks(HarborSettings(**settings | {"dataset": "three"}))
 
 

@@ -364,7 +364,8 @@ def modal() -> dict[str, ModuleType]:
         assert create_if_missing
         return SimpleNamespace(app_id=f"ap-{name}")
 
-    for name, call in {"create": create, "from_id": from_id, "list": listed}.items():
+    calls: dict[str, Callable[..., Any]] = {"create": create, "from_id": from_id, "list": listed}
+    for name, call in calls.items():
         setattr(Sandbox, name, aio(call))
     app = SimpleNamespace(lookup=aio(lookup))
     errors = {each.__name__: each for each in (Error, InvalidError, NotFoundError, ImageBuildError)}
