@@ -19,6 +19,8 @@ from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.harbor.tasks import HarborTaskRefused, load_tasks
 from deployments.policy.versions.run_identity import RunIdentity
+from deployments.sandbox.providers.interface import ProviderUnusable
+from deployments.sandbox.providers.opening import opened
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
@@ -117,6 +119,7 @@ def agent_problem(agent: AgentSettings) -> str | None:
             bearer_headers(agent.harness.api_key_variable)
         if agent.harbor is not None:
             load_tasks(agent.harbor)
+            opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
             return None
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
@@ -124,6 +127,8 @@ def agent_problem(agent: AgentSettings) -> str | None:
         return f"import_path: {error}"
     except HarborTaskRefused as error:
         return f"harbor.tasks: {error}"
+    except ProviderUnusable as error:
+        return f"harbor.sandbox: {error}"
     except SandboxUnusable as error:
         return str(error)
     except KeyMissing as error:

@@ -391,3 +391,26 @@ def test_each_config_of_the_repository_starts_on_a_machine_of_its_size(
 def test_the_configs_of_the_repository_are_found() -> None:
     found = {name for name, _ in configs_of_the_repository()}
     assert found >= {"serve_config.yaml", "serve_config.cpu.yaml", "deploy/kubernetes/rayservice.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("harbor", "says"),
+    [
+        ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is neither a folder of tasks nor a registry file."),
+        (
+            {
+                "tasks": str(REPOSITORY / "examples" / "harbor"),
+                "sandbox": {"provider": "docker", "options": {"port": 1}},
+            },
+            "agent.harbor.sandbox: options: got an unexpected keyword argument 'port'; the provider docker takes socket, "
+            "network, runtime.",
+        ),
+        (
+            {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "prime"}},
+            "agent.harbor.sandbox: the provider prime needs the package prime_sandboxes, which is not installed.",
+        ),
+    ],
+)
+def test_tasks_and_sandboxes_of_harbor_that_are_not_there_are_refused(harbor: dict[str, Any], says: str) -> None:
+    agent = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
+    assert refusal(config(sessions={}, environments={"mine": {"agent": agent}})) == [f"args.environments.mine.{says}"]
