@@ -11,7 +11,7 @@ FITS = import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3
 PYTHON3 ?= $(firstword $(foreach each,python3 $(addprefix python3.,13 12 11 14) $(wildcard $(HOME)/.pyenv/versions/3.1[1-4].*/bin/python),\
 	$(shell $(each) -c '$(FITS)' 2> /dev/null && echo $(each))))
 BRIDGES := .bridges
-TASKS_BESIDE := reasoning_gym gymnasium textarena
+TASKS_BESIDE := reasoning_gym gymnasium textarena textarena_seats
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
@@ -30,8 +30,8 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges \
-	test-agents test-evals test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
+	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
 
@@ -161,6 +161,16 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
+# Of the processors of Qwen's models that see: the build of the GPU's lock, beside a torch of the same build.
+$(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
+	@echo "Setting up torchvision (once)"
+	@$(PIP) install --target $(@D) --no-deps --require-hashes -r <(sed -n '/^torchvision==/,/[^\\]$$/p' $<)
+	@touch $@
+
+test-torchvision: export PYTHONPATH = $(BRIDGES)/torchvision
+test-torchvision: $(BRIDGES)/torchvision/.ready
+	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_mrope.py
+
 # Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
 # OpenEnv with the harness of TRL, and experiment trackers.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
@@ -168,7 +178,8 @@ $(BRIDGES)/agents/.ready: requirements/agents.lock
 $(BRIDGES)/evals/.ready: requirements/evals.lock
 $(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
+$(BRIDGES)/tinker/.ready: requirements/tinker.lock
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready $(BRIDGES)/tinker/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -201,6 +212,11 @@ test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
 test-evals: export ROLLOUT_EVALS = $(CURDIR)/$(BRIDGES)/evals
 test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors
 	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
+
+# Clients and harnesses of others, unchanged, against the running service.
+test-sockets: export ROLLOUT_TINKER = $(CURDIR)/$(BRIDGES)/tinker
+test-sockets: $(BRIDGES)/tinker/.ready
+	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
@@ -242,7 +258,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-agents test-evals test-tokenizers test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-sockets test-tokenizers test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

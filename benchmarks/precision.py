@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from benchmarks.process_group import no_process_left
+from benchmarks.reference_model import spans_of, token_ids_of
 from examples.train_grpo import config_of_model
 from rollout_client import PolicyPusher, RolloutClient, SampleResult
 from service.startup import smollm2
@@ -196,7 +197,7 @@ def versions_of(result: SampleResult) -> set[str]:
 
 def scored(model: Any, results: Sequence[SampleResult]) -> list[tuple[SampleResult, torch.Tensor]]:
     """Each with the log-probabilities of its tokens but the first."""
-    rows = [torch.tensor([id_ for message in result.message_log for id_ in message.token_ids]) for result in results]
+    rows = [torch.tensor(token_ids_of(result)) for result in results]
     ids = pad_sequence(rows, batch_first=True)
     with torch.inference_mode():
         logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
@@ -204,13 +205,7 @@ def scored(model: Any, results: Sequence[SampleResult]) -> list[tuple[SampleResu
 
 
 def distances_by_version(result: SampleResult, logprobs: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    found, position = [], -1
-    for message in result.message_log:
-        for span in message.weight_versions or ():
-            said = torch.tensor((message.generation_logprobs or [])[span.start : span.end])
-            found.append((span.version, (logprobs[position + span.start : position + span.end] - said).abs()))
-        position += len(message.token_ids)
-    return found
+    return [(version, (logprobs[places] - said).abs()) for version, places, said in spans_of(result)]
 
 
 def draw(own: Distances, elsewhere: Distances, picture: Path) -> None:

@@ -14,7 +14,7 @@ environment) are not.
 documents.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import FailureKind, SampleError
@@ -32,6 +32,11 @@ class StoreFailure(Exception):
     def __init__(self, *problems: FieldProblem) -> None:
         super().__init__(*problems)
         self.problems = problems
+
+    @classmethod
+    def of(cls, field: str, message: str, value: Any = None) -> Self:
+        """The failure with one problem."""
+        return cls(FieldProblem(field=field, message=message, value=value))
 
     def __str__(self) -> str:
         return " ".join(f"{problem.field}: {problem.message}." for problem in self.problems)

@@ -169,7 +169,7 @@ def train(
 ) -> "Curve":
     questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
     model, optimizer, schedule = model_to_train(folder, recipe, seed)
-    processor = AutoProcessor.from_pretrained(folder).image_processor if sees(folder) else None
+    processor = AutoProcessor.from_pretrained(folder) if sees(folder) else None
     prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step * (2 if recipe.keep_groups else 1), seed)
     keep = {"groups": recipe.keep_groups, "where": {"reward_std": {"gt": 0}}} if recipe.keep_groups else None
     sampling = SAMPLING.model_copy(update={"max_new_tokens": recipe.max_new_tokens})
@@ -339,9 +339,7 @@ def no_images(rows: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG001
     return {}
 
 
-def images_of(
-    client: RolloutClient, response: RolloutResponse, batch: RolloutTensors, processor: Callable[..., Any]
-) -> ImageInputs:
+def images_of(client: RolloutClient, response: RolloutResponse, batch: RolloutTensors, processor: Any) -> ImageInputs:
     """Fetches each image of the rollouts once."""
     names = {name for sample in response.samples for name in images_shown(sample.message_log)}
     pictures = {name: client.image(name) for name in names}
@@ -403,7 +401,10 @@ def add_gradients(
         mask = batch.loss_mask[some, first:last].bool()
         input_ids = batch.input_ids[some, :last]
         # Padding is on the right, which causal attention does not see: no attention mask is needed.
-        output = model(input_ids=input_ids, logits_to_keep=last - first + 1, **images(some))
+        shown = images(some)
+        if (types := shown.get("mm_token_type_ids")) is not None:
+            shown["mm_token_type_ids"] = types[:, :last]
+        output = model(input_ids=input_ids, logits_to_keep=last - first + 1, **shown)
         logits = output.logits[:, :-1][mask]
         logprobs = logits.gather(1, input_ids[:, first:][mask][:, None])[:, 0] - logits.logsumexp(-1)
         sampled_with = batch.generation_logprobs[some, first:last][mask]

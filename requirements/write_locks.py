@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
-BESIDE = dict.fromkeys(("agents", "bridges", "evals", "harness", "openenv", "trackers", "verifiers"), PYTHON) | {
-    "nemo_gym": "3.13.0"
-}
+BESIDE = dict.fromkeys(
+    ("agents", "bridges", "evals", "harness", "openenv", "tinker", "trackers", "verifiers"), PYTHON
+) | {"nemo_gym": "3.13.0"}
 """Packages that are no part of the service, with the version of Python that they run on."""
 NOT_LOCKED = ("pip", "wheel")
 ON_EACH_PYTHON = ("setuptools>=77,<81", "cuda-python>=13")

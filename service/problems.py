@@ -119,6 +119,19 @@ NO_MODEL_SERVER = ProblemType(
     "The service answers no calls of OpenAI's and Anthropic's APIs",
     "Its engines are simulated ones, which have no model.",
 )
+FUTURE_LOST = ProblemType(
+    "future-lost",
+    410,
+    "The answer is not kept here, or its work is to be started again",
+    "Tinker's API: nobody has asked for the answer for long, its ingress replica is gone, or a part of the fleet was "
+    "lost. Tinker's client makes the call again.",
+)
+NOT_TRAINED_HERE = ProblemType(
+    "not-trained-here",
+    404,
+    "The service has no such call of Tinker's API",
+    "It samples, and does not train.",
+)
 INTERNAL = ProblemType(
     "internal",
     500,
@@ -140,6 +153,8 @@ PROBLEM_TYPES = (
     SAMPLE_FAILED,
     NOT_READY,
     NO_MODEL_SERVER,
+    FUTURE_LOST,
+    NOT_TRAINED_HERE,
     INTERNAL,
 )
 """All but those of the policy store and the job store, which their `failures.py` name."""

@@ -1,6 +1,6 @@
-"""A tiny random model that sees, pictures to show it, and a store of them in memory."""
+"""A tiny random model that sees, and pictures to show it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.idefics3.configuration_idefics3 import Idefics3Config
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from deployments.images.failures import image_unknown
-from deployments.protocols.images import ImageStore, name_of_image
+from benchmarks.reference_model import chosen, spans_of, token_ids_of
 from rollout_client.contract.rollouts import SampleResult
 from tests.paths import TINY_MODEL
 
@@ -81,12 +80,12 @@ def save_vision_model(folder: Path, seed: int = 0) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    vision_model(config, seed).save_pretrained(folder)
+    model = Idefics3ForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+    random_weights(model, seed).save_pretrained(folder)
     return folder
 
 
-def vision_model(config: Idefics3Config, seed: int) -> Any:
-    model: Any = Idefics3ForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+def random_weights(model: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,37 +105,15 @@ def picture(width: int, height: int, seed: int, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-class ImagesInMemory(ImageStore):
-    """Keeps everything that it is given, for everybody."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self.read: list[str] = []
-
-    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
-        names = [name_of_image(image) for image in images]
-        self.kept.update(zip(names, images, strict=True))
-        return names
-
-    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
-        return [name for name in names if name not in self.kept]
-
-    async def get(self, name: str) -> bytes:
-        self.read.append(name)
-        if name not in self.kept:
-            raise image_unknown(name)
-        return self.kept[name]
-
-
 SAMPLED_PLACEHOLDER = -1
-"""transformers takes every placeholder for a part of an image; one that was sampled is a token, as it is for the engine."""
+"""transformers takes each placeholder for a part of an image. One that was sampled is a token, as for the engine."""
 
 
 class SeenByTransformers:
     """Log-probabilities of the tokens of a rollout, by transformers with the pictures themselves."""
 
     def __init__(self, folder: Path) -> None:
-        model: Any = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         self.model = model.eval()
         self.placeholder = model.config.image_token_id
 
@@ -144,26 +121,22 @@ class SeenByTransformers:
             return (args[0].masked_fill(args[0] == SAMPLED_PLACEHOLDER, self.placeholder),)
 
         model.get_input_embeddings().register_forward_pre_hook(as_token)
-        self.image_processor = Idefics3ImageProcessorPil.from_pretrained(folder)
+        self.processor: Any = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
-        log = result.message_log
-        ids = torch.tensor([[id_ for message in log for id_ in message.token_ids]])
-        sampled = [message.generation_logprobs is not None for message in log for _ in message.token_ids]
-        taken = ids.masked_fill((ids == self.placeholder) & torch.tensor([sampled]), SAMPLED_PLACEHOLDER)
-        shown = [pictures[place.media] for message in log for place in message.mm_ranges or ()]
+        ids = token_ids_of(result)
+        taken = torch.tensor([ids])
+        for _, places, _ in spans_of(result):
+            sampled = taken[0, 1:][places]
+            sampled[sampled == self.placeholder] = SAMPLED_PLACEHOLDER
+        shown = [pictures[place.media] for message in result.message_log for place in message.mm_ranges or ()]
         inputs: dict[str, Any] = {"input_ids": taken}
         if shown:
             opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
-            inputs |= dict(self.image_processor(opened, return_tensors="pt"))
+            inputs |= dict(self.processor.image_processor(opened, return_tensors="pt"))
+            if "mm_token_type_ids" in self.processor.model_input_names:
+                inputs["mm_token_type_ids"] = (taken == self.placeholder).long()
         with torch.inference_mode():
-            logprobs = self.model(**inputs).logits[0].log_softmax(-1)
-        found, place = [], 0
-        for message in log:
-            if message.generation_logprobs is not None:
-                rows = torch.arange(place - 1, place - 1 + len(message.token_ids))
-                expected = logprobs[rows, ids[0, place : place + len(message.token_ids)]]
-                found.append(torch.tensor(list(message.generation_logprobs)) - expected)
-            place += len(message.token_ids)
-        return torch.cat(found)
+            expected = chosen(self.model(**inputs).logits[0].log_softmax(-1), ids)
+        return torch.cat([said - expected[places] for _, places, said in spans_of(result)])

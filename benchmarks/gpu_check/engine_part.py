@@ -1,16 +1,14 @@
 """The engine alone: its runner, and that seeds, scores, swaps, adapters and samplers do on it what they say."""
 
 import asyncio
-import json
 import os
-from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
+from benchmarks.reference_model import write_adapter
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
@@ -139,7 +137,7 @@ async def swaps(engine: VLLMEngine, machine: Machine) -> tuple[bool, dict[str, A
 
 async def adapters(engine: VLLMEngine, machine: Machine) -> tuple[bool, dict[str, Any]]:
     folder = machine.folder / "adapter"
-    write_adapter(folder)
+    write_adapter(folder, load_file(MODEL / "model.safetensors"), ["q_proj"], seed=0, scale=1.0)
     base = await engine.generate(request("base", 16, seed=3, ignore_eos=True))
     await engine.weights.stage_adapter(5, folder)
     await engine.weights.swap(SwapOptions())
@@ -153,21 +151,6 @@ async def adapters(engine: VLLMEngine, machine: Machine) -> tuple[bool, dict[str
     changes = max(abs(a - b) for a, b in zip(base.logprobs, made.logprobs, strict=True))
     versions = [span.version for span in made.weight_versions]
     return far < SCORE_TOLERANCE < changes and versions == ["5"], {"score": far, "change": changes, "named": versions}
-
-
-def write_adapter(folder: Path) -> None:
-    weights = load_file(MODEL / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    matrices = {}
-    for name, tensor in weights.items():
-        if name.endswith("q_proj.weight"):
-            module = f"base_model.model.{name.removesuffix('.weight')}"
-            matrices[f"{module}.lora_A.weight"] = torch.randn(4, tensor.shape[1], generator=generator) * 0.3
-            matrices[f"{module}.lora_B.weight"] = torch.randn(tensor.shape[0], 4, generator=generator) * 0.3
-    folder.mkdir()
-    save_file(matrices, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 async def canary(engine: VLLMEngine, _: Machine) -> tuple[bool, dict[str, Any]]:

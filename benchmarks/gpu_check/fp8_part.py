@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.engine_part import PROMPT, request, scoring
 from benchmarks.gpu_check.findings import Findings
-from benchmarks.gpu_check.random_model import SHAPE, perturbed, write_model
+from benchmarks.gpu_check.random_model import SHAPE, write_model
+from benchmarks.reference_model import perturbed
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions

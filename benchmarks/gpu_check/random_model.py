@@ -1,4 +1,4 @@
-"""A random model of the shape of Qwen2.5-0.5B, for machines that can download none, and its log-probabilities."""
+"""A random model of the shape of Qwen2.5-0.5B, for machines that can download none."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
+from benchmarks.reference_model import State
 from rollout_client.contract.rollouts import SampleResult
 
-State = dict[str, torch.Tensor]
 SHAPE = {
     "vocab_size": 151936,
     "hidden_size": 896,
@@ -87,54 +87,10 @@ def random_state(config: Qwen2Config, seed: int) -> State:
     return state
 
 
-def perturbed(state: State, seed: int, scale: float = 0.1) -> State:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: (tensor.float() * (1 + scale * torch.randn(tensor.shape, generator=generator))).bfloat16()
-        for name, tensor in state.items()
-    }
-
-
-class Reference:
-    """transformers on the same device, with weights that can be exchanged."""
-
-    def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        self._model = model.to(device).eval()
-        self._device, self._dtype = device, dtype
-
-    def load(self, state: State) -> None:
-        moved = {name: tensor.to(self._device, self._dtype) for name, tensor in state.items()}
-        self._model.load_state_dict(moved, strict=False)
-        self._model.tie_weights()
-
-    def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """Of each token but the first, [len(ids) - 1]."""
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([ids], device=self._device)).logits[0, :-1].float()
-            chosen = torch.tensor(ids[1:], device=self._device)
-            return torch.log_softmax(logits, dim=-1).gather(1, chosen[:, None])[:, 0].cpu()
-
-
 def distinct(samples: Iterable[SampleResult]) -> int:
     """How many different first answers there are."""
     answers = (next(message for message in sample.message_log if message.role == "assistant") for sample in samples)
     return len({tuple(answer.token_ids) for answer in answers})
-
-
-def differences(samples: Iterable[SampleResult], reference: Reference, version: str) -> torch.Tensor:
-    """Of each generated token that names `version`: the service's log-probability less that of the reference."""
-    found = [torch.empty(0)]
-    for sample in samples:
-        ids = [token_id for message in sample.message_log for token_id in message.token_ids]
-        expected, position = reference.logprobs(ids), 0
-        for message in sample.message_log:
-            for span in message.weight_versions or ():
-                said = torch.tensor(list(message.generation_logprobs or [])[span.start : span.end])
-                if span.version == version:
-                    found.append(said - expected[position + span.start - 1 : position + span.end - 1])
-            position += len(message.token_ids)
-    return torch.cat(found)
 
 
 def figures_of(difference: torch.Tensor) -> dict[str, float]:

@@ -1,27 +1,17 @@
 """A random model of the shape of Qwen2.5-0.5B behind the service, in bfloat16: log-probabilities and pushes."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.delta_push import change
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
-from benchmarks.gpu_check.random_model import (
-    SHAPE,
-    SMALL_SHAPE,
-    Reference,
-    State,
-    differences,
-    figures_of,
-    perturbed,
-    write_model,
-)
+from benchmarks.gpu_check.random_model import SHAPE, SMALL_SHAPE, figures_of, write_model
+from benchmarks.reference_model import State, differences, load, merged, model_of, perturbed, write_adapter
 from benchmarks.service_process import service_process
 from rollout_client import PolicyPusher, RolloutClient, Sampling
 from rollout_client.contract.policy import PauseMode
@@ -64,8 +54,8 @@ def check_logprobs(machine: Machine, client: RolloutClient, findings: Findings, 
     with findings.attempt(name):
         played = play(client)
         for dtype in (torch.bfloat16, torch.float32):
-            difference = differences(played, Reference(folder, machine.torch_device, dtype), "0")
-            figures = figures_of(difference)
+            model = model_of(folder, dtype=dtype).to(machine.torch_device)
+            figures = figures_of(differences(played, {"0": model})["0"])
             findings.add(f"{name} in {dtype}", figures["mean"] <= MEAN_TOLERANCE, **figures)
     name = "log-probabilities after a push of all weights"
     with findings.attempt(name):
@@ -73,11 +63,11 @@ def check_logprobs(machine: Machine, client: RolloutClient, findings: Findings, 
         pushed = client.push_weights(other)
         findings.add("a push of all weights", None, push_s=round(pushed.push_s, 3), **costs(pushed))
         version = str(client.policy().current)
-        reference = Reference(folder, machine.torch_device, torch.bfloat16)
+        model = model_of(folder).to(machine.torch_device)
         played = play(client)
-        by_old = figures_of(differences(played, reference, version))
-        reference.load(other)
-        by_new = figures_of(differences(played, reference, version))
+        by_old = figures_of(differences(played, {version: model})[version])
+        load(model, other)
+        by_new = figures_of(differences(played, {version: model})[version])
         held = by_new["mean"] <= MEAN_TOLERANCE < by_old["mean"]
         findings.add(name, held, **by_new, mean_by_old_weights=by_old["mean"])
 
@@ -131,29 +121,15 @@ def check_pauses(client: RolloutClient, findings: Findings, state: State) -> Non
 
 def check_adapter(machine: Machine, client: RolloutClient, findings: Findings, folder: Path, state: State) -> None:
     client.push_weights(state)
-    generator = torch.Generator().manual_seed(7)
-    matrices: State = {}
-    merged = dict(state)
-    for key, tensor in state.items():
-        if key.endswith(("q_proj.weight", "v_proj.weight", "down_proj.weight")):
-            a = (torch.randn(RANK, tensor.shape[1], generator=generator) * tensor.shape[1] ** -0.5).bfloat16()
-            b = (torch.randn(tensor.shape[0], RANK, generator=generator) * 0.3).bfloat16()
-            module = f"base_model.model.{key.removesuffix('.weight')}"
-            matrices |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
-            merged[key] = (tensor.float() + b.float() @ a.float()).bfloat16()
     adapter = machine.folder / "adapter"
-    adapter.mkdir()
-    save_file(matrices, adapter / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none"}
-    config["target_modules"] = ["q_proj", "v_proj", "down_proj"]
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    added = write_adapter(adapter, state, ("q_proj", "v_proj", "down_proj"), seed=7, rank=RANK, scale=0.3)
     pushed = client.push_weights(adapter, kind="adapter")
     version = str(client.policy().current)
     played = play(client)
-    reference = Reference(folder, machine.torch_device, torch.bfloat16)
-    by_base = figures_of(differences(played, reference, version))
-    reference.load(merged)
-    by_merged = figures_of(differences(played, reference, version))
+    model = model_of(folder).to(machine.torch_device)
+    by_base = figures_of(differences(played, {version: model})[version])
+    load(model, merged(state, added))
+    by_merged = figures_of(differences(played, {version: model})[version])
     held = by_merged["mean"] <= MEAN_TOLERANCE < by_base["mean"]
     findings.add(
         "an adapter", held, **by_merged, mean_without=by_base["mean"], push_s=round(pushed.push_s, 3), **costs(pushed)

@@ -4,7 +4,7 @@ Lines end at \\n only: a text may contain U+0085 and U+2028, at which other read
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -49,3 +49,10 @@ class LineReader(Generic[Model]):
             return self._model.model_validate_json(line)
         except ValidationError as error:
             raise not_understood(self._what, error) from error
+
+
+def without_nulls(value: Any) -> Any:
+    """`value` without the fields that are null, of which columns have one in each row that lacks the field."""
+    if isinstance(value, dict):
+        return {name: without_nulls(held) for name, held in value.items() if held is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from deployments.agents.command_sandbox import CommandLaunch, CommandSandbox
-from deployments.agents.programs import AgentCall, AgentProgram, RunReport, last_of, reward_of
+from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost
 
@@ -39,19 +39,19 @@ class CommandProgram(AgentProgram):
         self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
         self._limits = ["prlimit", *limits_of(settings)]
 
-    async def run(self, call: AgentCall, report: RunReport) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         async with run_folder() as folder:
             (folder / SAMPLE_FILE).write_bytes(orjson.dumps(call.sample))
-            code = await self._exit_code(call, folder, report)
+            code = await self._exit_code(call, folder, said)
             if code == TRY_AGAIN_LATER:
-                raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {report.sentence}")
+                raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {said.sentence}")
             if code != 0:
-                raise AgentFailed(f"The agent {describe_exit(code)}. {report.sentence}")
+                raise AgentFailed(f"The agent {describe_exit(code)}. {said.sentence}")
             return reward_in(folder)
 
-    async def _exit_code(self, call: AgentCall, folder: Path, report: RunReport) -> int:
+    async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
         argv = [*self._limits, *self._settings.argv]
-        async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(report) as stderr:
+        async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(said) as stderr:
             environment = {
                 **self._passed,
                 **self._settings.environment_variables,
@@ -118,7 +118,7 @@ async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def stderr_tail(report: RunReport) -> AsyncIterator[int]:
+async def stderr_tail(said: RunNotes) -> AsyncIterator[int]:
     """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
 
     A process that outlives the command may hold it open.
@@ -128,7 +128,7 @@ async def stderr_tail(report: RunReport) -> AsyncIterator[int]:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", buffering=0)
     )
-    reading = asyncio.create_task(keep_tail(reader, report))
+    reading = asyncio.create_task(keep_tail(reader, said))
     try:
         yield writing_end
     finally:
@@ -137,13 +137,13 @@ async def stderr_tail(report: RunReport) -> AsyncIterator[int]:
         transport.close()
 
 
-async def keep_tail(stderr: asyncio.StreamReader, report: RunReport) -> None:
+async def keep_tail(stderr: asyncio.StreamReader, said: RunNotes) -> None:
     """Reads the stderr of a process and keeps its tail."""
-    tail, report.sentence = b"", "It wrote nothing to stderr."
+    tail, said.sentence = b"", "It wrote nothing to stderr."
     while part := await stderr.read(STDERR_BYTES):
         tail = (tail + part)[-STDERR_BYTES:]
         if shown := last_of(tail.decode(errors="replace")):
-            report.sentence = f"It wrote to stderr last: {shown}"
+            said.sentence = f"It wrote to stderr last: {shown}"
 
 
 async def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deployments.agents.command_program import CommandProgram
+from deployments.agents.game_program import GameProgram
 from deployments.agents.harbor_program import HarborProgram
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunReport
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -36,7 +37,7 @@ class AgentRunsOfTask(TaskEnvironment):
     ExtraEnvInfo = AgentCall
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+        """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
         if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
@@ -52,13 +53,13 @@ class AgentRunsOfTask(TaskEnvironment):
         """
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
-        report = RunReport()
-        reward = await self._run(extra_env_info, report)
-        metrics = {SECONDS: loop.time() - begun_at, **report.metrics}
+        said = RunNotes()
+        reward = await self._run(extra_env_info, said)
+        metrics = {**said.metrics, SECONDS: loop.time() - begun_at}
         return StepOutcome(None, reward, terminated=True, metrics=metrics)
 
-    async def _run(self, call: AgentCall, report: RunReport) -> dict[str, float]:
-        running = asyncio.create_task(self._program.run(call, report))
+    async def _run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        running = asyncio.create_task(self._program.run(call, said))
         try:
             await asyncio.wait([running], timeout=self._timeout_s)
         except asyncio.CancelledError:
@@ -71,22 +72,22 @@ class AgentRunsOfTask(TaskEnvironment):
         await asyncio.wait([running], timeout=ENDED_WITHIN_S)
         if running.done() and not running.cancelled() and running.exception() is None:
             return running.result()
-        raise AgentTimedOut(
-            f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {report.sentence}".strip()
-        )
+        raise AgentTimedOut(f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {said.sentence}".strip())
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
         return [{"extra_env_info": {"base_url": "http://127.0.0.1", "api_key": "", "sample": {}}}] * count
 
 
 def program_of(settings: AgentSettings) -> AgentProgram:
-    """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+    """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
     if settings.harbor is not None:
         return HarborProgram(settings, settings.harbor)
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:
         return CommandProgram(settings.command)
+    if settings.game is not None:
+        return GameProgram(settings.game)
     assert settings.harness is not None
     return HarnessProgram(settings.harness)
 

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunReport, last_of
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes, last_of
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import HarborSettings
@@ -62,20 +62,20 @@ class HarborProgram(AgentProgram):
                 "%d tasks ask for a network, and sandboxes of %s have none.", len(offline), harbor.sandbox.provider
             )
 
-    async def run(self, call: AgentCall, report: RunReport) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
         try:
-            with timed(report, "sandbox_create_s"):
+            with timed(said, "sandbox_create_s"):
                 sandbox = await self._pool.take(self._spec_of(task))
             try:
-                return await self._played(call, task, sandbox, report)
+                return await self._played(call, task, sandbox, said)
             finally:
-                with timed(report, "sandbox_destroy_s"):
+                with timed(said, "sandbox_destroy_s"):
                     await self._pool.give_back(sandbox)
         except SandboxLost as error:
             raise EnvironmentLost(f"The sandbox of {task.name} was lost: {error}") from error
         except OutOfMemory as error:
-            raise AgentFailed(f"{error} {report.sentence}".strip()) from error
+            raise AgentFailed(f"{error} {said.sentence}".strip()) from error
         except (SandboxRefused, HarborTaskRefused) as error:
             raise EnvironmentRejected(f"The task {task.name} cannot be played in this sandbox: {error}") from error
 
@@ -114,24 +114,24 @@ class HarborProgram(AgentProgram):
         )
 
     async def _played(
-        self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, report: RunReport
+        self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
     ) -> dict[str, float]:
         made = await sandbox.exec(["mkdir", "-p", *LOGS])
         if made.exit_code != 0:
             raise SandboxRefused(f"it has no folder for logs: {made.stderr.strip()}")
-        with timed(report, "agent_run_s"):
-            await self._agent(call, task, sandbox, report)
+        with timed(said, "agent_run_s"):
+            await self._agent(call, task, sandbox, said)
         try:
-            with timed(report, "verifier_s"):
+            with timed(said, "verifier_s"):
                 rewards = await judged(sandbox, task)
         except NotJudged as error:
             raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
         if MAIN_REWARD not in rewards:
             return rewards
-        report.metrics |= {f"verifier_{name}": value for name, value in rewards.items() if name != MAIN_REWARD}
+        said.metrics |= {f"verifier_{name}": value for name, value in rewards.items() if name != MAIN_REWARD}
         return {MAIN_REWARD: rewards[MAIN_REWARD]}
 
-    async def _agent(self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, report: RunReport) -> None:
+    async def _agent(self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes) -> None:
         """Lets the agent work. Raises what makes the run worth nothing: the sandbox is lost, or nothing was tried."""
         timeout_s = task.config.agent.timeout_sec
         try:
@@ -140,18 +140,18 @@ class HarborProgram(AgentProgram):
                     await self._function.play(call, sandbox)
                 else:
                     assert self._command is not None
-                    await run_command(self._command, call, task, sandbox, report)
+                    await run_command(self._command, call, task, sandbox, said)
         except (TimeoutError, ExecTimedOut):
-            report.metrics["agent_timed_out"] = 1.0
+            said.metrics["agent_timed_out"] = 1.0
         except AgentFailed as error:
             if isinstance(error.__cause__, SandboxLost | OutOfMemory):
                 raise error.__cause__ from error
-            report.sentence = str(error)
-            report.metrics["agent_failed"] = 1.0
+            said.sentence = str(error)
+            said.metrics["agent_failed"] = 1.0
 
 
 async def run_command(
-    command: CommandSettings, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, report: RunReport
+    command: CommandSettings, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
 ) -> None:
     """Runs the command in the sandbox, beside the session of its run.
 
@@ -172,18 +172,18 @@ async def run_command(
     argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
     done = await sandbox.exec(argv, environment=variables, stdin=sample)
     shown = last_of(done.stderr)
-    report.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
+    said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
     if done.exit_code in (TRY_AGAIN_LATER, KILLED):
-        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {report.sentence}")
+        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {said.sentence}")
     if done.exit_code != 0:
-        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {report.sentence}")
+        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {said.sentence}")
 
 
 @contextmanager
-def timed(report: RunReport, name: str) -> Iterator[None]:
+def timed(said: RunNotes, name: str) -> Iterator[None]:
     """Adds the seconds of the block to the metrics of the run, however it ends."""
     begun_at = time.monotonic()
     try:
         yield
     finally:
-        report.metrics[name] = time.monotonic() - begun_at
+        said.metrics[name] = time.monotonic() - begun_at

@@ -1,7 +1,8 @@
 """The ways to run an agent: what a run gets, what it answers, how it fails.
 
 `CallableProgram` is a Python function of this process. `HarnessProgram` is an HTTP server, which is asked once for each
-rollout and answers when the run has ended. A command is `CommandProgram` (`command_program.py`).
+rollout and answers when the run has ended. A command is `CommandProgram`
+(`command_program.py`), a game `GameProgram` (`game_program.py`).
 """
 
 import importlib
@@ -41,24 +42,25 @@ class AgentCall(BaseModel):
 
 
 @dataclass(slots=True)
-class RunReport:
-    """The output and the metrics of one run, beside its reward."""
+class RunNotes:
+    """Notes that a program makes of one run while it goes on."""
 
     sentence: str = ""
     """Its last output, for the message of its failure."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the rollout, once it has ended."""
 
 
 class AgentProgram(Protocol):
     """Runs an agent. Runs share nothing and may overlap."""
 
-    async def run(self, call: AgentCall, report: RunReport) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         """Returns when the run has ended: its reward by names, empty if it gives none.
 
         Cancelling the call ends the run, within a second.
 
         Args:
-            report: updated during the run.
+            said: updated during the run.
 
         Raises:
             AgentFailed: it failed. The message has what it said last.
@@ -118,7 +120,7 @@ class HarnessProgram(AgentProgram):
         self._headers = bearer_headers(settings.api_key_variable)
         self._client: httpx.AsyncClient | None = None
 
-    async def run(self, call: AgentCall, report: RunReport) -> dict[str, float]:  # noqa: ARG002
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002
         try:
             status, body = await self._answer(call)
         except httpx.TransportError as error:
@@ -163,7 +165,7 @@ class CallableProgram(AgentProgram):
         """Raises `AgentNotLoadable`. `further` names arguments that the function takes beside the usual three."""
         self._agent = load_agent(import_path, further)
 
-    async def run(self, call: AgentCall, report: RunReport) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
         return await self.play(call)
 
     async def play(self, call: AgentCall, *further: Any) -> dict[str, float]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
 from deployments.data.reader import DataRefused
-from rollout_client.json_lines import BYTE_ORDER_MARK
+from rollout_client.json_lines import BYTE_ORDER_MARK, without_nulls
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -159,10 +159,3 @@ def line_ends(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
     if len(content) and content[-1] != NEWLINE:
         return np.append(ends, np.int64(len(content)))
     return ends
-
-
-def without_nulls(value: Any) -> Any:
-    """`value` without the fields that are null: a column has every field in every row."""
-    if isinstance(value, dict):
-        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -34,7 +34,7 @@ from deployments.generation.engine_requests import (
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.generation.weight_updater import WeightUpdater
-from deployments.generation.weights_canary import CANARY_TOKENS, WeightsCanary, canary_params, canary_prompts
+from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -42,7 +42,6 @@ from deployments.protocols.generation import (
     GeneratorDescription,
     PrefixCacheTokens,
     ReplicaLoad,
-    SamplingOptions,
     ScoringRequest,
     packed_ids,
     packed_logprobs,
@@ -240,16 +239,17 @@ class VLLMEngine(Engine):
             raise takes_no_images(names)
         return await self.images.tokens(names)
 
-    def _canary_prompts(self) -> Sequence[Sequence[int]]:
+    def _canary_prompts(self) -> Sequence[GenerationRequest]:
         config = self._llm.model_config
-        return canary_prompts(config.get_vocab_size(), config.max_model_len)
+        image = None if self.images is None else self.images.canary.tokens
+        return canary_prompts(config.get_vocab_size(), config.max_model_len, image)
 
     async def _generate_canary(
-        self, prompt: Sequence[int], adapter: LoadedAdapter | None, cache_salt: str
+        self, request: GenerationRequest, adapter: LoadedAdapter | None, cache_salt: str
     ) -> RequestOutput:
-        request = GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions())
+        prompt = await self.prompt_of(request.prompt_token_ids, request.images, cache_salt)
         with self._running.running(request) as running:
-            return await self._output_of(running, tokens_of(prompt, cache_salt), canary_params(), adapter)
+            return await self._output_of(running, prompt, canary_params(request), adapter)
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config
@@ -267,6 +267,7 @@ class VLLMEngine(Engine):
             max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
             returns_experts=config.aux_output_config.enable_return_routed_experts,
             takes_images=self.images is not None,
+            image_token_ids=() if self.images is None else self.images.token_ids,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

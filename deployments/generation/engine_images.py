@@ -24,6 +24,7 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected, ImagesLost
+from deployments.generation.weights_canary import CANARY_IMAGE
 from deployments.images.failures import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
@@ -33,6 +34,9 @@ KEPT_BYTES = 2**30
 """Memory for processed images; those that were not used for longest are dropped first."""
 USED_EVERY_S = 300.0
 """An image that prompts show is read from the store again after so long: there it counts as used."""
+
+
+DUMMY = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
 
 
 class ImagesUnsupported(Exception):
@@ -49,6 +53,11 @@ class ProcessedImage:
     values: Any
     """The pixels, and what else the model's processor made of them."""
     bytes: int
+
+    @property
+    def seen_ids(self) -> set[int]:
+        ids = self.tokens.token_ids
+        return {*ids} if self.is_embed is None else {ids[place] for place in self.is_embed.nonzero()[:, 0].tolist()}
 
 
 class EngineImages:
@@ -74,7 +83,11 @@ class EngineImages:
         self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        self._placeholder = self._placeholder_of(Image.new("RGB", (64, 64)))
+        self._placeholder = self._placeholder_of(DUMMY)
+        self.canary = self._processed_picture(DUMMY, CANARY_IMAGE)
+        """The image that prompts of the canary show, by the name `CANARY_IMAGE`."""
+        self.token_ids = tuple(sorted({self._placeholder, *self.canary.seen_ids}))
+        """The placeholder, and the tokens that the model replaces by what it sees."""
 
     async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """The tokens of images of the store.
@@ -113,6 +126,8 @@ class EngineImages:
         )
 
     async def _image(self, name: str) -> ProcessedImage:
+        if name == CANARY_IMAGE:
+            return self.canary
         if (image := self._processed.get(name)) is not None:
             self._processed.move_to_end(name)
             if monotonic() - self._read_at[name] > USED_EVERY_S:
@@ -147,7 +162,12 @@ class EngineImages:
 
     def _process(self, data: bytes, name: str) -> ProcessedImage:
         with Image.open(BytesIO(data)) as picture:
-            made, place = self._applied(picture.convert("RGB"), name)
+            # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
+            # does `image_inputs` of the client.
+            return self._processed_picture(picture, name)
+
+    def _processed_picture(self, picture: Image.Image, name: str) -> ProcessedImage:
+        made, place = self._applied(picture, name)
         ids = made["prompt_token_ids"][place.offset : place.offset + place.length]
         values = made["mm_kwargs"]["image"][0]
         tensors = (element.data for element in values.values())

@@ -2,7 +2,8 @@
 
 Guarantees: weights with which the engine fails, or gives a log-probability that is not finite, are found out; so is an
 adapter that is not zero and that the engine generates without. Weights that change no log-probability of the prompts
-may be too small a change: the caller is told, and nothing fails.
+may be too small a change: the caller is told, and nothing fails. An engine that takes images is shown one, so that all
+of this holds for its vision tower.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import shutil
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 from uuid import uuid4
@@ -23,7 +25,8 @@ from deployments.failures import GenerationLost, RolloutFailure
 from deployments.generation.adapters import ADAPTER_FILE, Adapters, LoadedAdapter
 from deployments.generation.engine_requests import generation_of
 from deployments.generation.output_health import refuse_not_finite
-from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids, packed_logprobs
+from deployments.protocols.images import ImageSpan, ImageTokens
 
 Result = TypeVar("Result")
 
@@ -38,13 +41,15 @@ async def with_timeout(canary: Awaitable[Result], timeout_s: float) -> Result:
 
 
 logger = logging.getLogger("rollout_service.generation")
-GenerateCanary: TypeAlias = "Callable[[Sequence[int], LoadedAdapter | None, str], Awaitable[RequestOutput]]"
+GenerateCanary: TypeAlias = "Callable[[GenerationRequest, LoadedAdapter | None, str], Awaitable[RequestOutput]]"
 """From the prompt, the adapter and the salt of its cache to the engine's last output."""
 Logprobs: TypeAlias = "list[array[float]]"
 """Log-probabilities of the tokens of each prompt."""
 REMEMBER_WITHIN_S = 3.0
 """An engine whose batch is full for longer goes on without the comparison: a push must not wait for its generations."""
 AMPLIFIED = "amplified"
+CANARY_IMAGE = "canary"
+"""The name of the image that the engine's prompt shows."""
 CANARY_PROMPTS = 4
 CANARY_PROMPT_TOKENS = 16
 CANARY_TOKENS = 4
@@ -69,7 +74,7 @@ class WeightsCanary:
         adapters: Adapters,
         generate: GenerateCanary,
         swaps: Callable[[], int],
-        prompts: Callable[[], Sequence[Sequence[int]]],
+        prompts: Callable[[], Sequence[GenerationRequest]],
     ) -> None:
         self._adapters = adapters
         self._generate = generate
@@ -172,23 +177,34 @@ def write_amplified(folder: Path, larger: Path) -> bool:
     return True
 
 
-def canary_prompts(vocab_size: int, max_model_len: int) -> "list[array[int]]":
-    """Prompts of `CANARY_PROMPT_TOKENS` tokens, shorter for a model that does not take so many; always the same."""
+def canary_prompts(vocab_size: int, max_model_len: int, image: ImageTokens | None = None) -> list[GenerationRequest]:
+    """Prompts of `CANARY_PROMPT_TOKENS` tokens, shorter for a model that does not take so many; always the same.
+
+    Args:
+        image: the tokens of `CANARY_IMAGE`, which one more prompt shows if the model takes so many.
+    """
     length = max(min(CANARY_PROMPT_TOKENS, max_model_len - CANARY_TOKENS), 1)
-    return [
+    prompts = [
         packed_ids((prompt * CANARY_PROMPT_TOKENS + place + 1) * STEP % vocab_size for place in range(length))
         for prompt in range(CANARY_PROMPTS)
     ]
+    requests = [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
+    if image is not None and len(image.token_ids) + length + CANARY_TOKENS <= max_model_len:
+        shown = ImageSpan(CANARY_IMAGE, 0, len(image.token_ids))
+        ids = packed_ids([*image.token_ids, *prompts[0]])
+        requests.append(replace(requests[0], prompt_token_ids=ids, images=(shown,)))
+    return requests
 
 
-def canary_params() -> SamplingParams:
+def canary_params(request: GenerationRequest) -> SamplingParams:
     return SamplingParams(
-        temperature=1.0,
+        temperature=0.0 if request.images else 1.0,
         ignore_eos=True,
         max_tokens=CANARY_TOKENS,
         detokenize=False,
         logprobs=0,
-        prompt_logprobs=0,
+        # An image may have thousands of tokens, whose logits need memory that the engine has planned for nothing.
+        prompt_logprobs=None if request.images else 0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
@@ -203,13 +219,14 @@ def refuse_bad_canary(output: RequestOutput) -> None:
     """
     if generation_of(output.outputs[0], None).finish_reason == "abort":
         raise GenerationLost("The engine ended the canary early.")
-    refuse_not_finite(prompt_logprobs(output))
+    refuse_not_finite(compared_logprobs(output))
 
 
 def logprobs_of(outputs: Sequence[RequestOutput]) -> Logprobs:
-    return [prompt_logprobs(output) for output in outputs]
+    return [compared_logprobs(output) for output in outputs]
 
 
-def prompt_logprobs(output: RequestOutput) -> "array[float]":
-    prompt = output.prompt_logprobs
-    return packed_logprobs(prompt.logprobs if isinstance(prompt, FlatLogprobs) else ())
+def compared_logprobs(output: RequestOutput) -> "array[float]":
+    """Those of the prompt, which are the same in each run; of the greedy tokens where the prompt has none."""
+    said = output.outputs[0].logprobs if output.prompt_logprobs is None else output.prompt_logprobs
+    return packed_logprobs(said.logprobs if isinstance(said, FlatLogprobs) else ())

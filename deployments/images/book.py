@@ -14,7 +14,6 @@ from deployments.images.failures import ImagesFull
 from deployments.images.settings import ImagesSettings
 from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned
-from rollout_client.contract.problems import FieldProblem
 
 CONTENT = EntryName("content", 0)
 USES_STORED_PER_KEEP = 24
@@ -140,7 +139,7 @@ class ImageBook:
             f"{kept} are kept, and images.max_bytes{allowed}; too few of them can go, which have not been used for "
             f"images.keep_at_least_s ({self._settings.keep_at_least_s:g} s): try again later, or raise images.max_bytes"
         )
-        return ImagesFull(FieldProblem(field="", message=message))
+        return ImagesFull.of("", message)
 
     def _loaded(self, stored: StoredRecord, time_s: float) -> KeptImage:
         fields = orjson.loads(stored.record)

@@ -1,7 +1,6 @@
 """Every way in which an image can be refused. The ingress answers with problem documents."""
 
 from deployments.failures import StoreFailure
-from rollout_client.contract.problems import FieldProblem
 
 
 class ImageFailure(StoreFailure):
@@ -36,7 +35,7 @@ class ImagesNotConfigured(ImageFailure):
 
 def image_unknown(name: str) -> ImageUnknown:
     message = "there is no such image: it has expired, or it is another key's; upload it again"
-    return ImageUnknown(FieldProblem(field="name", message=message, value=name))
+    return ImageUnknown.of("name", message, name)
 
 
 class ImageRefused(Exception):

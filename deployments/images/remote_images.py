@@ -6,17 +6,13 @@ from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import ImagesLost
 from deployments.protocols.images import ImageStore, name_of_image
 from deployments.rpc.batching import BYTES_PER_RECORD, divided
 from deployments.rpc.handle_calls import call_result
-from deployments.storage.storage import StoreReplaced
+from deployments.storage.storage import attempts
 
-AWAY_S = 60.0
-"""Wait for a store that has died: the next one takes about ten seconds to start."""
-AWAY_RETRY_S = 0.5
 WHO = "The image store"
 
 
@@ -35,15 +31,15 @@ class RemoteImages(ImageStore):
         names = await asyncio.to_thread(lambda: [name_of_image(data) for data in images])
         contents = dict(zip(names, images, strict=True))
         for part in divided(list(contents.items()), lambda item: BYTES_PER_RECORD + len(item[1])):
-            await attempts()(self._call, "put", dict(part), owner or "")
+            await attempts(ImagesLost)(self._call, "put", dict(part), owner or "")
         return names
 
     async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
-        refused: list[str] = await attempts()(self._call, "refused", list(names), owner or "")
+        refused: list[str] = await attempts(ImagesLost)(self._call, "refused", list(names), owner or "")
         return refused
 
     async def get(self, name: str) -> bytes:
-        data: bytes = await attempts()(self._get, name)
+        data: bytes = await attempts(ImagesLost)(self._get, name)
         return data
 
     async def answer(self) -> None:
@@ -63,13 +59,3 @@ class RemoteImages(ImageStore):
             # The store that made the object has died with it; the next one makes another.
             raise ImagesLost(f"{WHO} died before an image could be read.") from error
         return data
-
-
-def attempts() -> AsyncRetrying:
-    """Calls again while the store is away: a repeated call changes nothing."""
-    return AsyncRetrying(
-        retry=retry_if_exception_type((ImagesLost, StoreReplaced)),
-        wait=wait_fixed(AWAY_RETRY_S),
-        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
-        reraise=True,
-    )

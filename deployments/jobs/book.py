@@ -25,7 +25,6 @@ from deployments.jobs.failures import (
     KeyReused,
     NoDataSet,
     job_unknown,
-    refused,
 )
 from deployments.jobs.kept_jobs import KeptJob, KeptJobs, Leases
 from deployments.jobs.records import (
@@ -89,7 +88,7 @@ class JobBook:
             raise event_unknown(record, after)
         if after < record.acknowledged:
             message = f"events up to {record.acknowledged} were acknowledged; ask for those after it"
-            raise refused(EventsAcknowledged, "after", message, after)
+            raise EventsAcknowledged.of("after", message, after)
         names: list[EntryName] = []
         size = 0
         for number in range(after + 1, record.last_event + 1):
@@ -112,7 +111,7 @@ class JobBook:
         names = [EntryName("ledger", number) for number in range(after + 1)]
         if names[0] not in job.sizes:
             message = "its samples were posted; post those again of which no group has come"
-            raise refused(NoDataSet, "job_id", message, job_id)
+            raise NoDataSet.of("job_id", message, job_id)
         # The last event may be a summary or a problem.
         return [name for name in names if name in job.sizes]
 
@@ -139,7 +138,7 @@ class JobBook:
         """Events up to `last` need not be kept. Raises `JobUnknown` or `EventUnknown`."""
         record = self.record(job_id, namespace)
         if last > record.last_event:
-            raise refused(EventUnknown, "last", f"the last event is {record.last_event}; acknowledge no more", last)
+            raise EventUnknown.of("last", f"the last event is {record.last_event}; acknowledge no more", last)
         if last <= record.acknowledged:
             return []
         removed = [EntryName("event", number) for number in range(record.acknowledged + 1, last + 1)]
@@ -154,7 +153,7 @@ class JobBook:
         job = self.jobs.of_key(namespace, key)
         if job is None:
             message = "no job has this key: none was begun with it, or it was deleted or has expired"
-            raise refused(JobUnknown, "header.Idempotency-Key", message, key)
+            raise JobUnknown.of("header.Idempotency-Key", message, key)
         return self.delete(job.record.job_id, namespace)
 
     # Calls of an ingress replica.
@@ -250,7 +249,7 @@ class JobBook:
         record = job.record
         if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
             message = "it was sent with another request; send a new key with each new request"
-            raise refused(KeyReused, "header.Idempotency-Key", message, request.key)
+            raise KeyReused.of("header.Idempotency-Key", message, request.key)
         job.listened_at = now
         attached = replace(record, runs_alone=record.runs_alone or request.runs_alone)
         if record.state != "suspended":
@@ -271,4 +270,4 @@ class JobBook:
 
 
 def event_unknown(record: JobRecord, after: int) -> JobFailure:
-    return refused(EventUnknown, "after", f"the last event is {record.last_event}; name it or one before it", after)
+    return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)

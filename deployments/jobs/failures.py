@@ -1,9 +1,6 @@
 """Every way in which a call of the job store can be refused. The ingress answers with problem documents."""
 
-from typing import Any
-
 from deployments.failures import StoreFailure
-from rollout_client.contract.problems import FieldProblem
 
 
 class JobFailure(StoreFailure):
@@ -75,13 +72,9 @@ class JobsNotConfigured(JobFailure):
 
 def job_unknown(job_id: str) -> JobUnknown:
     message = "there is no such job: it was deleted, it has expired, or it is another caller's"
-    return JobUnknown(FieldProblem(field="job_id", message=message, value=job_id))
+    return JobUnknown.of("job_id", message, job_id)
 
 
 def run_suspended(job_id: str) -> RunSuspended:
     message = "nobody waited for it, so it has stopped; post its request again with its Idempotency-Key, and it goes on"
-    return RunSuspended(FieldProblem(field="job_id", message=message, value=job_id))
-
-
-def refused(failure: type[JobFailure], field: str, message: str, value: Any = None) -> JobFailure:
-    return failure(FieldProblem(field=field, message=message, value=value))
+    return RunSuspended.of("job_id", message, job_id)

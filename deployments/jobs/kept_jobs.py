@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from deployments.jobs.failures import JobsFull, refused
+from deployments.jobs.failures import JobsFull
 from deployments.jobs.records import Change, JobRecord
 from deployments.jobs.settings import JobsSettings
 from deployments.storage.storage import EntryName
@@ -146,10 +146,10 @@ def refuse_beyond(kept: Amount, body_bytes: int, most_jobs: int, most_bytes: int
     """
     if kept.jobs >= most_jobs:
         message = f"{kept.jobs} jobs of {whose} are kept and jobs.max_jobs{share} allows {most_jobs}"
-        raise refused(JobsFull, "", f"{message}; delete those that you do not need, or try again later")
+        raise JobsFull.of("", f"{message}; delete those that you do not need, or try again later")
     if kept.size_bytes + body_bytes > most_bytes:
         message = f"the kept jobs of {whose} have {kept.size_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
-        raise refused(JobsFull, "", f"{message}; acknowledge or delete what you do not need, or try again later")
+        raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")
 
 
 class Leases:

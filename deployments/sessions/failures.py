@@ -1,7 +1,6 @@
 """Every way in which a call of the session store can be refused. The ingress answers with problem documents."""
 
 from deployments.failures import StoreFailure
-from rollout_client.contract.problems import FieldProblem
 
 
 class SessionFailure(StoreFailure):
@@ -75,8 +74,8 @@ class SessionsNotConfigured(SessionFailure):
 
 def session_unknown(session_id: str) -> SessionUnknown:
     message = "there is no such session: it has expired, or it is another caller's"
-    return SessionUnknown(FieldProblem(field="session_id", message=message, value=session_id))
+    return SessionUnknown.of("session_id", message, session_id)
 
 
 def call_not_recorded(session_id: str, reason: str) -> CallNotRecorded:
-    return CallNotRecorded(FieldProblem(field="session_id", message=reason, value=session_id))
+    return CallNotRecorded.of("session_id", reason, session_id)

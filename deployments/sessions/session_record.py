@@ -36,7 +36,6 @@ from deployments.sessions.message_comparison import (
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import MediaRange
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import CallDrift
 
 BEGINS_RESPONSE = b"generation prompt"
@@ -228,7 +227,7 @@ class SessionRecord:
     def _generated_node(self, generation_id: str) -> Node:
         if (node := self._generated.get(generation_id)) is None:
             message = f"The session has generated no message {generation_id!r}."
-            raise GenerationUnknown(FieldProblem(field="generation_id", message=message, value=generation_id))
+            raise GenerationUnknown.of("generation_id", message, generation_id)
         return node
 
     def _matching(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[list[Node]]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
 from deployments.sessions.journal import ReadSession
 from deployments.storage.storage import EntryName
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import SessionLimits, SessionStatus
 
 
@@ -250,8 +249,8 @@ class SessionTable:
 
 
 def session_closed(session: KeptSession, message: str) -> SessionClosed:
-    return SessionClosed(FieldProblem(field="session_id", message=message, value=session.id))
+    return SessionClosed.of("session_id", message, session.id)
 
 
 def limit_reached(session: KeptSession, limit: str, message: str) -> SessionLimitReached:
-    return SessionLimitReached(FieldProblem(field=f"limits.{limit}", message=message, value=session.id))
+    return SessionLimitReached.of(f"limits.{limit}", message, session.id)

@@ -35,7 +35,6 @@ from deployments.sessions.settings import SessionsSettings
 from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
 TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
@@ -85,7 +84,7 @@ class SessionStore(StoreReplica[SessionBook]):
                 return [], lambda: self._info(kept)
             new = book.open(opened, len(entry), self._now())
             if new is None:
-                raise SessionLimitReached(FieldProblem(field="sample", message=TOO_LARGE))
+                raise SessionLimitReached.of("sample", TOO_LARGE)
             return [book.change(new, self._now(), {OPENED: entry})], lambda: self._info(book.still_kept(new))
 
         return await self._state.change(plan)

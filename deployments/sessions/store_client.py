@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ray.serve.handle import DeploymentHandle
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.batching import (
@@ -19,14 +18,11 @@ from deployments.rpc.batching import (
     bytes_of_text,
 )
 from deployments.rpc.store_client import StoreClient
-from deployments.storage.storage import StoreReplaced
+from deployments.storage.storage import attempts
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
 
-AWAY_S = 60.0
-"""Wait for a store that has died: the next one takes about ten seconds to start."""
-AWAY_RETRY_S = 0.5
 AT_ONCE = ("answer", "heard")
 """Methods that are called periodically, and so not again while the store is away."""
 
@@ -51,18 +47,8 @@ class SessionStoreClient(StoreClient):
         if method in AT_ONCE:
             return await super()._call(method, *arguments, **named)
         if method in self._batched:
-            return await attempts()(self._batched[method].call, arguments)
-        return await attempts()(super()._call, method, *arguments, **named)
-
-
-def attempts() -> AsyncRetrying:
-    """Calls again while the store is away: a repeated call changes nothing."""
-    return AsyncRetrying(
-        retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
-        wait=wait_fixed(AWAY_RETRY_S),
-        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
-        reraise=True,
-    )
+            return await attempts(SessionStoreLost)(self._batched[method].call, arguments)
+        return await attempts(SessionStoreLost)(super()._call, method, *arguments, **named)
 
 
 def bytes_of_plan(arguments: tuple[Any, ...]) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
 from deployments.failures import StoreLost
 
 
@@ -84,3 +86,18 @@ class Storage(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+AWAY_S = 60.0
+"""Wait for a store that has died: the next one takes about ten seconds to start."""
+AWAY_RETRY_S = 0.5
+
+
+def attempts(lost: type[Exception]) -> AsyncRetrying:
+    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type((lost, StoreReplaced)),
+        wait=wait_fixed(AWAY_RETRY_S),
+        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
+        reraise=True,
+    )

@@ -17,34 +17,36 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 import typer
 from PIL import Image
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
-from transformers import (
-    GenerationConfig,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    Idefics3Processor,
-    PreTrainedTokenizerFast,
-)
+from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
 
 # Not `Idefics3ImageProcessor`, which needs torchvision.
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from deployments.environments.shapes import SEEDS, ShapesEnvironment, ShapesInfo, place_of, value_asked_for
 from deployments.environments.shapes_pictures import COLORS, FORMS, SCENE_ROWS, STEPS
-from models.byte_tokenizer import byte_tokenizer
-from models.shapes.measure import Accuracy, measured, question_of
+from models.recipes import (
+    END,
+    NO_LOSS,
+    PAD,
+    ROLE_TOKENS,
+    byte_tokenizer,
+    conversation_of,
+    generation_config,
+    padded,
+    save,
+    write_model_card,
+)
+from models.shapes.measure import measured, question_of
 from rollout_env import ChatMessage
 
-SPECIAL_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
 IMAGE_TOKENS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
 """Named by Idefics3's processor. A model without `<end_of_utterance>` would get it beyond its vocabulary."""
-PAD, _, USER, ASSISTANT, _, END, AROUND, IMAGE, _, WHOLE = range(256, 256 + len(SPECIAL_TOKENS) + len(IMAGE_TOKENS))
-NEWLINE = ord("\n")
-NO_LOSS = -100
+SPECIAL_TOKENS = [*ROLE_TOKENS, *IMAGE_TOKENS]
+AROUND, IMAGE, _, WHOLE = range(END + 1, 256 + len(SPECIAL_TOKENS))
 MAX_POSITIONS = 4096
 
 CHAT_TEMPLATE = """\
@@ -106,15 +108,8 @@ class Example(NamedTuple):
 
 
 def make_processor() -> Any:
-    """A token a byte, its id the byte's value, then the special tokens; pictures of any size are scaled to `SIZE`."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer([*SPECIAL_TOKENS, *IMAGE_TOKENS]),
-        pad_token="<|endoftext|>",
-        eos_token="<|end|>",
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-        chat_template=CHAT_TEMPLATE,
-    )
+    """Pictures of any size are scaled to `SIZE`."""
+    tokenizer = byte_tokenizer(SPECIAL_TOKENS, end="<|end|>", positions=MAX_POSITIONS, chat_template=CHAT_TEMPLATE)
     edge = {"longest_edge": SIZE}
     pictures = Idefics3ImageProcessorPil(do_image_splitting=False, size=edge, max_image_size=edge)
     return Idefics3Processor(pictures, tokenizer, image_seq_len=PICTURE_TOKENS, chat_template=CHAT_TEMPLATE)
@@ -128,7 +123,7 @@ def make_model() -> Idefics3ForConditionalGeneration:
     config = Idefics3Config(
         text_config={
             "model_type": "llama",
-            "vocab_size": 256 + len(SPECIAL_TOKENS) + len(IMAGE_TOKENS),
+            "vocab_size": 256 + len(SPECIAL_TOKENS),
             "max_position_embeddings": MAX_POSITIONS,
             "tie_word_embeddings": False,
             **text,
@@ -147,7 +142,7 @@ def make_model() -> Idefics3ForConditionalGeneration:
         tie_word_embeddings=False,
     )
     model = Idefics3ForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=END, pad_token_id=PAD)
+    model.generation_config = generation_config(END)
     return model
 
 
@@ -155,21 +150,14 @@ def make_model() -> Idefics3ForConditionalGeneration:
 
 
 def conversation(messages: Sequence[ChatMessage], unlearnt: Collection[int] = (), cells: Sequence[int] = ()) -> Example:
-    """Renders as chat template and processor do; learnt are the assistant's tokens and the `<|end|>` behind them.
+    """Renders as chat template and processor do."""
+    pictures = [picture for message in messages for picture in pictures_of(message)]
+    shown = conversation_of(messages, unlearnt, lambda message: PICTURE * len(pictures_of(message)))
+    return Example(*shown, pictures, list(cells))
 
-    `unlearnt` are indices of messages that are shown only.
-    """
-    token_ids: list[int] = []
-    labels: list[int] = []
-    pictures: list[bytes] = []
-    for index, message in enumerate(messages):
-        shown = [picture for picture in message.get("images", []) if isinstance(picture, bytes)]
-        pictures += shown
-        said = [*PICTURE * len(shown), *message["content"].encode(), END]
-        learnt = message["role"] == "assistant" and index not in unlearnt
-        token_ids += [ASSISTANT if message["role"] == "assistant" else USER, NEWLINE, *said, NEWLINE]
-        labels += [NO_LOSS, NO_LOSS, *(said if learnt else [NO_LOSS] * len(said)), NO_LOSS]
-    return Example(token_ids, labels, pictures, list(cells))
+
+def pictures_of(message: ChatMessage) -> list[bytes]:
+    return [picture for picture in message.get("images", []) if isinstance(picture, bytes)]
 
 
 def fresh_seed(draw: random.Random) -> int:
@@ -224,14 +212,6 @@ def pixels_of(pictures: Sequence[bytes]) -> torch.Tensor:
     return (torch.from_numpy(read).permute(0, 3, 1, 2).float() / 127.5 - 1)[None]
 
 
-def padded(examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, each (batch, longest), padded on the right, where causal attention never looks."""
-    longest = max(len(one.token_ids) for one in examples)
-    token_ids = [one.token_ids + [PAD] * (longest - len(one.token_ids)) for one in examples]
-    labels = [one.labels + [NO_LOSS] * (longest - len(one.labels)) for one in examples]
-    return torch.tensor(token_ids), torch.tensor(labels)
-
-
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
@@ -248,10 +228,10 @@ class Learnt(NamedTuple):
 
 
 def learnt(model: Any, examples: Sequence[Example]) -> Learnt:
-    token_ids, labels = padded(examples)
+    token_ids = padded([one.token_ids for one in examples], PAD)
     pictures = [picture for one in examples for picture in one.pictures]
     output = model.model(input_ids=token_ids, pixel_values=pixels_of(pictures))
-    targets = labels[:, 1:]
+    targets = padded([one.labels for one in examples], NO_LOSS)[:, 1:]
     here = targets != NO_LOSS
     logits = model.lm_head(output.last_hidden_state[:, :-1][here])
     return Learnt(logits, targets[here], output.image_hidden_states.reshape(len(pictures), PICTURE_TOKENS, -1))
@@ -316,14 +296,16 @@ task `shapes` and gets the counts right about every second time. Outside of that
 
 | | |
 | --- | --- |
-| Language model | Llama: {text.num_hidden_layers} layers, hidden size {text.hidden_size}, \
-{text.num_attention_heads} heads of 32, MLP {text.intermediate_size} |
-| Vision tower | {vision.num_hidden_layers} layers, hidden size {vision.hidden_size}, \
-{vision.num_attention_heads} heads of 32, MLP {vision.intermediate_size}; patches of {vision.patch_size} pixels |
-| Pictures | scaled to {size} x {size} pixels, not split; {picture_tokens} tokens each, and 3 around them |
-| Context | {positions:,} tokens (trained on up to {turns} pictures) |
+| Language model | Llama: {config.text_config.num_hidden_layers} layers, hidden size \
+{config.text_config.hidden_size}, \
+{config.text_config.num_attention_heads} heads of 32, MLP {config.text_config.intermediate_size} |
+| Vision tower | {config.vision_config.num_hidden_layers} layers, hidden size {config.vision_config.hidden_size}, \
+{config.vision_config.num_attention_heads} heads of 32, MLP {config.vision_config.intermediate_size}; patches of \
+{config.vision_config.patch_size} pixels |
+| Pictures | scaled to {SIZE} x {SIZE} pixels, not split; {PICTURE_TOKENS} tokens each, and 3 around them |
+| Context | {MAX_POSITIONS:,} tokens (trained on up to {MOST_TURNS} pictures) |
 | Weights | bfloat16, {megabytes:.1f} MB |
-| Tokenizer | byte-level BPE without merges: one token a byte (its id is the byte), {specials} special tokens |
+| Tokenizer | byte-level BPE without merges: one token a byte (its id is the byte), 10 special tokens |
 | Ends a turn with | `<\\|end\\|>` |
 
 transformers' processor for it is `Idefics3Processor` with `Idefics3ImageProcessorPil`, which needs no torchvision.
@@ -336,7 +318,7 @@ transformers' processor for it is `Idefics3Processor` with `Idefics3ImageProcess
     3<|end|>
 
 The content of a message is a text, or a list of parts, of which `{{"type": "image"}}` is rendered as `<image>`. The
-processor, or the engine, writes `<fake_token_around_image><global-img>`, {picture_tokens} times `<image>` and
+processor, or the engine, writes `<fake_token_around_image><global-img>`, {PICTURE_TOKENS} times `<image>` and
 `<fake_token_around_image>` in its place. Roles are `system`, `user`, `assistant` and `tool`; `environment` is rendered
 as `user`.
 
@@ -351,22 +333,25 @@ default difficulty. Training has none of them: their seeds are below 2^31, those
 
     python -m models.shapes.measure          # the same; the last line is JSON
 
-It is stopped while it still makes mistakes: reinforcement learning is to have something to improve.
+It is stopped while it still makes mistakes: reinforcement learning is to have something to improve, and does by
+`make train-images`.
 
 ## Training
 
 Supervised, from random weights, on pictures and questions as the environment makes them, and replies that are right:
-one digit, or in a maze, over up to {turns} turns, the moves of a teacher who goes the shortest way or, {random:.0%} of
+one digit, or in a maze, over up to {MOST_TURNS} turns, the moves of a teacher who goes the shortest way or, \
+{RANDOM_MOVE_SHARE:.0%} of
 the time, in any direction, which is shown only. Learnt are the replies' tokens and, by a layer that is not part of the
 model, which shape each token of a scene's picture shows.
 
 | | |
 | --- | --- |
-| Steps | {steps}, each with {scenes} scenes, {charts} charts and {mazes} mazes: until the right count has a mean \
-probability of {enough:g} over {averaged} steps |
-| Loss | the mean over scenes, plus {weight:g} times those over charts and mazes, plus that of the tokens of scenes |
-| Optimizer | AdamW, learning rate {learning_rate:g} after {warmup} steps of warm-up, betas 0.9 and 0.95, \
-weight decay {weight_decay:g}, gradient norm at most {gradient_norm:g} |
+| Steps | {steps}, each with {SCENES} scenes, {CHARTS} charts and {MAZES} mazes: until the right count has a mean \
+probability of {ENOUGH:g} over {STEPS_AVERAGED} steps |
+| Loss | the mean over scenes, plus {OTHERS_WEIGHT:g} times those over charts and mazes, plus that of the tokens \
+of scenes |
+| Optimizer | AdamW, learning rate {LEARNING_RATE:g} after {WARMUP_STEPS} steps of warm-up, betas 0.9 and 0.95, \
+weight decay {WEIGHT_DECAY:g}, gradient norm at most {GRADIENT_NORM:g} |
 | Precision | float32, saved as bfloat16 |
 | Time | {minutes:.1f} minutes on a processor core that had other work, evaluation included \
 ({processor_minutes:.1f} minutes of processor time) |
@@ -379,38 +364,6 @@ Made by
 The same seed gives the same data everywhere and the same weights on the same machine and software. Elsewhere rounding
 differs, and with it the step at which training stops.
 """
-
-
-def model_card(output: Path, model: Any, rows: list[Accuracy], steps: int, seed: int, seconds: float) -> str:
-    return MODEL_CARD.format(
-        parameters=model.num_parameters(),
-        text=model.config.text_config,
-        vision=model.config.vision_config,
-        size=SIZE,
-        picture_tokens=PICTURE_TOKENS,
-        positions=MAX_POSITIONS,
-        megabytes=(output / "model.safetensors").stat().st_size / 1e6,
-        specials=len(SPECIAL_TOKENS) + len(IMAGE_TOKENS),
-        seed=seed,
-        results="\n".join(f"| `{row.kind}` | {row.pictures} | {row.right:.1%} | {row.guessed:.0%} |" for row in rows),
-        turns=MOST_TURNS,
-        random=RANDOM_MOVE_SHARE,
-        steps=steps,
-        scenes=SCENES,
-        charts=CHARTS,
-        mazes=MAZES,
-        weight=OTHERS_WEIGHT,
-        enough=ENOUGH,
-        averaged=STEPS_AVERAGED,
-        learning_rate=LEARNING_RATE,
-        warmup=WARMUP_STEPS,
-        weight_decay=WEIGHT_DECAY,
-        gradient_norm=GRADIENT_NORM,
-        minutes=seconds / 60,
-        processor_minutes=time.process_time() / 60,
-        torch_version=torch.__version__,
-        transformers_version=transformers.__version__,
-    )
 
 
 def main(
@@ -431,13 +384,10 @@ def main(
         bar = shown.add_task("", total=None)
         for steps, right in enumerate(train(model, seed, most_steps), start=1):
             shown.update(bar, completed=steps, description=f"{right:.0%} of the counts right")
-    model.bfloat16().save_pretrained(output)
-    processor.save_pretrained(output)
-    # The weights are written readable by their owner alone, and a container may serve them as another user.
-    (output / "model.safetensors").chmod(0o644)
+    save(model, processor, output)
     rows = measured(output, seed)
-    card = model_card(output, model, rows, steps, seed, time.monotonic() - start)
-    (output / "README.md").write_text(card, encoding="utf-8")
+    results = "\n".join(f"| `{row.kind}` | {row.pictures} | {row.right:.1%} | {row.guessed:.0%} |" for row in rows)
+    write_model_card(output, MODEL_CARD, model, start, globals(), seed=seed, steps=steps, results=results)
     Console().print(f"{output}: " + ", ".join(f"{row.kind} {row.right:.1%}" for row in rows))
 
 

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
-import transformers
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from deployments.environments.math import addition_prompt
 from deployments.environments.sliding_puzzle import (
@@ -34,13 +33,24 @@ from deployments.environments.sliding_puzzle import (
     slide,
     solved_board,
 )
-from models.byte_tokenizer import byte_tokenizer
+from models.recipes import (
+    END,
+    NEWLINE,
+    NO_LOSS,
+    PAD,
+    ROLE_TOKENS,
+    Conversation,
+    byte_tokenizer,
+    conversation_of,
+    generation_config,
+    padded,
+    sampled,
+    save,
+    write_model_card,
+)
 from rollout_env import ChatMessage
 
-SPECIAL_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
-PAD, SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 256 + len(SPECIAL_TOKENS))
-NEWLINE = ord("\n")
-NO_LOSS = -100
+USER, ASSISTANT = (PAD + ROLE_TOKENS.index(token) for token in ("<|user|>", "<|assistant|>"))
 MAX_POSITIONS = 8192
 
 CHAT_TEMPLATE = """\
@@ -82,13 +92,6 @@ GRADIENT_NORM = 1.0
 console = Console()
 
 
-class Conversation(NamedTuple):
-    """Token ids and, aligned with them, the ids to learn: `NO_LOSS` where nothing is learnt."""
-
-    token_ids: list[int]
-    labels: list[int]
-
-
 @dataclass(frozen=True)
 class Scores:
     """Measured by sampling at temperature 1; shares between 0 and 1."""
@@ -104,21 +107,13 @@ class Scores:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, its id the byte's value, then the special tokens: any text comes back as it was."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer(SPECIAL_TOKENS),
-        pad_token="<|endoftext|>",
-        eos_token="<|end|>",
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-        chat_template=CHAT_TEMPLATE,
-    )
+    return byte_tokenizer(ROLE_TOKENS, end="<|end|>", positions=MAX_POSITIONS, chat_template=CHAT_TEMPLATE)
 
 
 def make_model() -> LlamaForCausalLM:
     """The untrained model; four heads of 32, the smallest size vLLM's attention for processors takes."""
     config = LlamaConfig(
-        vocab_size=256 + len(SPECIAL_TOKENS),
+        vocab_size=256 + len(ROLE_TOKENS),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
@@ -134,27 +129,11 @@ def make_model() -> LlamaForCausalLM:
         pad_token_id=PAD,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=END, pad_token_id=PAD)
+    model.generation_config = generation_config(END)
     return model
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
-
-
-def conversation_of(messages: list[ChatMessage], unlearnt: frozenset[int] = frozenset()) -> Conversation:
-    """Renders as the chat template does; learnt are the assistant's own tokens and the `<|end|>` that closes them.
-
-    `unlearnt` are indices of messages that are shown only.
-    """
-    roles = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
-    token_ids: list[int] = []
-    labels: list[int] = []
-    for index, message in enumerate(messages):
-        said = [*message["content"].encode(), END]
-        learnt = message["role"] == "assistant" and index not in unlearnt
-        token_ids += [roles[message["role"]], NEWLINE, *said, NEWLINE]
-        labels += [NO_LOSS, NO_LOSS, *(said if learnt else [NO_LOSS] * len(said)), NO_LOSS]
-    return Conversation(token_ids, labels)
 
 
 def addition_pairs(seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -219,7 +198,7 @@ async def played_game(sample: dict[str, Any], draw: random.Random) -> Conversati
         messages += outcome.observations
         state = SlidingPuzzleState.model_construct(**outcome.metadata or {})
         terminated = outcome.terminated
-    return conversation_of(messages, frozenset(unlearnt))
+    return conversation_of(messages, unlearnt)
 
 
 async def played_games(count: int, seed: int) -> list[Conversation]:
@@ -238,14 +217,6 @@ def game_batches(games: list[Conversation]) -> list[list[Conversation]]:
             batches.append([])
         batches[-1].append(game)
     return batches
-
-
-def padded(conversations: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, each (batch, longest), padded on the right, where causal attention never looks."""
-    longest = max(len(conversation.token_ids) for conversation in conversations)
-    token_ids = [c.token_ids + [PAD] * (longest - len(c.token_ids)) for c in conversations]
-    labels = [c.labels + [NO_LOSS] * (longest - len(c.labels)) for c in conversations]
-    return torch.tensor(token_ids), torch.tensor(labels)
 
 
 def require_same_rendering(tokenizer: PreTrainedTokenizerFast, games: list[Conversation]) -> None:
@@ -270,9 +241,9 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def mean_loss(model: LlamaForCausalLM, conversations: list[Conversation]) -> torch.Tensor:
     """Cross-entropy a learnt token, in nats."""
-    token_ids, labels = padded(conversations)
+    token_ids = padded([one.token_ids for one in conversations], PAD)
+    targets = padded([one.labels for one in conversations], NO_LOSS)[:, 1:]
     hidden = model.model(input_ids=token_ids).last_hidden_state[:, :-1]
-    targets = labels[:, 1:]
     learnt = targets != NO_LOSS
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[learnt]), targets[learnt])
 
@@ -308,19 +279,6 @@ def train(model: LlamaForCausalLM, games: list[Conversation], steps: int, seed: 
 # --- Evaluation -------------------------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def sampled(model: LlamaForCausalLM, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """What the model says at temperature 1, from prompts of any lengths; at most `max_new_tokens` tokens each."""
-    longest = max(map(len, prompts))
-    token_ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    settings = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=END, pad_token_id=PAD)
-    settings.max_new_tokens = max_new_tokens
-    untyped: Any = model
-    said = untyped.generate(token_ids, attention_mask=mask, generation_config=settings)
-    return [[token for token in row if token != PAD] for row in said[:, longest:].tolist()]
-
-
 def prompt_of(content: str) -> list[int]:
     """The token ids of one user message and the generation prompt."""
     return [USER, NEWLINE, *content.encode(), END, NEWLINE, ASSISTANT, NEWLINE]
@@ -330,7 +288,7 @@ def addition_accuracy(model: LlamaForCausalLM, pairs: list[tuple[int, int]]) -> 
     """The share of `pairs` answered with exactly the boxed sum and the end token."""
     expected = [[token for token in c.labels if token != NO_LOSS] for c in (addition_conversation(*p) for p in pairs)]
     prompts = [prompt_of(addition_prompt(*pair)) for pair in pairs]
-    answers = sampled(model, prompts, max_new_tokens=24)
+    answers = sampled(model, prompts, END, max_new_tokens=24)
     return sum(answer == wanted for answer, wanted in zip(answers, expected, strict=True)) / len(pairs)
 
 
@@ -348,7 +306,8 @@ class Game:
 async def play_turn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, games: list[Game]) -> None:
     """The model's next move in each of the `games`, and the environment's answer."""
     environment = SlidingPuzzleEnvironment()
-    for game, said in zip(games, sampled(model, [game.token_ids for game in games], max_new_tokens=32), strict=True):
+    replies = sampled(model, [game.token_ids for game in games], END, max_new_tokens=32)
+    for game, said in zip(games, replies, strict=True):
         game.messages.append({"role": "assistant", "content": str(tokenizer.decode(said, skip_special_tokens=True))})
         outcome = await environment.step(game.messages, game.state)
         game.messages += outcome.observations
@@ -408,10 +367,11 @@ download. It is no language model: outside its two tasks it says nothing of use.
 
 | | |
 | --- | --- |
-| Architecture | Llama: {layers} layers, hidden size {hidden}, {heads} heads of {head_dim}, MLP {mlp}, tied embeddings |
-| Context | {positions:,} tokens (trained on conversations of up to {longest_game:,}) |
+| Architecture | Llama: {config.num_hidden_layers} layers, hidden size {config.hidden_size}, \
+{config.num_attention_heads} heads of {config.head_dim}, MLP {config.intermediate_size}, tied embeddings |
+| Context | {config.max_position_embeddings:,} tokens (trained on conversations of up to {longest_game:,}) |
 | Weights | bfloat16, {megabytes:.1f} MB |
-| Tokenizer | byte-level BPE without merges: one token a byte (its id is the byte), {specials} special tokens |
+| Tokenizer | byte-level BPE without merges: one token a byte (its id is the byte), 6 special tokens |
 | Ends a turn with | `<\\|end\\|>` |
 
 Because a token is a byte, any text round-trips exactly, and a character beyond ASCII is split across tokens.
@@ -445,17 +405,18 @@ assistant's tokens. All data is made by `train.py` with the environments' own co
 - **Additions**: `What is a + b?`, answered `\\boxed{{c}}`, both operands from 0 to 99. Of the 10,000 pairs a tenth,
   {scores.additions:,}, is held out.
 - **Games**: {games:,} whole 2x2 games played in the `sliding_puzzle` environment by a teacher who plays a shortest way
-  to the solution, or, {random_move_share:.0%} of the time, any legal move. One move in {illegal_every} is illegal,
+  to the solution, or, {RANDOM_MOVE_SHARE:.0%} of the time, any legal move. One move in 20 is illegal,
   shown but not learnt from. There are only eleven unsolved 2x2 boards: held-out games have seeds of their own, not
   boards of their own.
 
 | | |
 | --- | --- |
-| Steps | {steps:,}, each with {addition_batch} additions and about {game_tokens:,} tokens of games; \
-the games' mean loss counts {game_weight:g} times |
-| Optimizer | AdamW, learning rate {learning_rate:g}, betas 0.9 and 0.95, weight decay {weight_decay:g}, \
-gradient norm at most {gradient_norm:g} |
-| Schedule | {warmup} steps of warm-up, then constant, falling to a tenth over the last {decay_share:.0%} of the steps |
+| Steps | {steps:,}, each with {ADDITION_BATCH} additions and about {GAME_TOKENS_PER_BATCH:,} tokens of games; \
+the games' mean loss counts {GAME_WEIGHT:g} times |
+| Optimizer | AdamW, learning rate {PEAK_LEARNING_RATE:g}, betas 0.9 and 0.95, weight decay {WEIGHT_DECAY:g}, \
+gradient norm at most {GRADIENT_NORM:g} |
+| Schedule | {WARMUP_STEPS} steps of warm-up, then constant, falling to a tenth over the last {DECAY_SHARE:.0%} of \
+the steps |
 | Precision | float32, saved as bfloat16 |
 | Time | {minutes:.1f} minutes on {threads} shared processor cores, evaluation included \
 ({processor_minutes:.1f} minutes of processor time) |
@@ -468,50 +429,6 @@ Made by
 The same seed gives the same data everywhere and the same weights on the same machine and software. Elsewhere rounding
 differs, and with it the accuracy: it rises steeply at the point where training stops.
 """
-
-
-def write_model_card(
-    output: Path,
-    model: LlamaForCausalLM,
-    games: list[Conversation],
-    scores: Scores,
-    steps: int,
-    seed: int,
-    seconds: float,
-) -> None:
-    config = model.config
-    card = MODEL_CARD.format(
-        parameters=model.num_parameters(),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        mlp=config.intermediate_size,
-        positions=config.max_position_embeddings,
-        longest_game=len(games[-1].token_ids),
-        megabytes=(output / "model.safetensors").stat().st_size / 1e6,
-        specials=len(SPECIAL_TOKENS),
-        seed=seed,
-        scores=scores,
-        games=len(games),
-        random_move_share=RANDOM_MOVE_SHARE,
-        illegal_every=round(1 / ILLEGAL_MOVE_SHARE),
-        steps=steps,
-        addition_batch=ADDITION_BATCH,
-        game_tokens=GAME_TOKENS_PER_BATCH,
-        game_weight=GAME_WEIGHT,
-        learning_rate=PEAK_LEARNING_RATE,
-        weight_decay=WEIGHT_DECAY,
-        gradient_norm=GRADIENT_NORM,
-        warmup=WARMUP_STEPS,
-        decay_share=DECAY_SHARE,
-        minutes=seconds / 60,
-        processor_minutes=time.process_time() / 60,
-        threads=torch.get_num_threads(),
-        torch_version=torch.__version__,
-        transformers_version=transformers.__version__,
-    )
-    (output / "README.md").write_text(card, encoding="utf-8")
 
 
 def main(
@@ -529,13 +446,11 @@ def main(
     bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*bar, TextColumn("{task.fields[losses]}"), console=console) as progress:
         train(model, games, steps, seed, progress)
-    model.bfloat16().save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    # The weights are written readable by their owner alone, and a container may serve them as another user.
-    (output / "model.safetensors").chmod(0o644)
+    save(model, tokenizer, output)
     saved = LlamaForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
     scores = scores_of(saved, tokenizer, seed)
-    write_model_card(output, saved, games, scores, steps, seed, time.monotonic() - start)
+    measured = {"seed": seed, "steps": steps, "games": len(games), "longest_game": len(games[-1].token_ids)}
+    write_model_card(output, MODEL_CARD, saved, start, globals(), scores=scores, **measured)
     console.print(
         f"{output}: {scores.addition_accuracy:.1%} of additions right, {scores.solved:.1%} of games solved, "
         f"{scores.legal_moves:.1%} of moves legal"

@@ -161,9 +161,10 @@ class Admission:
         usage = self.usage_of(caller)
         return generator if usage is None else MeteredGenerator(generator, usage)
 
-    def amounts_of_call(self, choices: int) -> Amounts:
-        """Amounts for a call of a model server's API: each choice counts as a rollout of the longest length."""
-        return Amounts(choices, choices * self.max_model_len)
+    def amounts_of_call(self, choices: int, most_tokens: int | None = None) -> Amounts:
+        """Amounts for a call of a model server's API: each choice counts as a rollout, of the longest length unless
+        `most_tokens` says how many it has with its prompt."""
+        return Amounts(choices, choices * (most_tokens or self.max_model_len))
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
         rollouts = request.groups_at_once * request.num_generations
@@ -201,15 +202,16 @@ class AdmittedRequest:
         """Raises `RequestProblem` (429, 422) if the rollouts of the parsed request cannot be held."""
         self._admission.grow(self._holds, self._admission.amounts_of(request))
 
-    def hold_call(self, choices: int, field: str) -> None:
+    def hold_call(self, choices: int, field: str, most_tokens: int | None = None) -> None:
         """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held.
 
         Args:
             field: the one that asks for so many.
+            most_tokens: of the prompt and one choice together, where they are known.
         """
         if not self._is_of_rollout:
             fields: dict[Resource, str] = {"rollouts": field, "tokens": field, "body_bytes": "body"}
-            self._admission.grow(self._holds, self._admission.amounts_of_call(choices), fields)
+            self._admission.grow(self._holds, self._admission.amounts_of_call(choices, most_tokens), fields)
 
     def hold_sequences(self, sequences: int, tokens: int) -> None:
         """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""

@@ -9,7 +9,6 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
 from rollout_client.contract.messages import Message
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sessions import SessionSample
 from rollout_env import StepOutcome
 from service.rollouts.metrics import UNNAMED_REWARD
@@ -56,7 +55,7 @@ class SessionJudge:
             return named(await with_retries(lambda: environment.step(step), budget))
         except RolloutFailure as failure:
             message = str(failure).removesuffix(".")
-            raise JudgementFailed(FieldProblem(field="judge", message=message, value=failure.kind)) from failure
+            raise JudgementFailed.of("judge", message, failure.kind) from failure
         finally:
             environment.release(step.session_id)
 
@@ -71,7 +70,7 @@ def judged_sample(samples: Sequence[SessionSample], generation_id: str | None) -
     held = [sample for sample in samples if generation_id is None or generation_id in sample.generation_ids]
     if not held:
         message = "the session has generated no such message"
-        raise GenerationUnknown(FieldProblem(field="generation_id", message=message, value=generation_id))
+        raise GenerationUnknown.of("generation_id", message, generation_id)
     return held[-1]
 
 
@@ -94,4 +93,4 @@ def without_task(task_name: str, environments: Mapping[str, Environment]) -> str
 
 
 def not_judgeable(message: str, value: str | None) -> SessionNotJudgeable:
-    return SessionNotJudgeable(FieldProblem(field="judge", message=message, value=value))
+    return SessionNotJudgeable.of("judge", message, value)

@@ -17,6 +17,7 @@ OPEN: dict[str, Any] = {"openapi_extra": {"security": []}}
 """Arguments of a route's decorator: anybody may use the route, without a key."""
 
 
+TINKER_PREFIX = "tml-"
 SESSION_KEY = "SessionKey"
 """The name of its scheme in the OpenAPI document."""
 
@@ -32,8 +33,11 @@ class KeyHeader(SecurityBase):
 
 
 def given_keys(request: Request) -> list[str]:
-    """As the values of `Authorization` headers. Without one `X-Api-Key` counts, which Anthropic's clients send."""
-    keys = [f"Bearer {key}" for key in request.headers.getlist("x-api-key")]
+    """As the values of `Authorization` headers. Without one `X-Api-Key` counts, which Anthropic's clients send.
+
+    Tinker's client sends it too, and takes only keys that begin with `TINKER_PREFIX`.
+    """
+    keys = [f"Bearer {key.removeprefix(TINKER_PREFIX)}" for key in request.headers.getlist("x-api-key")]
     return request.headers.getlist("authorization") or keys
 
 

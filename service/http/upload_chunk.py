@@ -9,7 +9,6 @@ from typing import Any
 
 from deployments.policy.failures import ChunkDamaged
 from rollout_client.contract.policy import WEIGHTS_DIGEST
-from rollout_client.contract.problems import FieldProblem
 from service.http.request_body import content_coding, stated_length
 from service.problems import body_too_large, unreadable_body
 
@@ -145,7 +144,7 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
 
 
 def damaged(field: str, message: str, value: Any) -> ChunkDamaged:
-    return ChunkDamaged(FieldProblem(field=field, message=message, value=value))
+    return ChunkDamaged.of(field, message, value)
 
 
 def refuse_large_body(size_bytes: int) -> None:

@@ -15,7 +15,7 @@ import http_sf
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from deployments.jobs.failures import JobsNotConfigured, refused
+from deployments.jobs.failures import JobsNotConfigured
 from deployments.jobs.records import JobRequest, OpenedJob
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
 from rollout_client.contract.problems import FieldProblem
@@ -158,7 +158,7 @@ def required(jobs: JobRunner | None) -> JobRunner:
     """Raises `JobsNotConfigured`."""
     if jobs is None:
         message = "the service's config has no jobs; post to /rollout, without Idempotency-Key and respond-async"
-        raise refused(JobsNotConfigured, "", message)
+        raise JobsNotConfigured.of("", message)
     return jobs
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import SamplingOptions, included_columns
+from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     GENERATED,
@@ -73,6 +73,7 @@ class ModelCalls:
         session: OpenSession | None = None,
         choices: int = 1,
         demand: PolicyDemand = ANY_WEIGHTS,
+        share: RequestShare | None = None,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
@@ -80,11 +81,14 @@ class ModelCalls:
             session: the one that records the call. It has a demand of its own.
             choices: how many answers the body asks for.
             demand: which weights make all of the answer; they were waited for.
+            share: the party as which it shares the engines; by default one of its own.
 
         Raises:
             RolloutFailure: no replica could answer.
         """
         request = self._request(endpoint, body, request_id, caller, choices)
+        if share is not None:
+            request = replace(request, share=share)
         request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 

@@ -1,6 +1,6 @@
 """The routes of `/blobs`: images that are uploaded once and named in messages.
 
-Counterpart: `rollout_client/calls/async_client/blobs.py`.
+Counterpart: `rollout_client/calls/async_client/info.py`.
 """
 
 from datetime import UTC, datetime

@@ -1,7 +1,7 @@
 """Dependencies of the routes: the parts of the ingress, the request's id, and what the request holds in flight."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
+from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -46,6 +47,8 @@ class AppServices:
     """`None` if it keeps none."""
     images: RequestImages | None = None
     """`None` if it takes none."""
+    tinker: TinkerSampling | None = None
+    """`None` if `calls` is."""
 
 
 # Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
@@ -84,6 +87,12 @@ async def model_calls(services: Services) -> ModelCalls:
     return services.calls
 
 
+async def tinker_sampling(services: Services, _: Annotated[ModelCalls, Depends(model_calls)]) -> TinkerSampling:
+    """Raises `RequestProblem` (501)."""
+    assert services.tinker is not None
+    return services.tinker
+
+
 async def configured_sessions(services: Services) -> AgentSessions:
     """Raises `SessionsNotConfigured`."""
     if services.sessions is None:
@@ -105,18 +114,14 @@ async def request_id(request: Request) -> str:
 
 
 async def admitted(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
-    """See `admitted_request`."""
-    async with aclosing(admitted_request(request, caller)) as admitting:
-        async for one in admitting:
-            yield one
+    """See `held_request`. FastAPI resumes this when the response has been sent or broke."""
+    with held_request(request, caller) as held:
+        yield held
 
 
-async def admitted_request(
-    request: Request, caller: Caller, is_of_rollout: bool = False
-) -> AsyncGenerator[AdmittedRequest]:
-    """Admits a `POST /rollout` or `/score` before its body is read.
-
-    FastAPI resumes this when the response has been sent or broke.
+@contextmanager
+def held_request(request: Request, caller: Caller, is_of_rollout: bool = False) -> Iterator[AdmittedRequest]:
+    """Admits a request before its body is read, and frees what it holds when the block ends.
 
     Raises:
         RequestProblem: 429 or 413, the request is not admitted.
@@ -135,6 +140,7 @@ Store = Annotated["PolicyStore", Depends(policy_store)]
 Jobs = Annotated[JobRunner, Depends(configured_jobs)]
 OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]
 Calls = Annotated[ModelCalls, Depends(model_calls)]
+TinkerCalls = Annotated[TinkerSampling, Depends(tinker_sampling)]
 Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
 Images = Annotated[RequestImages, Depends(configured_images)]
 RequestId = Annotated[str, Depends(request_id)]

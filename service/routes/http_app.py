@@ -6,7 +6,7 @@ from fastapi.routing import APIRoute
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
 from service.http.openapi import complete_document
-from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, status, tasks
+from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, status, tasks, tinker
 from service.routes.dependencies import AppServices
 from service.ui import routes as ui
 
@@ -58,6 +58,8 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    # Its paths and their version are Tinker's.
+    app.include_router(tinker.router)
     complete_document(app)
     return app
 

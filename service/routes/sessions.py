@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -46,7 +45,7 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.routes.dependencies import RequestId, Rollouts, Services, Sessions, admitted_request
+from service.routes.dependencies import RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
@@ -240,9 +239,8 @@ async def admitted_call(
     """Admits the call on behalf of the caller who opened the session."""
     caller = await sessions.caller_of(opened)
     is_of_rollout = opened.share_id is not None
-    async with aclosing(admitted_request(request, caller, is_of_rollout)) as admitting:
-        async for admitted in admitting:
-            yield admitted, caller
+    with held_request(request, caller, is_of_rollout) as held:
+        yield held, caller
 
 
 AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]

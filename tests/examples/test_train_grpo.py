@@ -142,7 +142,7 @@ def test_each_row_is_given_the_picture_of_its_rollout() -> None:
     model, *_ = model_to_train(str(EMBEDDED_MODEL_THAT_SEES), SEEING, seed=0)
     batch, response, pictures = pictured(model, [1, 2, 3])
     client: Any = SimpleNamespace(image=pictures.pop)
-    images = images_of(client, response, batch, AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES).image_processor)
+    images = images_of(client, response, batch, AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES))
     assert pictures == {}
     rows = torch.arange(3)
     together = model(input_ids=batch.input_ids, **images(rows)).logits
@@ -162,7 +162,7 @@ def test_a_rollout_whose_policy_has_sampled_a_placeholder_itself_is_left_out() -
         SimpleNamespace(image=pictures.get),  # type: ignore[arg-type]
         response,
         batch,
-        AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES).image_processor,
+        AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES),
     )
     batch.input_ids[2, -2] = model.config.image_token_id
     assert says_an_image(model, batch).tolist() == [False, False, True]

@@ -23,13 +23,13 @@ from vllm import LLM
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
+from benchmarks.reference_model import logprobs_of
 from deployments.generation.engine import WORKER_EXTENSION
 from deployments.generation.engine_requests import scored_prompt_of, scoring_params
 from deployments.policy.versions.assembly import write_completed
 from deployments.policy.versions.weight_checks import layout_of, validate_full, validate_partial
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
 from rollout_client.weights.sources import full_weights
-from tests.live.forward_pass import logprobs_of_next
 from tests.model_families import dtype_of, random_model, save_with_tokenizer
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(100, 160)), [(7 * place) % 262 for place in range(200)]]
@@ -98,7 +98,8 @@ class FamilyEngine:
 
     def compare(self, model: Any) -> Comparison:
         before, self._said = self._said, self.scored()
-        differences = (self._said - logprobs_of(model)).abs()
+        expected = torch.cat([logprobs_of(model, ids) for ids in SEQUENCES])
+        differences = (self._said - expected).abs()
         change = (self._said - before).abs().mean().item()
         return Comparison(differences.max().item(), differences.mean().item(), change, self._checksum())
 
@@ -118,14 +119,6 @@ class FamilyEngine:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         cleanup_dist_env_and_memory()
-
-
-def logprobs_of(model: Any) -> torch.Tensor:
-    found = []
-    for sequence in SEQUENCES:
-        ids = torch.tensor(sequence)
-        found.append(logprobs_of_next(model, ids, temperature=1.0)[torch.arange(len(ids) - 1), ids[1:]])
-    return torch.cat(found)
 
 
 def with_layer_of(model: Any, other: Any) -> Any:

@@ -4,9 +4,10 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from benchmarks.reference_model import State
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult, Sampling
-from tests.live.forward_pass import State, logprob_differences, model_of
+from tests.live.forward_pass import logprob_differences, model_of
 from tests.live.running_service import ongoing_generations
 
 LOGPROB_TOLERANCE = 0.02
@@ -23,11 +24,6 @@ CHECKSUMS_WITHIN_S = 60.0
 def play(client: RolloutClient, count: int = 32, **options: Any) -> RolloutResponse:
     sampling = options.pop("sampling", Sampling(max_new_tokens=48, seed=5))
     return client.rollout(client.example_samples("math", count, seed=5), sampling=sampling, **options)
-
-
-def merged(base: State, added: State) -> State:
-    """The weights of a policy: `base`, and what its adapter adds to them."""
-    return {name: (tensor.float() + added.get(name, 0)).to(tensor.dtype) for name, tensor in base.items()}
 
 
 def wait_until_generating(playing: "Future[Any]", rollouts: int) -> None:

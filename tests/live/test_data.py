@@ -1,8 +1,6 @@
 """Samples that the running service takes from the data of a task."""
 
-import pytest
-
-from rollout_client import RequestRejected, RolloutClient
+from rollout_client import RolloutClient
 
 
 def test_a_request_plays_the_samples_that_the_pages_show(client: RolloutClient) -> None:
@@ -19,11 +17,6 @@ def test_a_request_plays_the_samples_that_the_pages_show(client: RolloutClient) 
     assert [sample.total_reward for sample in played.samples] == rewards
     [following] = played.next_samples_from
     assert following.start == 8
-
-
-def test_a_split_that_the_data_do_not_have_is_refused(client: RolloutClient) -> None:
-    with pytest.raises(RequestRejected, match="no split 'test'; it has train, validation"):
-        client.rollout(samples_from=[{"task_name": "following", "count": 1, "split": "test"}])
 
 
 def test_groups_are_selected_of_the_data_in_their_order_through_all_epochs(client: RolloutClient) -> None:

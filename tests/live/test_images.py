@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,17 +22,19 @@ from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
-from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
+from rollout_client.tensors.rollout_tensors import PaddingSide
 from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
 from service.rollouts.schedule import AsyncSchedule
+from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
-from tests.vision_model import TOKENS_OF_TILE, ImagesInMemory, SeenByTransformers, picture, save_vision_model
+from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
 
 SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
 NEAR = 2e-3
@@ -51,12 +54,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images() -> ImagesInMemory:
-    return ImagesInMemory()
+def images() -> ImagesInProcess:
+    return ImagesInProcess()
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+    with seeing_engine(folder, images) as started:
+        yield started
+
+
+@contextmanager
+def seeing_engine(folder: Path, images: ImageStore) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
     given: dict[str, Any] = {
         "device": "cpu",
         "model": str(folder),
@@ -80,7 +89,7 @@ def engine(folder: Path, images: ImagesInMemory) -> Iterator[tuple[VLLMEngine, a
 
 async def play(
     engine: VLLMEngine,
-    images: ImagesInMemory,
+    images: ImagesInProcess,
     folder: Path,
     draw: random.Random,
     cuts_s: list[float],
@@ -118,7 +127,6 @@ async def play(
     return (await play_sample(recipe.make(), context)).result()
 
 
-PLACEHOLDER = 262
 BLOCK = 128
 """Tokens of a block of vLLM's cache on processors."""
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
@@ -126,7 +134,7 @@ CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
@@ -138,7 +146,7 @@ def test_random_conversations_with_pictures_have_the_log_probabilities_of_transf
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, seed: int
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     whole, cut = (
@@ -148,31 +156,38 @@ def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if
     assert [message.mm_ranges for message in cut.message_log] == [message.mm_ranges for message in whole.message_log]
 
 
-def samples_placeholder(result: SampleResult) -> bool:
-    return any(PLACEHOLDER in message.token_ids for message in result.message_log if message.generation_logprobs)
+def generated_ids(result: SampleResult) -> list[Sequence[int]]:
+    return [message.token_ids for message in result.message_log if message.generation_logprobs]
+
+
+def differences_of_batch(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, padding_side: PaddingSide
+) -> torch.Tensor:
+    """Of each generated token: the log-probability that a trainer computes of a batch, less the recorded one."""
+    running, loop = engine
+    seen = SeenByTransformers(folder)
+    played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
+    # A random model samples the token of an image too, which transformers would take for one.
+    results = [result for result in played if not any(seen.placeholder in ids for ids in generated_ids(result))]
+    assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
+    tensors = to_tensors(results, pad_token_id=256, padding_side=padding_side)
+    inputs = image_inputs(results, tensors, images.kept, seen.processor)
+    with torch.inference_mode():
+        logits = seen.model(input_ids=tensors.input_ids, attention_mask=tensors.attention_mask, **inputs).logits
+    logprobs = logits[:, :-1].log_softmax(-1).gather(2, tensors.input_ids[:, 1:, None])[..., 0]
+    differences: torch.Tensor = (logprobs - tensors.generation_logprobs[:, 1:]) * tensors.loss_mask[:, 1:]
+    return differences
 
 
 @pytest.mark.long
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
 ) -> None:
-    running, loop = engine
-    played = [loop.run(play(running, images, folder, random.Random(seed), [])) for seed in range(20, 30)]
-    # A random model samples the token of an image too, which transformers would take for one.
-    results = [result for result in played if not samples_placeholder(result)]
-    assert sum(bool(images_shown(result.message_log)) for result in results) >= 4
-    tensors = to_tensors(results, pad_token_id=256)
-    seen = SeenByTransformers(folder)
-    inputs = image_inputs(results, tensors, images.kept, seen.image_processor)
-    with torch.inference_mode():
-        logits = seen.model(input_ids=tensors.input_ids, attention_mask=tensors.attention_mask, **inputs).logits
-    logprobs = logits[:, :-1].log_softmax(-1).gather(2, tensors.input_ids[:, 1:, None])[..., 0]
-    far = (logprobs - tensors.generation_logprobs[:, 1:]) * tensors.loss_mask[:, 1:]
-    assert far.abs().max() < NEAR
+    assert differences_of_batch(engine, images, folder, "right").abs().max() < NEAR
 
 
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
@@ -185,7 +200,7 @@ def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
 
 
 def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, monkeypatch: pytest.MonkeyPatch
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 81)]))
@@ -204,7 +219,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
 
 
 def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     [name] = loop.run(images.put([picture(64, 64, 79)]))
@@ -222,7 +237,7 @@ def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_
 
 
 def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, seed) for seed in (90, 91, 92)]))
@@ -249,7 +264,7 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
     assert third == spans[2].start // BLOCK * BLOCK
 
 
-def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory) -> None:
+def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
     running, loop = engine
     names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
     for name in names:
@@ -258,7 +273,7 @@ def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner]
 
 
 def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_then_on(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInMemory, folder: Path, tmp_path: Path
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     original = load_file(folder / "model.safetensors")
@@ -284,3 +299,34 @@ def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_t
         by_pushed, by_original = differences
         assert by_pushed < NEAR
         assert by_original < NEAR if state is original else by_original > 20 * NEAR
+
+
+def test_weights_that_are_pushed_beside_a_kept_prefix_cache_are_what_sees_pictures_that_were_seen_before(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
+) -> None:
+    running, loop = engine
+    original = load_file(folder / "model.safetensors")
+    [name] = loop.run(images.put([picture(64, 64, 94)]))
+    [tokens] = loop.run(running.image_tokens([name]))
+
+    def request(first: int) -> GenerationRequest:
+        span = ImageSpan(name, 1, 1 + len(tokens.token_ids))
+        options = SamplingOptions(temperature=0.0, ignore_eos=True)
+        return GenerationRequest(f"kept-{first}", [first, *tokens.token_ids], 4, (), options, images=(span,))
+
+    def seen(first: int) -> list[float]:
+        return [*loop.run(running.generate(request(first))).logprobs]
+
+    before = seen(72)
+    doubled = {name: tensor * (2 if "vision_model" in name else 1) for name, tensor in original.items()}
+    found = []
+    for version, state in enumerate((doubled, original), 11):
+        file = tmp_path / f"{version}.safetensors"
+        save_file(state, file)
+        loop.run(running.canary.remember())
+        loop.run(running.weights.stage(version, file))
+        loop.run(running.weights.swap(SwapOptions(reset_prefix_cache=False)))
+        loop.run(running.canary.try_current())
+        found.append(seen(72))
+    assert found[0] != pytest.approx(before, abs=1e-4)
+    assert found[1] == pytest.approx(before, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Images through a running service: sent, uploaded, shown by an environment, and recomputed by a trainer."""
+"""Images through a running service: in rollouts and in sessions, shown by environments, recomputed by a trainer."""
 
 import base64
 import time
@@ -7,12 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
+from benchmarks.reference_model import State, load, merged, perturbed, write_adapter
 from benchmarks.service_process import service_process
 from deployments.protocols.images import name_of_image
-from rollout_client import RequestRejected, RolloutClient, Sampling
+from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Sampling, WeightsDoNotFit
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_client.tensors import images_shown
 from service.startup.ports import free_port
@@ -23,7 +29,12 @@ from tests.vision_model import SeenByTransformers, picture, save_vision_model
 
 pytestmark = pytest.mark.long
 NEAR = 2e-3
-GREEDY = Sampling(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+TOKENS = 8
+OF_SESSION: Any = {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+GREEDY = Sampling(**OF_SESSION)
+SMALL, WIDE = picture(64, 64, 1), picture(120, 50, 2)
+SHOWN_FIRST = picture(64, 64, 60)
+"""What the environment shows after the first response, for a seed of 60."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +49,12 @@ def url(folder: Path) -> Iterator[str]:
     [application] = served["applications"]
     args = application["args"]
     args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000, "max_num_batched_tokens": 2000}
-    args["images"] = {}
-    args["environments"] = {"seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"}}
+    args["engine"] |= {"enable_lora": True, "enable_tower_connector_lora": True}
+    args |= {"images": {}, "sessions": {}}
+    args["environments"] = {
+        "seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"},
+        "shown": {"agent": {"import_path": "tests.live.played_by_agents:shows_its_sample", "scored_by": "agent"}},
+    }
     application["deployments"] = [
         {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
         {"name": "Generator", "num_replicas": 1},
@@ -55,43 +70,87 @@ def client(url: str) -> Iterator[RolloutClient]:
         yield client
 
 
+@pytest.fixture
+def original(client: RolloutClient, folder: Path) -> Iterator[State]:
+    """The weights that are served, and after the test again."""
+    state = load_file(folder / "model.safetensors")
+    yield state
+    client.push_weights(state)
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def data_url(data: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f"data:image/png;base64,{encoded(data)}"
 
 
 def sample(*images: str, seed: int = 0) -> dict[str, Any]:
-    parts: list[dict[str, str]] = [{"type": "text", "text": "Look at "}]
+    parts: list[dict[str, str]] = []
     for image in images:
-        parts += [{"type": "image", "image": image}, {"type": "text", "text": ", "}]
-    return {
-        "task_name": "seeing",
-        "messages": [{"role": "user", "content": parts}],
-        "extra_env_info": {"seed": seed},
-    }
+        parts += [text(" and " if parts else "Look at "), {"type": "image", "image": image}]
+    return {"task_name": "seeing", "messages": [user(*parts)], "extra_env_info": {"seed": seed}}
 
 
-def check(client: RolloutClient, folder: Path, response: Any) -> None:
+def image_url(image: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image}}
+
+
+def block(image: bytes) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(image)}}
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def ids_of(result: SampleResult) -> list[list[int]]:
+    return [list(message.token_ids) for message in result.message_log]
+
+
+def names_of(result: SampleResult) -> list[list[str]]:
+    return [[place.media for place in message.mm_ranges or ()] for message in result.message_log]
+
+
+def check(client: RolloutClient, folder: Path, *results: SampleResult) -> None:
     """The log-probabilities are those that transformers computes with the pictures that the service has."""
     seen = SeenByTransformers(folder)
-    for result in response.samples:
+    for result in results:
         assert result.error is None
         pictures = {name: client.image(name) for name in images_shown(result.message_log)}
+        assert pictures
         assert seen.differences(result, pictures).abs().max() < NEAR
+
+
+def rollout(client: RolloutClient, turns: int) -> SampleResult:
+    """The conversation as `POST /rollout` plays it."""
+    asked = sample(data_url(SMALL), data_url(WIDE), seed=60)
+    [result] = client.rollout([asked], sampling=GREEDY, max_rollout_turns=turns).samples
+    assert result.error is None
+    return result
 
 
 def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_ranges(
     client: RolloutClient, folder: Path
 ) -> None:
-    small, wide = picture(64, 64, 1), picture(120, 50, 2)
-    name = client.upload_image(small)
-    assert name == name_of_image(small)
-    response = client.rollout([sample(name, data_url(wide), name)], sampling=GREEDY, max_rollout_turns=TURNS)
-    [result] = response.samples
+    name = client.upload_image(SMALL)
+    assert name == name_of_image(SMALL)
+    asked = sample(name, data_url(WIDE), name)
+    [result] = client.rollout([asked], sampling=GREEDY, max_rollout_turns=TURNS).samples
     assert result.status == "completed"
     assert result.total_reward == TURNS
     shown = [name_of_image(picture(64, 64, place)) for place in range(TURNS)]
-    assert [[place.media for place in message.mm_ranges or ()] for message in result.message_log] == [
-        [name, name_of_image(wide), name],
+    assert names_of(result) == [
+        [name, name_of_image(WIDE), name],
         *([], shown[:1]),
         *([], shown[:2]),
         *([], shown[1:3]),
@@ -99,7 +158,7 @@ def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_
     ]
     # The environment was told of those of the log before its last observation.
     assert result.answer == str(3 + 1 + 2 + 2)
-    check(client, folder, response)
+    check(client, folder, result)
 
 
 def test_json_and_arrow_agree_and_lockstep_plays_as_async_does(client: RolloutClient, folder: Path) -> None:
@@ -115,7 +174,7 @@ def test_json_and_arrow_agree_and_lockstep_plays_as_async_does(client: RolloutCl
         for response in (whole, arrow, lockstep)
     ]
     assert logs[0] == logs[1] == logs[2]
-    check(client, folder, lockstep)
+    check(client, folder, *lockstep.samples)
 
 
 def test_a_log_that_was_returned_goes_on_as_if_it_had_not_been_cut(client: RolloutClient) -> None:
@@ -123,25 +182,8 @@ def test_a_log_that_was_returned_goes_on_as_if_it_had_not_been_cut(client: Rollo
     [whole] = client.rollout([given], sampling=GREEDY, max_rollout_turns=TURNS).samples
     [first] = client.rollout([given], sampling=GREEDY, max_rollout_turns=2).samples
     [rest] = client.rollout([resumed(first)], sampling=GREEDY, max_rollout_turns=TURNS).samples
-    assert [message.token_ids for message in rest.message_log] == [message.token_ids for message in whole.message_log]
+    assert ids_of(rest) == ids_of(whole)
     assert [message.mm_ranges for message in rest.message_log] == [message.mm_ranges for message in whole.message_log]
-
-
-@pytest.mark.parametrize(
-    ("image", "problem"),
-    [
-        (data_url(b"not an image"), "PNG, JPEG or WebP"),
-        (f"sha256:{'0' * 64}", "there is no such image: it has expired, or it is another key's; upload it again"),
-        ("https://pictures.example.org/a.png", "allowed_hosts"),
-        ("data:image/png;base64,%%%", "its data URL is not base64"),
-    ],
-)
-def test_what_is_no_image_is_refused_by_its_place_in_the_request(
-    client: RolloutClient, image: str, problem: str
-) -> None:
-    with pytest.raises(RequestRejected, match=problem) as refused:
-        client.rollout([sample(data_url(picture(64, 64, 1))), sample(image)], sampling=GREEDY)
-    assert "samples[1].messages[0].content[1].image" in str(refused.value)
 
 
 def test_no_rollout_with_pictures_is_lost_when_the_engine_dies(client: RolloutClient, folder: Path) -> None:
@@ -155,7 +197,195 @@ def test_no_rollout_with_pictures_is_lost_when_the_engine_dies(client: RolloutCl
         killed.kill()
         assert not playing.done(), "the rollouts were over before the replica was killed"
         after = playing.result()
-    assert [[message.token_ids for message in result.message_log] for result in after.samples] == [
-        [message.token_ids for message in result.message_log] for result in whole.samples
+    assert list(map(ids_of, after.samples)) == list(map(ids_of, whole.samples))
+    check(client, folder, *after.samples)
+
+
+def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleResult:
+    """The conversation by chat completions, with names and data URLs.
+
+    Args:
+        kill: a deployment whose replica dies between the calls.
+    """
+    name = client.upload_image(SMALL)
+    with (
+        client.session(sampling=OF_SESSION) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=8) as model,
+    ):
+
+        def ask(messages: Any) -> str | None:
+            return model.chat.completions.create(model="any", messages=messages).choices[0].message.content
+
+        start = [user(text("Look at "), image_url(name), text(" and "), image_url(data_url(WIDE)))]
+        answered = ask(start)
+        if kill is not None:
+            [killed] = replicas(kill)
+            killed.kill()
+        ask([*start, assistant(answered), user(image_url(data_url(SHOWN_FIRST)), text("Turn 0"))])
+        assert session.drift().drift == []
+        [sample] = session.samples()
+        return sample
+
+
+def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_log_probabilities(
+    client: RolloutClient, folder: Path
+) -> None:
+    played, sample = rollout(client, 2), played_by_openai(client)
+    assert ids_of(sample)[:4] == ids_of(played)[:4]
+    assert [message.mm_ranges for message in sample.message_log] == [
+        message.mm_ranges for message in played.message_log[:4]
     ]
-    check(client, folder, after)
+    assert names_of(sample) == [[name_of_image(SMALL), name_of_image(WIDE)], [], [name_of_image(SHOWN_FIRST)], []]
+    check(client, folder, sample)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) -> None:
+    with (
+        client.session(sampling=OF_SESSION) as session,
+        anthropic.Anthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model,
+    ):
+
+        def ask(messages: Any) -> Any:
+            asked: Any = {"model": "any", "max_tokens": TOKENS, "messages": messages}
+            if not streams:
+                return model.messages.create(**asked).content
+            with model.messages.stream(**asked) as stream:
+                return stream.get_final_message().content
+
+        start = [user(text("Look at "), block(SMALL), text(" and "), block(WIDE))]
+        answered = [text(each.text) for each in ask(start)]
+        ask([*start, assistant(answered), user(block(SHOWN_FIRST), text("Turn 0"))])
+        [sample] = session.samples()
+    assert ids_of(sample) == ids_of(played_by_openai(client))
+
+
+def test_the_responses_api_and_a_call_outside_of_sessions_show_the_same_prompt(client: RolloutClient, url: str) -> None:
+    [prompt, *_] = ids_of(rollout(client, 1))
+    parts = [text("Look at "), image_url(data_url(SMALL)), text(" and "), image_url(data_url(WIDE))]
+    with (
+        client.session(sampling=OF_SESSION) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+    ):
+        items: Any = [
+            {"type": "input_text", "text": part["text"]}
+            if "text" in part
+            else {"type": "input_image", "image_url": part["image_url"]["url"]}
+            for part in parts
+        ]
+        model.responses.create(model="any", input=[{"role": "user", "content": items}])
+        [sample] = session.samples()
+    assert ids_of(sample)[0] == prompt
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as direct:
+        messages: Any = [{"role": "user", "content": parts}]
+        name = direct.models.list().data[0].id
+        answer = direct.chat.completions.create(
+            model=name, messages=messages, max_tokens=2, extra_body={"return_token_ids": True}
+        )
+    assert (answer.model_extra or {})["prompt_token_ids"] == prompt
+
+
+def test_a_program_that_plays_a_task_shows_the_images_of_its_sample(client: RolloutClient, folder: Path) -> None:
+    asked = {"task_name": "shown", "messages": sample(data_url(SMALL))["messages"]}
+    [result] = client.rollout([asked], sampling=GREEDY).samples
+    assert result.error is None
+    assert result.total_reward == 1.0
+    assert names_of(result) == [[name_of_image(SMALL)], [], [name_of_image(SMALL)], []]
+    check(client, folder, result)
+    [branch] = result.branches or []
+    assert branch.message_log[0].mm_ranges == result.message_log[0].mm_ranges
+    [arrow] = client.rollout_arrow([asked], sampling=GREEDY).samples
+    assert [message.mm_ranges for message in arrow.message_log] == [message.mm_ranges for message in result.message_log]
+
+
+@pytest.mark.parametrize("deployment", ["Sessions", "Generator"])
+def test_a_session_with_images_goes_on_as_if_nothing_had_died(client: RolloutClient, deployment: str) -> None:
+    whole = played_by_openai(client)
+    assert ids_of(played_by_openai(client, kill=deployment)) == ids_of(whole)
+
+
+def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, folder: Path) -> None:
+    long: Any = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
+    with (
+        client.session(sampling=long) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+    ):
+        messages: Any = [user(image_url(data_url(SMALL)), text("Tell a long story."))]
+        chunks = model.chat.completions.create(model="any", messages=messages, stream=True)
+        while not next(chunks).choices[0].delta.content:
+            pass
+        client.push_weights(folder / "model.safetensors")
+        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+        [sample] = session.samples()
+    assert len(sample.message_log[1].token_ids) == 1500
+    assert len(sample.message_log[1].weight_versions or ()) == 2
+    check(client, folder, sample)
+
+
+TOWERS = ("vision_model", "text_model")
+
+
+def said_by(client: RolloutClient, folder: Path, weights: State) -> float:
+    """The largest difference from the log-probabilities of transformers with these weights."""
+    seen = SeenByTransformers(folder)
+    load(seen.model, weights)
+    response = client.rollout([sample(data_url(WIDE), data_url(SMALL))], sampling=GREEDY, max_rollout_turns=TURNS)
+    [result] = response.samples
+    assert result.error is None
+    pictures = {name: client.image(name) for name in images_shown(result.message_log)}
+    return seen.differences(result, pictures).abs().max().item()
+
+
+def test_what_is_pushed_of_either_tower_generates_whole_or_in_part_or_as_what_has_changed(
+    client: RolloutClient, folder: Path, original: State
+) -> None:
+    weights = perturbed(original, seed=1)
+    client.push_weights(weights)
+    assert said_by(client, folder, weights) < NEAR
+    for tower in TOWERS:
+        others = perturbed(weights, seed=2)
+        part = {name: tensor for name, tensor in others.items() if tower in name}
+        client.push_weights(part, kind="partial")
+        assert said_by(client, folder, weights) > NEAR
+        weights |= part
+        assert said_by(client, folder, weights) < NEAR
+    pusher = PolicyPusher(client)
+    whole = pusher.push(weights)
+    for tensor in weights.values():
+        tensor.view(-1)[0] += 0.5
+    changed = pusher.push(weights)
+    assert changed.sent_bytes < whole.sent_bytes / 10
+    assert said_by(client, folder, weights) < NEAR
+
+
+def test_weights_that_do_not_fit_the_vision_tower_are_refused_before_anything_is_sent(
+    client: RolloutClient, original: State
+) -> None:
+    name = "model.vision_model.embeddings.patch_embedding.weight"
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Different: {name} has shape"):
+        client.push_weights(original | {name: original[name][:-1]})
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Missing: {name}\."):
+        client.push_weights({each: tensor for each, tensor in original.items() if each != name})
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+def test_an_adapter_of_either_tower_generates(
+    client: RolloutClient, folder: Path, original: State, tmp_path: Path, tower: str
+) -> None:
+    layers = {name: tensor for name, tensor in original.items() if tower in name and name.endswith("q_proj.weight")}
+    base = client.push_weights(original).version
+    added = write_adapter(tmp_path / "adapter", layers, ["q_proj"], seed=3, scale=1.0)
+    client.push_weights(tmp_path / "adapter", kind="adapter", base=base)
+    assert said_by(client, folder, original) > NEAR
+    assert said_by(client, folder, merged(original, added)) < NEAR
+
+
+def test_a_vision_tower_that_is_not_finite_never_reaches_a_rollout(
+    client: RolloutClient, folder: Path, original: State
+) -> None:
+    broken = {
+        name: tensor * (torch.nan if "vision_model.post_layernorm" in name else 1) for name, tensor in original.items()
+    }
+    with pytest.raises(RequestRejected, match="NaN"):
+        client.push_weights(broken)
+    assert said_by(client, folder, original) < NEAR

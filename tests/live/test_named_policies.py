@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.reference_model import State, merged
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.forward_pass import (
-    State,
+    adapter_folder,
     logprob_differences,
     model_of,
     of_other_weights,
@@ -23,12 +24,10 @@ from tests.live.forward_pass import (
 from tests.live.played_with_weights import (
     LONG_GAMES_TOLERANCE,
     assert_of_weights,
-    merged,
     play,
     versions_of,
     wait_until_generating,
 )
-from tests.live.test_policy import adapter_folder
 
 NAMES = ("run-a", "run-b", "run-c")
 """One more than the engine takes in one batch."""

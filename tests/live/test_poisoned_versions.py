@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from benchmarks.reference_model import State
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, Sampling
-from tests.live.forward_pass import State, perturbed, tiny_state
+from tests.live.forward_pass import adapter_folder, perturbed, tiny_state
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play, versions_of
-from tests.live.test_policy import adapter_folder
 
 LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
 NORM = "model.norm.weight"

@@ -1,7 +1,5 @@
 """New weights for the running service: what every token is of then, and what refuses to become current."""
 
-import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
+from benchmarks.reference_model import merged
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract.policy import PolicyState
 from rollout_client.contract.rollouts import SampleResult, Sampling
@@ -20,7 +19,7 @@ from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
-    State,
+    adapter_folder,
     logprob_differences,
     model_of,
     of_other_weights,
@@ -31,13 +30,11 @@ from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
     SAME_WEIGHTS_TOLERANCE,
     assert_of_weights,
-    merged,
     play,
     versions_of,
     wait_until_generating,
 )
 from tests.live.running_service import replicas
-from tests.paths import TINY_MODEL
 
 NORM = "model.norm.weight"
 
@@ -149,84 +146,6 @@ def test_generations_under_way_may_be_waited_for_or_go_on_with_the_new_weights(
     assert versions_of(results) == {str(before), str(after)}
 
 
-def broken(state: State, how: str) -> bytes:
-    if how == "missing":
-        del state[NORM]
-    elif how == "extra":
-        state["model.extra.weight"] = torch.ones(3, dtype=torch.bfloat16)
-    elif how == "shape":
-        state[NORM] = torch.ones(3, dtype=torch.bfloat16)
-    elif how == "dtype":
-        state[NORM] = state[NORM].float()
-    elif how == "nan":
-        state[NORM][7] = float("nan")
-    return save(state)
-
-
-@pytest.mark.parametrize(
-    ("how", "field", "says"),
-    [
-        ("missing", NORM, "the tensor is missing; the model has BF16 [128]"),
-        ("extra", "model.extra.weight", "the tensor is not known to the model"),
-        ("shape", NORM, "its shape is [3]; the model's is [128]"),
-        ("dtype", NORM, "its dtype is F32; the model's is BF16"),
-        ("nan", NORM, "it holds NaN or infinity; the training has diverged"),
-    ],
-)
-def test_bad_weights_are_refused_by_name_and_the_current_ones_go_on(
-    client: RolloutClient, how: str, field: str, says: str
-) -> None:
-    before = client.policy()
-    answer = put(client, before.current + 1, content=broken(tiny_state(), how))
-    assert answer.status_code == 422
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, says)]
-    assert weights_of(client.policy()) == weights_of(before)
-    assert versions_of(play(client, 4).samples) == {str(before.current)}
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "says"),
-    [
-        ({"content": save(tiny_state())[:-3]}, 422, "it is not whole"),
-        ({"content": b""}, 422, "it ends within its header"),
-        ({"content": b"\x80\x04\x95" + b"." * 100}, 422, "is a pickle or an archive"),
-        ({"json": {"checkpoint": "/etc"}}, 422, "outside the roots"),
-        ({"json": {"checkpoint": "file:///etc/passwd"}}, 422, "outside the roots"),
-        ({"json": {"checkpoint": "s3://elsewhere/model"}}, 422, "outside the roots"),
-        ({"content": save(tiny_state()), "headers": {"content-digest": "sha-256=:AAAA:"}}, 400, "send it again"),
-        ({"content": save(tiny_state()), "headers": {"content-encoding": "zstd"}}, 422, "not a zstd stream"),
-        ({"content": save(tiny_state()), "params": {"kind": "delta"}}, 422, "must say which version it changes"),
-        ({"content": save(tiny_state()), "params": {"kind": "delta", "base": 0}}, 422, "a delta holds only names"),
-        ({"content": save(tiny_state()), "params": {"kind": "adapter"}}, 422, "adapter_config"),
-    ],
-)
-def test_what_is_no_weights_is_refused_before_anything_is_paused(
-    client: RolloutClient, options: dict[str, Any], status: int, says: str
-) -> None:
-    before = client.policy()
-    answer = put(client, before.current + 1, **options)
-    assert answer.status_code == status
-    assert says in answer.json()["detail"]
-    assert weights_of(client.policy()) == weights_of(before)
-
-
-def test_a_folder_outside_the_roots_is_not_reached_by_dots_nor_links(
-    client: RolloutClient, checkpoint_root: Path, tmp_path: Path
-) -> None:
-    shutil.copy(TINY_MODEL / "model.safetensors", tmp_path)
-    (checkpoint_root / "link").symlink_to(tmp_path)
-    for place in (checkpoint_root / "link", checkpoint_root / ".." / tmp_path.name, f"{checkpoint_root}-evil"):
-        with pytest.raises(RequestRejected, match="outside the roots"):
-            client.load_checkpoint(str(place))
-
-
-def test_a_version_number_is_taken_once(client: RolloutClient) -> None:
-    current = client.policy().current
-    with pytest.raises(RequestRejected, match=f"numbered upward and {current} is taken; the next is {current + 1}"):
-        client.push_weights(perturbed(8), version=current)
-
-
 def test_the_service_reads_a_checkpoint_under_its_roots(client: RolloutClient, checkpoint_root: Path) -> None:
     state = perturbed(9)
     folder = checkpoint_root / "step-1"
@@ -279,37 +198,6 @@ def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
 def weights_of(state: PolicyState) -> PolicyState:
     """Without the uploads: one that was refused is kept for another try."""
     return state.model_copy(update={"uploads": []})
-
-
-def adapter_folder(
-    folder: Path,
-    seed: int,
-    rank: int = 4,
-    width: int = 128,
-    prefix: str = "base_model.model.",
-    scale: float = 0.14,
-    **config: Any,
-) -> State:
-    """Writes a LoRA adapter as PEFT does; returns what it adds to the weights.
-
-    Args:
-        scale: of the second matrices, which are zero in a fresh adapter.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    adapter: State = {}
-    added: State = {}
-    for layer in range(4):
-        name = f"model.layers.{layer}.self_attn.o_proj"
-        a, b = (torch.randn(shape, generator=generator) for shape in ((rank, width), (width, rank)))
-        a, b = 0.14 * a, scale * b
-        adapter[f"{prefix}{name}.lora_A.weight"] = a
-        adapter[f"{prefix}{name}.lora_B.weight"] = b
-        added[f"{name}.weight"] = b @ a
-    folder.mkdir()
-    save_file(adapter, folder / "adapter_model.safetensors")
-    config |= {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return added
 
 
 @pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model._orig_mod.", "module.base_model.model."])
@@ -403,12 +291,3 @@ def test_an_update_in_the_middle_cuts_off_what_is_stale_and_fails_what_demands_t
     assert len(errors) == 16
     metrics = playing["stale"].result().metrics
     assert metrics == {"histogram/staleness": [], "stale_rate": 1.0}
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_weights_that_do_not_become_current_in_time_are_a_conflict(client: RolloutClient, ahead: int) -> None:
-    current = client.policy().current
-    demand = {"version": current - 1} if ahead == 0 else {"min_version": current + 1, "wait_s": 0.1}
-    with pytest.raises(RequestRejected, match=f"version {current} is current") as rejected:
-        play(client, 4, policy=demand)
-    assert rejected.value.problem.status == 409

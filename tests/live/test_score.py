@@ -8,10 +8,11 @@ import httpx
 import pytest
 import torch
 
+from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_next
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
-from tests.live.forward_pass import State, logprobs_of_next, model_of, perturbed, tiny_state
+from tests.live.forward_pass import model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
@@ -50,16 +51,15 @@ def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weigh
     assert [score.weight_version for score in response.scores] == [said] * 3
     best, likeliest = list[float | None](), list[torch.Tensor]()
     for sequence, score in zip(SEQUENCES, response.scores, strict=True):
-        ids = torch.tensor(sequence)
         assert score.logprobs is not None
         assert score.top_token_ids is not None
         assert score.top_logprobs is not None
         assert len(score.logprobs) == len(score.top_token_ids) == len(score.top_logprobs) == len(sequence)
         assert (score.logprobs[0], score.top_token_ids[0], score.top_logprobs[0]) == (None, None, None)
-        expected = logprobs_of_next(model, ids, temperature=1.0)[:-1]
-        assert are_equal(score.logprobs, expected[torch.arange(len(ids) - 1), ids[1:]])
+        expected = logprobs_of_next(model, sequence)
+        assert are_equal(score.logprobs, chosen(expected, sequence))
         best += [logprob for row in score.top_logprobs if row is not None for logprob in row]
-        likeliest.append(expected.topk(3).values.flatten())
+        likeliest.append(expected[:-1].topk(3).values.flatten())
     # Of all sequences together: one position may differ by a whole step of bfloat16, which is 0.06 for logits above 8.
     assert are_equal(best, torch.cat(likeliest))
 
@@ -96,8 +96,7 @@ def test_a_sequence_may_be_as_long_as_the_model_takes(client: RolloutClient) -> 
     [score] = client.score([sequence]).scores
     assert score.logprobs is not None
     assert len(score.logprobs) == most
-    expected = logprobs_of_next(model_of(perturbed(22)), torch.tensor(sequence), temperature=1.0)
-    assert are_equal(score.logprobs, expected[torch.arange(most - 1), torch.tensor(sequence)[1:]])
+    assert are_equal(score.logprobs, logprobs_of(model_of(perturbed(22)), sequence))
     with pytest.raises(RequestRejected, match=f"the model takes at most {most - 1} with top_k"):
         client.score([sequence], top_k=1)
 
@@ -148,8 +147,4 @@ def pushed(client: RolloutClient, *seeds: int) -> dict[int, State]:
 
 def expected_of(states: Mapping[int, State], sequence: Sequence[int]) -> dict[str, torch.Tensor]:
     """By version, the log-probabilities of all tokens but the first."""
-    places, following = torch.arange(len(sequence) - 1), torch.tensor(sequence[1:])
-    return {
-        str(version): logprobs_of_next(model_of(state), torch.tensor(sequence), 1.0)[:-1][places, following]
-        for version, state in states.items()
-    }
+    return {str(version): logprobs_of(model_of(state), sequence) for version, state in states.items()}

@@ -132,31 +132,6 @@ def test_seeded_generations_of_long_prompts_side_by_side_all_end(client: Rollout
     assert [result.status for result in response.samples] == ["completed"] * 6
 
 
-def test_max_seq_len_counts_prompt_generations_and_observations(client: RolloutClient) -> None:
-    [sample] = client.example_samples("sliding_puzzle", 1, seed=3)
-    prompt_length = len(client.rollout([sample], max_rollout_turns=1).samples[0].message_log[0].token_ids)
-    max_seq_len = prompt_length + 25
-    result = client.rollout([sample], max_seq_len=max_seq_len, sampling=Sampling(greedy=True)).samples[0]
-    assert (result.status, result.truncated) == ("truncated", True)
-    assert prompt_length + result.metrics.total_tokens == max_seq_len
-
-
-def test_further_fields_come_back_untouched(client: RolloutClient) -> None:
-    sample = {
-        "id": "a",
-        "idx": 70,
-        "task_name": "math",
-        "messages": PROMPT,
-        "extra_env_info": {"ground_truth": "42"},
-        "loss_multiplier": 0.5,
-        "source": {"file": None, "lines": [1, 2]},
-    }
-    response = client.rollout([sample], sampling=Sampling(max_new_tokens=8))
-    [result] = response.samples
-    assert (result.id, result.idx) == ("a", 70)
-    assert result.model_extra == {"loss_multiplier": 0.5, "source": {"file": None, "lines": [1, 2]}}
-
-
 def test_a_request_with_a_sample_that_its_environment_cannot_take_is_refused(client: RolloutClient) -> None:
     good = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
     without_truth = {"task_name": "math", "messages": PROMPT}

@@ -16,6 +16,7 @@ import pytest
 import torch
 from vllm.envs import disable_envs_cache
 
+from benchmarks.reference_model import logprobs_of_next
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
@@ -24,7 +25,6 @@ from rollout_client.contract.messages import Message, PackedNumbers
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving.vllm_layers import ServedEngine
-from tests.live.forward_pass import logprobs_of_next
 from tests.live.test_engine import EngineGenerator, played
 from tests.model_families import EXPERTS, SIZES, random_model, save_with_tokenizer
 from tests.service.scripted import EpisodeRecipe

@@ -124,32 +124,6 @@ def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client
     assert versions_of(play(client, 4).samples) == {str(before.current + 5)}
 
 
-def test_a_world_of_another_size_is_refused_at_once_with_the_right_one(client: RolloutClient) -> None:
-    before = client.policy()
-    assert before.transfer_world_size == 2
-    with pytest.raises(
-        RequestRejected, match="2 processes take part: the trainer's one and 1 of the replicas"
-    ) as refused:
-        connected(RolloutWeightSyncClient(client), 3, model_of(tiny_state()))
-    assert (refused.value.problem.status, refused.value.problem.type) == (409, "urn:rollout:problem:transfer-refused")
-    assert client.policy() == before
-
-
-def test_a_trainer_at_an_address_that_is_not_listed_is_refused(client: RolloutClient) -> None:
-    before = client.policy()
-    with pytest.raises(
-        RequestRejected, match=r"192\.0\.2\.1:29500 is not listed in policy\.transfer\.trainers"
-    ) as refused:
-        RolloutWeightSyncClient(client).init_weight_transfer_engine(
-            {"master_address": "192.0.2.1", "master_port": 29500, "world_size": before.transfer_world_size}
-        )
-    assert (refused.value.problem.status, refused.value.problem.type) == (
-        403,
-        "urn:rollout:problem:trainer-not-trusted",
-    )
-    assert client.policy() == before
-
-
 @pytest.mark.parametrize("sent", [7, pytest.param(0, marks=pytest.mark.long)])
 def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: RolloutClient, sent: int) -> None:
     """Before the first tensor, or in the middle of a layer."""

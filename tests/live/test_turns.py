@@ -44,19 +44,6 @@ def play_one(client: RolloutClient, sample: dict[str, Any], **options: Any) -> S
     return result
 
 
-def test_stop_strings_change_by_turn_as_the_environment_says(client: RolloutClient) -> None:
-    turns: list[dict[str, Any]] = [{"observation": QUESTION, "next_stop_strings": ["\\"]}, {"observation": QUESTION}]
-    result = play_one(client, following(*turns, {"observation": "."}, stop_strings=["bo"]))
-    assert [message.content for message in generated(result)] == ["\\bo", "\\", "\\"]
-    assert result.stop_strings == ["\\"]
-
-
-def test_an_empty_list_of_stop_strings_stands_for_none(client: RolloutClient) -> None:
-    sampling = Sampling(greedy=True, max_new_tokens=32, stop_strings=["bo"])
-    result = play_one(client, following({}, stop_strings=[]), sampling=sampling)
-    assert generated(result)[0].token_ids[-1] == END
-
-
 def test_a_generation_of_nothing_but_its_end_is_an_empty_message(client: RolloutClient) -> None:
     prefix = f"<|user|>\n{QUESTION}<|end|>\n<|assistant|>\n\\boxed{{42}}"
     result = play_one(client, following({}, message_log=[given("user", prefix)]))
@@ -98,18 +85,6 @@ def test_fifty_turns_are_played_to_the_end(client: RolloutClient) -> None:
     assert (result.status, result.metrics.turn_count, result.total_reward) == ("completed", 50, 25.0)
     assert [message.content for message in result.message_log[2::2]] == [f"{turn}" for turn in range(50)]
     assert result.extra_env_info["turn"] == 50
-
-
-def test_rewards_come_by_name_by_turn_and_summed(client: RolloutClient) -> None:
-    turns: list[dict[str, Any]] = [
-        {"reward": {"format": 0.25, "tool": 1.0}},
-        {"reward": {"format": 0.5}},
-        {"reward": -1.0},
-    ]
-    result = play_one(client, following(*turns))
-    assert result.rewards == {"format": 0.75, "tool": 1.0, "reward": -1.0}
-    assert result.total_reward == 0.75
-    assert [message.reward for message in generated(result)] == [1.25, 0.5, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -229,13 +204,6 @@ def test_a_stream_that_is_left_early_ends_the_request(client: RolloutClient) -> 
         assert ongoing_generations() > 0
     assert first.status == "completed"
     wait_until_idle()
-
-
-def test_tools_and_template_switches_come_back_to_be_posted_again(client: RolloutClient) -> None:
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    result = play_one(client, following({}, tools=tools, chat_template_kwargs={"enable_thinking": False}))
-    again = resumed(result)
-    assert (again.tools, again.chat_template_kwargs) == (tools, {"enable_thinking": False})
 
 
 def test_a_thousand_samples_of_two_tasks_come_back_complete_and_in_order(client: RolloutClient) -> None:

@@ -13,12 +13,11 @@ from PIL import Image
 from transformers import AutoTokenizer, Idefics3ForConditionalGeneration, Idefics3Processor
 
 from deployments.environments.shapes import SEEDS, ShapesEnvironment
+from models.recipes import NO_LOSS
 from models.shapes.measure import is_right, question_of, replies
 from models.shapes.train import (
     CHAT_TEMPLATE,
     MOST_TURNS,
-    NO_LOSS,
-    PAD,
     PICTURE_TOKENS,
     Example,
     chart_example,
@@ -28,7 +27,6 @@ from models.shapes.train import (
     make_model,
     make_processor,
     maze_example,
-    padded,
     pixels_of,
     right_counts,
     scene_example,
@@ -106,10 +104,6 @@ def test_what_is_learnt_are_the_replies_that_are_not_shown_only_and_their_ends()
     asked, said = [258, 10, ord("?"), 261, 10], [259, 10, *b"left", 261, 10]
     assert shown.token_ids == [*asked, 259, 10, *b"up", 261, 10, *asked, *said]
     assert shown.labels == [NO_LOSS] * 16 + [NO_LOSS, NO_LOSS, *b"left", 261, NO_LOSS]
-    token_ids, labels = padded([shown, Example([7], [8], [], [])])
-    assert (token_ids[0].tolist(), labels[0].tolist()) == (shown.token_ids, shown.labels)
-    assert token_ids[1].tolist() == [7] + [PAD] * (len(shown.token_ids) - 1)
-    assert labels[1].tolist() == [8] + [NO_LOSS] * (len(shown.token_ids) - 1)
 
 
 def replies_of(shown: Example) -> list[str]:

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols.chat import ChatOptions
+from models.recipes import NO_LOSS
 from models.small.recipe.chat_format import (
     MARKERS,
-    NO_LOSS,
     SPECIAL_TOKENS,
     conversation_of,
     make_tokenizer,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.recipes import NO_LOSS, Conversation
 from models.small.recipe import playing
-from models.small.recipe.chat_format import NO_LOSS, Conversation, make_tokenizer
+from models.small.recipe.chat_format import make_tokenizer
 from models.small.recipe.curriculum import LONG, SHORT, SKILLS, batched, conversation, steps_of_batches
 from models.small.recipe.exercises import Exercise, Skill, call, draw_exercise, is_held_out, reply, result
 from models.small.recipe.text_skills import addition, addition_thought, copying, json_answer, python

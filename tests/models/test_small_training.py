@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from models.small.recipe.chat_format import NO_LOSS, Conversation, make_tokenizer
+from models.recipes import NO_LOSS, Conversation, padded
+from models.small.recipe.chat_format import make_tokenizer
 from models.small.recipe.curriculum import conversation, steps_of_batches
 from models.small.recipe.text_skills import copying
 from models.small.recipe.training import (
     WARMUP_STEPS,
     learning_rate_factor,
     make_model,
-    padded,
     positions,
     summed_loss,
     train,

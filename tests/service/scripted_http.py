@@ -22,6 +22,7 @@ from service.agents.sessions import AgentSessions
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
+from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
@@ -121,15 +122,17 @@ def app_of(
     generator, admission = rollouts._generator, rollouts.admission
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
+    scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
     app.state.services = AppServices(
         rollouts=rollouts,
         access=access,
         readiness=Readiness(generator, rollouts.environments, {"policy": lambda: rollouts.policy.store.state(0.0)}),
-        scoring=Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION),
+        scoring=scoring,
         jobs=jobs,
         calls=calls,
         sessions=sessions,
         images=images,
+        tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
     )
     return app
 

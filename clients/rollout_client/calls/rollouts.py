@@ -1,4 +1,4 @@
-"""The calls of `/rollout`, `/score`, `/tasks`, `/info` and `/readyz`: the request and the response of each.
+"""The calls of `/rollout`, `/score`, `/tasks`, `/info`, `/blobs` and `/readyz`: the request and the response of each.
 
 No I/O.
 """
@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from rollout_client.calls.call import JSON, NDJSON, Call, as_given, call_for, call_without_result, without_none
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
+from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
@@ -164,3 +165,14 @@ def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Cal
 def list_of(sequence: Any) -> list[int]:
     ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
     return ids
+
+
+def upload_image_call(image: bytes) -> Call[str]:
+    """Its result is the name of the image. The service reads the type from the content."""
+    octets = {"content-type": "application/octet-stream"}
+    call = call_for(BlobInfo, "POST", "/blobs", body=image, content_headers=octets)
+    return call.picking(lambda info: info.name)
+
+
+def image_call(name: str) -> Call[bytes]:
+    return Call("GET", f"/blobs/{quote(name, safe='')}", bytes, accept="image/*")

@@ -1,30 +1,31 @@
 """The images of rollouts as a model takes them, beside the tokens of `to_tensors`. Needs torch and Pillow."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.tensors.rollout_tensors import MergedTensors, RolloutTensors
+from rollout_client.results import images_shown
+from rollout_client.tensors.rollout_tensors import RolloutTensors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from rollout_client.calls.arrow_bodies import ArrowResponse
 
-
-def images_shown(log: Sequence[Message]) -> list[str]:
-    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
-    twice."""
-    return [shown.media for message in log for shown in message.mm_ranges or ()]
+TOKEN_TYPES = "mm_token_type_ids"
+IMAGE_TOKEN_TYPE = 1
 
 
 def image_inputs(
     samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
     tensors: RolloutTensors,
     pictures: Mapping[str, bytes],
-    image_processor: Callable[..., Mapping[str, Any]],
+    processor: Any,
     rows: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The tensors that a model takes beside `input_ids` for the images of the rollouts, in the order of the rows.
@@ -35,28 +36,55 @@ def image_inputs(
     Args:
         samples: those that `tensors` were made of.
         pictures: the content of each image by its name, as `client.image` returns it.
-        image_processor: that of the model, such as `AutoProcessor.from_pretrained(model).image_processor`, with the
-            settings that the engine has.
+        processor: that of the model, `AutoProcessor.from_pretrained(model)`, with the settings that the engine has.
         rows: those of `tensors` that the model is given, in the order of `input_ids[rows]`; by default all.
 
     Returns:
-        The tensors that the processor makes, such as `pixel_values`; none if no rollout shows an image.
+        The tensors that the image processor makes, such as `pixel_values`, and for models that take positions of images
+        from it, as those of Qwen do, `mm_token_type_ids` [B, T]: 1 for a token that stands for a part of an image, by
+        `mm_ranges`, else 0. None if no rollout shows an image.
 
     Raises:
         KeyError: `pictures` lacks an image.
-        ValueError: `tensors` are merged, which have no row of its own for each rollout.
     """
-    from PIL import Image
-
-    if isinstance(tensors, MergedTensors):
-        raise ValueError("Images have no place in merged rows: call to_tensors without merge.")
-
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
-    shown = []
-    for position in (tensors.positions if rows is None else tensors.positions[rows]).tolist():
-        if names := images_shown(listed[position].message_log):
-            shown.append([Image.open(BytesIO(pictures[name])).convert("RGB") for name in names])
+    places = torch.arange(len(tensors.positions)) if rows is None else rows
+    logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
+    shown = [[picture_of(pictures[name]) for name in names] for log in logs if (names := images_shown(log))]
     if not shown:
         return {}
-    made = image_processor(images=shown, return_tensors="pt")
-    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    made = processor.image_processor(images=shown, return_tensors="pt")
+    inputs = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    if TOKEN_TYPES in processor.model_input_names:
+        ids, starts = tensors.input_ids[places], tensors.attention_mask[places].argmax(dim=1)
+        within = torch.zeros_like(ids)
+        for row, log, start in zip(within, logs, starts.tolist(), strict=True):
+            for first, last in image_places(log):
+                row[start + first : start + last] = IMAGE_TOKEN_TYPE
+        inputs[TOKEN_TYPES] = within * (ids == processor.image_token_id)
+    return inputs
+
+
+def picture_of(data: bytes) -> "Image":
+    """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
+    white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    picture: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+    has_layer = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
+    # One color of an RGB file may be declared transparent; vLLM shows it as it is.
+    if picture.mode == "RGB" or not has_layer:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    paper = Image.new("RGB", layer.size, "white")
+    paper.paste(layer, mask=layer.getchannel("A"))
+    return paper
+
+
+def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """The tokens of each image: the first one and the one behind the last, in the whole log."""
+    start = 0
+    for message in log:
+        for place in message.mm_ranges or ():
+            yield start + place.start, start + place.end
+        start += len(message.token_ids)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from models.byte_tokenizer import byte_tokenizer
+from models.recipes import NO_LOSS, Conversation, byte_tokenizer
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = [
@@ -20,36 +20,20 @@ MARKERS = [
     "</tool_response>",
 ]
 """Part of the text: an environment reads them in a reply, and the parsers of tool calls look for them."""
-PAD, START, END = range(256, 259)
+START, END = 257, 258
 THINK, THINK_END = 259, 260
 VOCABULARY_SIZE = 256 + len(SPECIAL_TOKENS) + len(MARKERS)
 MAX_POSITIONS = 16384
 CHAT_TEMPLATE = Path(__file__).parent.parent / "chat_template.jinja"
-NO_LOSS = -100
 ASSISTANT_TURN = [START, *b"assistant\n"]
 EMPTY_THOUGHT = [THINK, THINK_END]
 
 ChatMessages = Sequence[Mapping[str, Any]]
 
 
-class Conversation(NamedTuple):
-    """Token ids and, aligned with them, the ids to learn: `NO_LOSS` where nothing is learnt."""
-
-    token_ids: list[int]
-    labels: list[int]
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    untyped: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerFast = untyped(
-        tokenizer_object=byte_tokenizer(SPECIAL_TOKENS, MARKERS),
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-        chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
-    )
-    return tokenizer
+    template = CHAT_TEMPLATE.read_text(encoding="utf-8")
+    return byte_tokenizer(SPECIAL_TOKENS, MARKERS, end="<|im_end|>", positions=MAX_POSITIONS, chat_template=template)
 
 
 def rendered_ids(

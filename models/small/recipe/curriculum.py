@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from models.small.recipe.chat_format import Conversation, conversation_of
+from models.recipes import Conversation
+from models.small.recipe.chat_format import conversation_of
 from models.small.recipe.exercises import Message, Skill, draw_exercise
 from models.small.recipe.text_skills import addition, copying, json_answer, python
 from models.small.recipe.tool_skills import any_tool, calculator, search

@@ -7,14 +7,15 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from models.small.recipe.chat_format import END, PAD, make_tokenizer
+from models.recipes import sampled
+from models.small.recipe.chat_format import END, make_tokenizer
 from models.small.recipe.curriculum import SKILLS
 from models.small.recipe.exercises import draw_exercise
 from models.small.recipe.playing import play
@@ -25,21 +26,9 @@ MOST_NEW_TOKENS = 192
 SAMPLED_AT_ONCE = 100
 
 
-def sampled(model: Qwen3ForCausalLM, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """What the model says at temperature 1, from prompts of any lengths."""
-    settings = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=END, pad_token_id=PAD)
-    settings.max_new_tokens = MOST_NEW_TOKENS
-    untyped: Any = model
-    replies = []
-    for first in range(0, len(prompts), SAMPLED_AT_ONCE):
-        part = prompts[first : first + SAMPLED_AT_ONCE]
-        longest = max(map(len, part))
-        token_ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in part])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in part])
-        with torch.inference_mode():
-            said = untyped.generate(token_ids, attention_mask=mask, generation_config=settings)
-        replies += [[token for token in row if token != PAD] for row in said[:, longest:].tolist()]
-    return replies
+def replies(model: Qwen3ForCausalLM, prompts: Sequence[list[int]]) -> list[list[int]]:
+    parts = (prompts[first : first + SAMPLED_AT_ONCE] for first in range(0, len(prompts), SAMPLED_AT_ONCE))
+    return [reply for part in parts for reply in sampled(model, part, END, MOST_NEW_TOKENS)]
 
 
 def scores_of(
@@ -58,7 +47,7 @@ def scores_of(
         draw = random.Random(seed)
         exercises = [draw_exercise(skill, draw, held_out=True) for _ in range(questions)]
         with console.status(f"Playing {questions} questions of {name}"):
-            plays = play(partial(sampled, model), tokenizer, exercises, thinks)
+            plays = play(partial(replies, model), tokenizer, exercises, thinks)
         scores[name] = sum(one.right for one in plays) / questions
         console.print(f"{name}: {scores[name]:.1%} of {questions} right")
     return scores

@@ -15,13 +15,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import Qwen3ForCausalLM
 
+from models.recipes import save, write_model_card
+from models.small.recipe import curriculum, exercises, training
 from models.small.recipe.chat_format import make_tokenizer
 from models.small.recipe.curriculum import steps_of_batches
 from models.small.recipe.measure import QUESTIONS, scores_of
-from models.small.recipe.model_card import write_model_card
 from models.small.recipe.training import make_model, train
 
 STEPS = 1600
+CARD = Path(__file__).parent / "model_card.md"
+ASKED = {
+    "addition": "What is 583 + 47?",
+    "json": "Answer in JSON with the keys age, name: Mirato Bafe is 34 years old, ...",
+    "python": "Write a Python function f(x) that returns 3 * x + 4. Reply with one code block.",
+    "calculator": "A box holds 24 pens. How many pens are in 130 boxes?",
+    "search": "In which country does Mirato Bafe live?",
+    "any_tool": "Set the lamp with room Bafe and level 7.",
+}
+"""A question of each skill."""
 
 
 def main(
@@ -46,14 +57,14 @@ def main(
                 if not console.is_terminal:
                     console.print(f"step {step}: {losses}, after {time.monotonic() - start:.0f} s")
             progress.advance(task)
-    model.bfloat16().save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    # The weights are written readable by their owner alone, and a container may serve them as another user.
-    (output / "model.safetensors").chmod(0o644)
+    save(model, tokenizer, output)
     saved = Qwen3ForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
     scores = scores_of(saved, tokenizer, questions, seed, thinks=True, console=console)
     without = scores_of(saved, tokenizer, questions, seed, thinks=False, console=console)
-    write_model_card(output, saved, scores, without, questions, steps, seed, time.monotonic() - start)
+    skills = [f"| {name} | {ASKED[name]} | {score:.1%} | {without[name]:.1%} |" for name, score in scores.items()]
+    measured = {"questions": questions, "steps": steps, "seed": seed, "skills": "\n".join(skills)}
+    constants = vars(curriculum) | vars(exercises) | vars(training)
+    write_model_card(output, CARD.read_text(encoding="utf-8"), saved, start, constants, **measured)
     figures = json.dumps({"steps": steps, "seed": seed, "right": scores, "right_without_thoughts": without})
     console.print(figures, soft_wrap=True, highlight=False, markup=False)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from models.small.recipe.chat_format import END, MAX_POSITIONS, NO_LOSS, PAD, VOCABULARY_SIZE, Conversation
+from models.recipes import NO_LOSS, PAD, Conversation, generation_config, padded
+from models.small.recipe.chat_format import END, MAX_POSITIONS, VOCABULARY_SIZE
 
 MATRIX_LEARNING_RATE = 0.02
 OTHER_LEARNING_RATE = 3e-3
@@ -41,13 +42,8 @@ def make_model() -> Qwen3ForCausalLM:
         pad_token_id=PAD,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=END, pad_token_id=PAD)
+    model.generation_config = generation_config(END)
     return model
-
-
-def padded(rows: Sequence[Sequence[int]], padding: int) -> torch.Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
 
 
 def positions(length: int, gap_at: int, gap: int) -> torch.Tensor:

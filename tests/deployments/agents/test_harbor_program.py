@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.agents.harbor_program import HarborProgram
-from deployments.agents.programs import AgentCall, RunReport
+from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, RolloutFailure, VerifierFailed
 from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox
@@ -75,7 +75,7 @@ def played(sample: dict[str, Any], **agent: Any) -> tuple[dict[str, float], dict
     """The reward and the metrics of one rollout."""
 
     async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> Any:
-        report = RunReport()
+        report = RunNotes()
         return await program.run(call(sample), report), report.metrics
 
     reward, metrics = with_program(run, **agent)
@@ -170,7 +170,7 @@ def test_what_is_killed_is_a_failure_of_the_fleet(tmp_path: Path, kind: str) -> 
 
     async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> None:
         works_s = 0 if kind == "verifier" else 60
-        playing = asyncio.ensure_future(program.run(call(sample(works_s=works_s)), RunReport()))
+        playing = asyncio.ensure_future(program.run(call(sample(works_s=works_s)), RunNotes()))
         draw = random.Random(0)
         while not strike("(/tests/test.sh)" if kind == "verifier" else KILLED[kind], draw):
             assert not playing.done(), playing
@@ -184,7 +184,7 @@ def test_what_is_killed_is_a_failure_of_the_fleet(tmp_path: Path, kind: str) -> 
 
 def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> None:
-        playing = asyncio.ensure_future(program.run(call(sample(works_s=60)), RunReport()))
+        playing = asyncio.ensure_future(program.run(call(sample(works_s=60)), RunNotes()))
         while not list(processes_with(KILLED["agent"])):
             await asyncio.sleep(0.02)
         playing.cancel()
@@ -216,7 +216,7 @@ async def until_it_ends(
     while True:
         await asyncio.sleep(draw.random() * 0.2)
         try:
-            return await program.run(call, RunReport()), failures
+            return await program.run(call, RunNotes()), failures
         except RolloutFailure as failure:
             if not failure.retryable:
                 raise

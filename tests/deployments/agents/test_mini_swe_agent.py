@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.agents.harbor_program import HarborProgram
-from deployments.agents.programs import AgentCall, RunReport
+from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
 from tests.deployments.agents.harbor_rollouts import TASKS, solution
 
@@ -63,7 +63,7 @@ def test_mini_swe_agent_plays_a_task_unmodified() -> None:
             base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
             sample: Any = {"task_name": "swe", "extra_env_info": {"task": "examples/fix-median"}}
             try:
-                return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunReport())
+                return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunNotes())
             finally:
                 program.close()
 

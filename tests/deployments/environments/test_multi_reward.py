@@ -11,6 +11,7 @@ from deployments.environments.multi_reward import MultiRewardEnvironment
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, check, play
 from rollout_env.loading import EnvironmentNotLoadable, load_environment
 from rollout_env.steps import validated_step
+from tests.virtual_time import runs
 
 HERE = __name__
 
@@ -107,18 +108,16 @@ def test_what_a_part_raises_fails_the_sample() -> None:
         play(made(one=part()), ["bad"], sample(one=1))
 
 
-def test_a_part_that_fails_ends_the_steps_of_the_others() -> None:
+@runs
+async def test_a_part_that_fails_ends_the_steps_of_the_others() -> None:
     environment = made(one=part("WaitingEnvironment"), two=part())
 
-    async def scenario() -> None:
-        with pytest.raises(SampleRejected, match=r"^It is bad\.$") as failure:
-            await validated_step(
-                environment, [{"role": "assistant", "content": "bad"}], sample(one=1, two=1)["extra_env_info"]
-            )
-        assert WaitingEnvironment.running == 0
-        assert failure.value.__context__ is None
-
-    asyncio.run(scenario())
+    with pytest.raises(SampleRejected, match=r"^It is bad\.$") as failure:
+        await validated_step(
+            environment, [{"role": "assistant", "content": "bad"}], sample(one=1, two=1)["extra_env_info"]
+        )
+    assert WaitingEnvironment.running == 0
+    assert failure.value.__context__ is None
 
 
 @pytest.mark.parametrize("ended", ["one", "three"])

@@ -56,6 +56,9 @@ class ScriptedLLM:
     async def resume_generation(self) -> None:
         self.calls.append("resume")
 
+    async def reset_encoder_cache(self) -> None:
+        self.calls.append("reset_encoder_cache")
+
     async def add_lora(self, adapter: LoRARequest) -> None:
         self.calls.append(f"add_lora {adapter.lora_int_id} {adapter.lora_path}")
 

@@ -1,9 +1,8 @@
 """The engine's outputs for calls of model servers' APIs, over a scripted vLLM: updates, interruptions, and failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,20 +27,13 @@ from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.paths import SMALL_MODEL
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
 REQUEST = GenerationRequest("call", [1, 2], 10, (), SamplingOptions())
 Step = str | Exception | Callable[[], None]
 """A text that is generated, a failure, or what happens meanwhile."""
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 class ScriptedVLLM:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,19 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.adapters import ADAPTER_FILE, Adapters, LoadedAdapter
 from deployments.generation.weights_canary import (
+    CANARY_IMAGE,
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,
     REMEMBER_WITHIN_S,
     AdapterHasNoEffect,
     WeightsCanary,
+    canary_params,
     canary_prompts,
+    logprobs_of,
     refuse_bad_canary,
 )
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.images import ImageSpan, ImageTokens
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED
 from tests.virtual_time import now, run
@@ -50,11 +55,27 @@ def output(generated: list[float], prompt: list[float], finish_reason: str = "le
 def test_the_prompts_are_tokens_of_the_model_and_leave_room_for_the_canary(
     vocab_size: int, max_model_len: int, length: int
 ) -> None:
-    prompts = canary_prompts(vocab_size, max_model_len)
+    requests = canary_prompts(vocab_size, max_model_len)
+    prompts = [request.prompt_token_ids for request in requests]
     assert [len(prompt) for prompt in prompts] == [length] * 4
     assert all(0 <= token_id < vocab_size for prompt in prompts for token_id in prompt)
-    assert prompts == canary_prompts(vocab_size, max_model_len)
+    assert requests == canary_prompts(vocab_size, max_model_len)
     assert length == 1 or length + CANARY_TOKENS <= max_model_len
+
+
+def test_one_more_prompt_shows_an_image_and_leaves_its_logits_out_if_the_model_takes_so_many_tokens() -> None:
+    image = ImageTokens(7, [6, 7, 7, 6])
+    room = len(image.token_ids) + CANARY_PROMPT_TOKENS + CANARY_TOKENS
+    *texts, shown = canary_prompts(262, room, image)
+    assert texts == canary_prompts(262, room)
+    assert list(shown.prompt_token_ids) == [6, 7, 7, 6, *texts[0].prompt_token_ids]
+    assert shown.images == (ImageSpan(CANARY_IMAGE, 0, 4),)
+    assert [canary_params(request).prompt_logprobs for request in (texts[0], shown)] == [0, None]
+    assert canary_params(shown).temperature == 0
+    assert canary_prompts(262, room - 1, image) == texts
+    greedy = output([-1.0, -2.0], [])
+    greedy.prompt_logprobs = None
+    assert list(logprobs_of([greedy])[0]) == [-1.0, -2.0]
 
 
 def test_finite_log_probabilities_pass() -> None:
@@ -78,6 +99,9 @@ Logprob = Callable[[LoadedAdapter | None], float]
 A, B = (f"base_model.model.{ADAPTED}.lora_{half}.weight" for half in "AB")
 
 
+PROMPTS = canary_prompts(262, 100)[:2]
+
+
 class Engine:
     """Says of every token of a prompt what `logprob` says of the adapter."""
 
@@ -89,9 +113,9 @@ class Engine:
         self.logprob = logprob
         self.swaps = 0
         self.plays = 0
-        self.canary = WeightsCanary(self.adapters, self.generate, lambda: self.swaps, lambda: [[1, 2], [3, 4]])
+        self.canary = WeightsCanary(self.adapters, self.generate, lambda: self.swaps, lambda: PROMPTS)
 
-    async def generate(self, prompt: Sequence[int], adapter: LoadedAdapter | None, salt: str) -> RequestOutput:
+    async def generate(self, request: GenerationRequest, adapter: LoadedAdapter | None, salt: str) -> RequestOutput:
         self.plays += 1
         value = self.logprob(adapter)
         return output([-3.0], [value])
@@ -208,7 +232,7 @@ def test_a_push_does_not_wait_long_for_an_engine_that_is_full() -> None:
         async def wait(*_: Any) -> Any:
             await asyncio.sleep(3600)
 
-        canary = WeightsCanary(engine.adapters, wait, lambda: 0, lambda: [[1, 2]])
+        canary = WeightsCanary(engine.adapters, wait, lambda: 0, lambda: PROMPTS)
         await canary.remember()
         return now()
 

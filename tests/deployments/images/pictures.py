@@ -43,17 +43,22 @@ class ImagesInProcess(ImageStore):
         )
         self.puts: list[list[str]] = []
         """The names of each call of `put`."""
+        self.read: list[str] = []
+        self.kept: dict[str, bytes] = {}
+        """Everything that was ever put."""
 
     async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
         names = [name_of_image(data) for data in images]
         await self.replica.put(dict(zip(names, images, strict=True)), owner or "")
         self.puts.append(names)
+        self.kept.update(zip(names, images, strict=True))
         return names
 
     async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
         return await self.replica.refused(names, owner or "")
 
     async def get(self, name: str) -> bytes:
+        self.read.append(name)
         [content] = await self.replica.reference(name)
         assert isinstance(content, bytes)
         return content

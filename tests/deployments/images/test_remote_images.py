@@ -10,8 +10,9 @@ from ray.exceptions import ActorDiedError, OwnerDiedError
 
 from deployments.failures import ImagesLost
 from deployments.images.failures import ImageUnknown, image_unknown
-from deployments.images.remote_images import AWAY_S, RemoteImages
+from deployments.images.remote_images import RemoteImages
 from deployments.protocols.images import name_of_image
+from deployments.storage.storage import AWAY_S
 from tests import virtual_time
 
 MIB = 2**20

@@ -57,39 +57,35 @@ def test_an_image_that_nobody_uses_expires_and_one_that_is_read_does_not() -> No
     assert run(wait)
 
 
-def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image() -> None:
+@virtual_time.test
+async def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image() -> None:
     made: list[bytes] = []
 
     def share(content: bytes) -> bytes:
         made.append(content)
         return content
 
-    async def read() -> None:
-        storage = ScriptedStorage()
-        replica = ImagesReplica(SETTINGS, storage, virtual_time.now, share)
-        await replica.put({"sha256:1": b"one"}, "")
-        references = await asyncio.gather(*(replica.reference("sha256:1") for _ in range(9)))
-        assert references == [[b"one"]] * 9
-        assert made == [b"one"]
-        await asyncio.sleep(101)
-        assert replica._shared == {}
-
-    virtual_time.run(read())
+    storage = ScriptedStorage()
+    replica = ImagesReplica(SETTINGS, storage, virtual_time.now, share)
+    await replica.put({"sha256:1": b"one"}, "")
+    references = await asyncio.gather(*(replica.reference("sha256:1") for _ in range(9)))
+    assert references == [[b"one"]] * 9
+    assert made == [b"one"]
+    await asyncio.sleep(101)
+    assert replica._shared == {}
 
 
-def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
-    async def read() -> None:
-        storage = ScriptedStorage()
-        replica = ImagesReplica(SETTINGS, storage, virtual_time.now, lambda content: content)
-        await replica.put({"sha256:1": b"one"}, "")
-        storage.is_failing = True
-        with pytest.raises(StorageFailed):
-            await replica.reference("sha256:1")
-        storage.is_failing = False
-        await asyncio.sleep(1)
-        assert await replica.reference("sha256:1") == [b"one"]
-
-    virtual_time.run(read())
+@virtual_time.test
+async def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
+    storage = ScriptedStorage()
+    replica = ImagesReplica(SETTINGS, storage, virtual_time.now, lambda content: content)
+    await replica.put({"sha256:1": b"one"}, "")
+    storage.is_failing = True
+    with pytest.raises(StorageFailed):
+        await replica.reference("sha256:1")
+    storage.is_failing = False
+    await asyncio.sleep(1)
+    assert await replica.reference("sha256:1") == [b"one"]
 
 
 def test_a_store_without_room_refuses_and_keeps_nothing_of_it() -> None:

@@ -17,6 +17,7 @@ from deployments.models.reward_replica import RewardModelReplica, batches
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc import batching
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
+from tests.virtual_time import runs
 
 
 class LengthScorer:
@@ -78,68 +79,60 @@ def test_what_comes_while_the_model_works_is_scored_together() -> None:
     assert [len(batch) for batch in scorer.batches] == [1, 3]
 
 
-def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
-    async def scenario() -> None:
-        model = RemoteRewardModel("helpful", Handle(replica(LengthScorer()).score))
-        results = await asyncio.gather(
-            *(model.score(said(text)) for text in ("aa", "bad", "x" * 13, "cccc")), return_exceptions=True
-        )
-        assert (results[0], results[3]) == (2.0, 4.0)
-        assert isinstance(results[1], ModelRefused)
-        assert str(results[1]) == "The reward model helpful cannot score this: LookupError: no template."
-        assert isinstance(results[2], ModelRefused)
-        assert "the score is nan" in str(results[2])
-
-    asyncio.run(scenario())
+@runs
+async def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
+    model = RemoteRewardModel("helpful", Handle(replica(LengthScorer()).score))
+    results = await asyncio.gather(
+        *(model.score(said(text)) for text in ("aa", "bad", "x" * 13, "cccc")), return_exceptions=True
+    )
+    assert (results[0], results[3]) == (2.0, 4.0)
+    assert isinstance(results[1], ModelRefused)
+    assert str(results[1]) == "The reward model helpful cannot score this: LookupError: no template."
+    assert isinstance(results[2], ModelRefused)
+    assert "the score is nan" in str(results[2])
 
 
-def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs
+async def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_client, "MOST_PER_CALL", 4)
 
-    async def scenario() -> None:
-        handle = Handle(replica(LengthScorer()).score)
-        model = RemoteRewardModel("helpful", handle)
-        scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
-        assert scores == [1, 2, 3, 4, 5, 6]
-        assert handle.calls == [4, 2]
-
-    asyncio.run(scenario())
+    handle = Handle(replica(LengthScorer()).score)
+    model = RemoteRewardModel("helpful", handle)
+    scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
+    assert scores == [1, 2, 3, 4, 5, 6]
+    assert handle.calls == [4, 2]
 
 
-def test_conversations_that_are_too_large_together_travel_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs
+async def test_conversations_that_are_too_large_together_travel_in_several_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batching, "MOST_BYTES_PER_MESSAGE", 1200)
 
-    async def scenario() -> None:
-        handle = Handle(replica(LengthScorer()).score)
-        model = RemoteRewardModel("helpful", handle)
-        # Each takes about 200 bytes and the JSON of its message.
-        await asyncio.gather(*(model.score([*said("a"), *said("b" * 200)]) for _ in range(5)), return_exceptions=True)
-        assert handle.calls == [2, 2, 1]
-
-    asyncio.run(scenario())
+    handle = Handle(replica(LengthScorer()).score)
+    model = RemoteRewardModel("helpful", handle)
+    # Each takes about 200 bytes and the JSON of its message.
+    await asyncio.gather(*(model.score([*said("a"), *said("b" * 200)]) for _ in range(5)), return_exceptions=True)
+    assert handle.calls == [2, 2, 1]
 
 
-def test_too_many_that_wait_are_refused_and_may_come_again() -> None:
-    async def scenario() -> None:
-        full = replica(LengthScorer(), max_waiting=1)
-        with pytest.raises(Overloaded):
-            await full.score([said("a"), said("b")])
-        with pytest.raises(ModelUnavailable, match="0 conversations wait"):
-            await asyncio.gather(*map(RemoteRewardModel("helpful", Handle(full.score)).score, [said("a"), said("b")]))
-
-    asyncio.run(scenario())
+@runs
+async def test_too_many_that_wait_are_refused_and_may_come_again() -> None:
+    full = replica(LengthScorer(), max_waiting=1)
+    with pytest.raises(Overloaded):
+        await full.score([said("a"), said("b")])
+    with pytest.raises(ModelUnavailable, match="0 conversations wait"):
+        await asyncio.gather(*map(RemoteRewardModel("helpful", Handle(full.score)).score, [said("a"), said("b")]))
 
 
 @pytest.mark.parametrize("error", [EnvironmentLost("The reward model died during the call."), RuntimeError("CUDA")])
-def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -> None:
+@runs
+async def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -> None:
     async def fail(_: list[Any]) -> list[Any]:
         raise error
 
-    async def scenario() -> None:
-        with pytest.raises(ModelUnavailable, match=str(error)):
-            await RemoteRewardModel("helpful", Handle(fail)).score(said("a"))
-
-    asyncio.run(scenario())
+    with pytest.raises(ModelUnavailable, match=str(error)):
+        await RemoteRewardModel("helpful", Handle(fail)).score(said("a"))
 
 
 def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:

@@ -14,12 +14,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
+from deployments.sandbox import (
+    Limits,
+    LocalSandbox,
+    Outcome,
+    Program,
+    ProgramRefused,
+    Sandbox,
+    SandboxLost,
+    SandboxTooWeak,
+)
 from deployments.sandbox.isolation import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from deployments.sandbox.self_test import is_running
 from tests.growing_limits import in_the_middle
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -183,20 +193,22 @@ def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
 
 
-def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
     token = secrets.token_hex(8)
+    program = Program("import time\ntime.sleep(99)", arguments=(token,))
+    task = asyncio.create_task(sandbox.run(program, {}, Limits()))
+    while not is_running(token):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while is_running(token):
+        await asyncio.sleep(0.01)
 
-    async def cancelled() -> None:
-        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while is_running(token):
-            await asyncio.sleep(0.01)
 
-    asyncio.run(cancelled())
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+    await ends_when_nobody_waits(sandbox)
 
 
 def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
@@ -208,18 +220,16 @@ def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
     assert asyncio.run(many()) == ["1\n"] * 6
 
 
-def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
-    async def closed() -> None:
-        sandbox = LocalSandbox(max_concurrent_runs=1)
-        token = secrets.token_hex(8)
-        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(sandbox.close)
-        with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):
-            await task
-
-    asyncio.run(closed())
+@runs
+async def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    token = secrets.token_hex(8)
+    task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+    while not is_running(token):
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(sandbox.close)
+    with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):
+        await task
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -14,9 +13,10 @@ import pytest
 from deployments.environments.code import CodeEnvironment, SandboxSettings
 from deployments.sandbox import Limits, Program, ProgramRefused, SandboxLost
 from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
-from deployments.sandbox.self_test import is_running
 from rollout_env import play
 from service.startup.ports import free_port
+from tests.deployments.sandbox.test_local import ends_when_nobody_waits
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -73,21 +73,9 @@ def test_what_a_local_sandbox_refuses_it_refuses(url: str) -> None:
         asyncio.run(RemoteSandbox(url, TOKEN).run(Program(""), {"../x": b""}, LIMITS))
 
 
-def test_a_run_that_nobody_waits_for_is_ended_at_the_server(url: str) -> None:
-    token = secrets.token_hex(8)
-
-    async def cancelled() -> None:
-        program = Program("import time; time.sleep(99)", arguments=(token,))
-        task = asyncio.create_task(RemoteSandbox(url, TOKEN).run(program, {}, LIMITS))
-        while not is_running(token):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while is_running(token):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(cancelled())
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended_at_the_server(url: str) -> None:
+    await ends_when_nobody_waits(RemoteSandbox(url, TOKEN))
 
 
 def test_without_the_token_nothing_is_run(url: str) -> None:

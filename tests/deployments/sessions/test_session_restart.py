@@ -12,7 +12,8 @@ from deployments.storage.storage import EntryName, StorageFailed, StoredChange, 
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionReward
 from tests import virtual_time
-from tests.deployments.sessions.test_session_store import PLAIN, QUESTION, Kept, opening, runs
+from tests.deployments.sessions.test_session_store import PLAIN, QUESTION, Kept, opening
+from tests.virtual_time import runs
 
 
 @runs

@@ -1,9 +1,7 @@
 """The session store: calls that begin and end, records, rewards, expiry, and replicas that are gone."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -22,18 +20,11 @@ from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionRequest, SessionReward
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "Q"}
 ANSWER = {"role": "assistant", "content": "A"}
 PLAIN = ChatContext()
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 class Clock:

@@ -16,8 +16,8 @@ from deployments.rpc.batching import results_of
 from deployments.sessions.failures import SessionClosed, session_unknown
 from deployments.sessions.records import ChatContext, Plan
 from deployments.sessions.store import SessionStore
-from deployments.sessions.store_client import AT_ONCE, AWAY_S, session_store_client
-from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.sessions.store_client import AT_ONCE, session_store_client
+from deployments.storage.storage import AWAY_S, StorageFailed, StoreReplaced
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
 

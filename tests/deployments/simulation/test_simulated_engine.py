@@ -22,6 +22,7 @@ from deployments.protocols.generation import (
 from deployments.protocols.images import ImageSpan
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import Timing
+from tests import virtual_time
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, run, settled
 
@@ -112,12 +113,10 @@ def test_a_shorter_generation_ends_before_a_longer_one_that_started_earlier() ->
     assert run(order()) == ["short", "middle", "long"]
 
 
-def test_with_both_times_0_a_generation_returns_without_a_pass_of_the_event_loop() -> None:
-    async def steps() -> None:
-        with pytest.raises(StopIteration):
-            engine(Timing()).generate(request("a", 3)).send(None)
-
-    run(steps())
+@virtual_time.test
+async def test_with_both_times_0_a_generation_returns_without_a_pass_of_the_event_loop() -> None:
+    with pytest.raises(StopIteration):
+        engine(Timing()).generate(request("a", 3)).send(None)
 
 
 def test_cancelling_a_generation_starts_the_next_one_and_leaves_none_ongoing() -> None:

@@ -14,6 +14,7 @@ from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from deployments.simulation.timing import Timing
 from rollout_client.contract.policy import PushOptions
+from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled
@@ -106,16 +107,14 @@ def test_two_updates_without_a_token_between_them_leave_one_span(tmp_path: Path)
     play(story, tmp_path)
 
 
-def test_a_transfer_is_refused_with_a_reason() -> None:
-    async def transfer() -> None:
-        registry = ReplicaRegistry(ScriptedCluster(), command_timeout_s=10.0)
-        engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
-        weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
-        running = asyncio.create_task(weights.run())
-        await settled()
-        [replica] = registry.replicas
-        report = await registry.report_on(replica, InitTransfer({}, 30.0), 10.0)
-        assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
-        running.cancel()
-
-    run(transfer())
+@virtual_time.test
+async def test_a_transfer_is_refused_with_a_reason() -> None:
+    registry = ReplicaRegistry(ScriptedCluster(), command_timeout_s=10.0)
+    engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
+    weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
+    running = asyncio.create_task(weights.run())
+    await settled()
+    [replica] = registry.replicas
+    report = await registry.report_on(replica, InitTransfer({}, 30.0), 10.0)
+    assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
+    running.cancel()

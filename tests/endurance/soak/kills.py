@@ -28,13 +28,14 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from benchmarks.process_group import no_process_left
+from benchmarks.reference_model import State
 from benchmarks.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.policy import PolicyState
 from rollout_client.weights.checksum import file_checksum
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.parts import KILLED
-from tests.endurance.soak.known_weights import KnownWeights, State
+from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.logprob_check import logprob_differences
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
 from tests.endurance.soak.steady_rollouts import RolloutTally, SteadyRollouts

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.reference_model import State
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.endurance.chaos.parts import TASK_NAME
-from tests.endurance.soak.known_weights import KnownWeights, State
+from tests.endurance.soak.known_weights import KnownWeights
 
 ROLLOUTS = 8
 TURNS = 2

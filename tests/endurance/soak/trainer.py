@@ -10,10 +10,11 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from benchmarks.reference_model import State
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient
 from rollout_client.contract.policy import PauseMode, PolicyUpdate
 from rollout_client.errors import RequestRejected
-from tests.endurance.soak.known_weights import KnownWeights, State
+from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.version_times import VersionTimes
 
 MODES: dict[PauseMode, int] = {"keep": 8, "wait": 1, "abort": 1}

@@ -1,9 +1,8 @@
 """Runs of agents over a session store without Ray: what a run gets, what its record comes to, when its session goes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 from uuid import uuid4
 
@@ -28,20 +27,13 @@ from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.service.scripted_store import ScriptedStore
+from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "Q"}
 SAMPLE = SampleInput.model_validate(
     {"task_name": "task", "messages": [QUESTION], "extra_env_info": {"truth": 5}, "difficulty": 2}
 )
 Agent = Callable[["CallingProgram", str], Awaitable[None]]
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 @dataclass

@@ -11,6 +11,7 @@ import pytest
 from service.access.access_control import CHECK_PERIOD_S
 from service.access.keys import hash_of, parsed_keys
 from tests.service.keyed_http import SAMPLE, KeyedHttp
+from tests.virtual_time import runs
 
 BODY = {"samples": [SAMPLE]}
 
@@ -148,21 +149,19 @@ def test_a_request_that_was_recorded_is_refused_once_its_key_is_withdrawn(keyed:
     assert len(keyed.service.generator.requests) == played
 
 
-def test_while_a_key_is_rotated_no_moment_refuses_both_or_lets_in_another(keyed: KeyedHttp) -> None:
+@runs
+async def test_while_a_key_is_rotated_no_moment_refuses_both_or_lets_in_another(keyed: KeyedHttp) -> None:
     """The file is replaced, truncated and written while requests with the old key and a wrong one come in."""
     good = keyed.path.read_text()
     key_file = keyed.access._key_file
     assert key_file is not None
 
-    async def attempt() -> None:
-        for content in (good[:10], "", good, good + " ", "keys: []x", good):
-            keyed.path.write_text(content)
-            key_file._checked_at -= CHECK_PERIOD_S
-            answers = await asyncio.gather(*(key_file.keys() for _ in range(20)))
-            assert all(ring.caller_with(keyed.keys["read"]) is not None for ring in answers)
-            assert all(ring.caller_with("rollout-wrong") is None for ring in answers)
-
-    asyncio.run(attempt())
+    for content in (good[:10], "", good, good + " ", "keys: []x", good):
+        keyed.path.write_text(content)
+        key_file._checked_at -= CHECK_PERIOD_S
+        answers = await asyncio.gather(*(key_file.keys() for _ in range(20)))
+        assert all(ring.caller_with(keyed.keys["read"]) is not None for ring in answers)
+        assert all(ring.caller_with("rollout-wrong") is None for ring in answers)
 
 
 @pytest.mark.parametrize("guess", ["", "rollout-", "nearly", "exactly", "other"])

@@ -15,14 +15,14 @@ from deployments.failures import GenerationRejected
 from service.access.access_control import AccessControl
 from service.admission.capacity import Amounts
 from service.settings import RequestLimits
+from tests import virtual_time
 from tests.clients.scripted_service import served
-from tests.service.jobs import scripted_ingresses
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.jobs.test_jobs import GivenKeys, entry
 from tests.service.keyed_http import SAMPLE, KeyedHttp
 from tests.service.routes.test_admission import wait_until_free
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.virtual_time import run, settled
+from tests.virtual_time import settled
 
 NDJSON = "application/x-ndjson"
 MANY = {"samples": [SAMPLE], "num_generations": 4}
@@ -62,29 +62,27 @@ def test_no_way_to_ask_for_rollouts_gets_more_than_the_quota(tmp_path: Path, bod
 
 
 @pytest.mark.parametrize(("rollouts", "status"), [(8, 422), (3, 422), (2, 200)])
-def test_several_ingress_replicas_play_no_more_than_the_quota_of_a_key_together(
+@virtual_time.test
+async def test_several_ingress_replicas_play_no_more_than_the_quota_of_a_key_together(
     tmp_path: Path, rollouts: int, status: int
 ) -> None:
-    async def attempt() -> None:
-        folders = [tmp_path / str(number) for number in range(4)]
-        for folder in folders:
-            folder.mkdir()
-        generators = [ScriptedGenerator(["A"], delay_s=60) for _ in folders]
-        replicas = [
-            keyed(folder, generator, ingress_replicas=4, max_rollouts=8)
-            for folder, generator in zip(folders, generators, strict=True)
-        ]
-        posts = [asyncio.create_task(posted(each, rollouts)) for each in replicas for _ in range(2)]
-        await settled()
-        in_flight = sum(each.service.admission.in_flight.rollouts for each in replicas)
-        assert in_flight == (8 if status == 200 else 0)
-        answers = await asyncio.gather(*posts)
-        # Both of a replica hold one rollout each before their bodies are read.
-        refusals = {422, 429} if status == 422 else {200, 429}
-        assert {answer.status_code for answer in answers} <= refusals
-        assert sum(len(generator.requests) for generator in generators) == in_flight
-
-    run(attempt())
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    generators = [ScriptedGenerator(["A"], delay_s=60) for _ in folders]
+    replicas = [
+        keyed(folder, generator, ingress_replicas=4, max_rollouts=8)
+        for folder, generator in zip(folders, generators, strict=True)
+    ]
+    posts = [asyncio.create_task(posted(each, rollouts)) for each in replicas for _ in range(2)]
+    await settled()
+    in_flight = sum(each.service.admission.in_flight.rollouts for each in replicas)
+    assert in_flight == (8 if status == 200 else 0)
+    answers = await asyncio.gather(*posts)
+    # Both of a replica hold one rollout each before their bodies are read.
+    refusals = {422, 429} if status == 422 else {200, 429}
+    assert {answer.status_code for answer in answers} <= refusals
+    assert sum(len(generator.requests) for generator in generators) == in_flight
 
 
 async def posted(service: KeyedHttp, rollouts: int) -> httpx.Response:
@@ -144,27 +142,25 @@ def test_many_requests_at_once_get_no_more_than_the_quota_and_a_client_that_goes
         assert held_by_key(service) == Amounts()
 
 
-def test_requests_that_are_cancelled_before_their_tokens_come_are_charged_all_the_same(tmp_path: Path) -> None:
+@virtual_time.test
+async def test_requests_that_are_cancelled_before_their_tokens_come_are_charged_all_the_same(tmp_path: Path) -> None:
     """Else a key could keep the engines busy for nothing, by going away a moment before each answer."""
 
-    async def attempt() -> None:
-        service = keyed(tmp_path, ScriptedGenerator(["A" * 50], delay_s=60), tokens_per_minute=200)
-        transport = httpx.ASGITransport(service.service.app)
-        statuses = []
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            for _ in range(10):
-                sampling = {"max_new_tokens": 50}
-                body = {"samples": [SAMPLE], "sampling": sampling}
-                task = asyncio.create_task(http.post("/rollout", json=body, headers=service.bearer("rollout")))
-                await settled()
-                if task.done():
-                    statuses.append((await task).status_code)
-                task.cancel()
-                await settled()
-        assert len(service.service.generator.requests) <= 4
-        assert set(statuses) == {429}
-
-    run(attempt())
+    service = keyed(tmp_path, ScriptedGenerator(["A" * 50], delay_s=60), tokens_per_minute=200)
+    transport = httpx.ASGITransport(service.service.app)
+    statuses = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+        for _ in range(10):
+            sampling = {"max_new_tokens": 50}
+            body = {"samples": [SAMPLE], "sampling": sampling}
+            task = asyncio.create_task(http.post("/rollout", json=body, headers=service.bearer("rollout")))
+            await settled()
+            if task.done():
+                statuses.append((await task).status_code)
+            task.cancel()
+            await settled()
+    assert len(service.service.generator.requests) <= 4
+    assert set(statuses) == {429}
 
 
 def test_a_compressed_bomb_is_neither_read_without_a_key_nor_held_with_one(tmp_path: Path) -> None:
@@ -217,36 +213,32 @@ def held_on(cluster: ScriptedIngresses) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), [("/rollout", {"idempotency_key": "k"}), ("/jobs", {})])
-def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, headers: dict[str, str]) -> None:
-    async def scenario() -> None:
-        cluster = of_team(max_rollouts=2)
-        posted = asyncio.create_task(cluster.post(0, request_of(groups=1), path=path, **TEAM, **headers))
+@virtual_time.test
+async def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, headers: dict[str, str]) -> None:
+    cluster = of_team(max_rollouts=2)
+    posted = asyncio.create_task(cluster.post(0, request_of(groups=1), path=path, **TEAM, **headers))
+    await asyncio.sleep(5)
+    assert held_on(cluster) == [2]
+    refused = await cluster.post(0, request_of(groups=1), **TEAM)
+    assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:quota-exceeded")
+    await asyncio.sleep(60)
+    assert held_on(cluster) == [0]
+    assert (await posted).status_code in (200, 202)
+
+
+@virtual_time.test
+async def test_a_request_that_is_posted_again_costs_its_quotas_once() -> None:
+    cluster = of_team(max_rollouts=4, tokens_per_minute=600)
+    posts = []
+    for _ in range(3):
+        posts.append(asyncio.create_task(cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")))
         await asyncio.sleep(5)
         assert held_on(cluster) == [2]
-        refused = await cluster.post(0, request_of(groups=1), **TEAM)
-        assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:quota-exceeded")
-        await asyncio.sleep(60)
-        assert held_on(cluster) == [0]
-        assert (await posted).status_code in (200, 202)
-
-    scripted_ingresses.run(scenario)
-
-
-def test_a_request_that_is_posted_again_costs_its_quotas_once() -> None:
-    async def scenario() -> None:
-        cluster = of_team(max_rollouts=4, tokens_per_minute=600)
-        posts = []
-        for _ in range(3):
-            posts.append(asyncio.create_task(cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")))
-            await asyncio.sleep(5)
-            assert held_on(cluster) == [2]
-        answers = await asyncio.gather(*posts)
-        left = tokens_left(cluster)
-        again = await cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")
-        assert {answer.content for answer in answers} == {again.content}
-        assert len(cluster.generator.requests) == 2  # type: ignore[attr-defined]
-        # Some have come back meanwhile.
-        assert tokens_left(cluster) >= left
-        assert held_on(cluster) == [0]
-
-    scripted_ingresses.run(scenario)
+    answers = await asyncio.gather(*posts)
+    left = tokens_left(cluster)
+    again = await cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")
+    assert {answer.content for answer in answers} == {again.content}
+    assert len(cluster.generator.requests) == 2  # type: ignore[attr-defined]
+    # Some have come back meanwhile.
+    assert tokens_left(cluster) >= left
+    assert held_on(cluster) == [0]

@@ -8,6 +8,7 @@ import pytest
 
 from rollout_client import AsyncRolloutClient, RequestRejected
 from rollout_client.errors import RolloutTimeout
+from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
@@ -30,61 +31,53 @@ def generations(cluster: ScriptedIngresses) -> int:
     return len(cluster.generator.requests)  # type: ignore[attr-defined]
 
 
-def test_a_rollout_with_a_key_is_played_once_for_all_clients() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        first = await cluster.client(0).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS)
-        played = generations(cluster)
-        assert await cluster.client(1).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS) == first
-        async with cluster.client(1).stream(SAMPLES, idempotency_key="step 1", **OPTIONS) as stream:
-            assert sorted([position async for position, _ in stream.with_positions()]) == list(range(6))
-        assert generations(cluster) == played
-        [job] = await cluster.client(0).jobs.all()
-        assert (job.state, job.idempotency_key) == ("completed", "step 1")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_rollout_with_a_key_is_played_once_for_all_clients() -> None:
+    cluster = ScriptedIngresses()
+    first = await cluster.client(0).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS)
+    played = generations(cluster)
+    assert await cluster.client(1).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS) == first
+    async with cluster.client(1).stream(SAMPLES, idempotency_key="step 1", **OPTIONS) as stream:
+        assert sorted([position async for position, _ in stream.with_positions()]) == list(range(6))
+    assert generations(cluster) == played
+    [job] = await cluster.client(0).jobs.all()
+    assert (job.state, job.idempotency_key) == ("completed", "step 1")
 
 
-def test_an_automatic_key_is_another_one_for_each_call() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        for _ in range(2):
-            await cluster.client(0).rollout(SAMPLES, idempotency_key="auto", **OPTIONS)
-        assert len({job.idempotency_key for job in await cluster.client(0).jobs.all()}) == 2
-
-    run(scenario)
+@virtual_time.test
+async def test_an_automatic_key_is_another_one_for_each_call() -> None:
+    cluster = ScriptedIngresses()
+    for _ in range(2):
+        await cluster.client(0).rollout(SAMPLES, idempotency_key="auto", **OPTIONS)
+    assert len({job.idempotency_key for job in await cluster.client(0).jobs.all()}) == 2
 
 
-def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        jobs = cluster.client(0).jobs
-        job = await jobs.submit(SAMPLES, **OPTIONS)
-        events = [event async for event in cluster.client(1).jobs.events(job.job_id)]
-        assert [event.event for event in events] == [1, 2, 3, 4]
-        assert [event.is_last for event in events] == [False, False, False, True]
-        assert [event.event async for event in jobs.events(job.job_id, after=3)] == [4]
-        assert (await jobs.acknowledge(job.job_id, 2)).acknowledged == 2
-        assert (await jobs.status(job.job_id)).state == "completed"
-        with pytest.raises(RequestRejected, match="acknowledged"):
-            _ = [event async for event in jobs.events(job.job_id)]
-        await jobs.delete(job.job_id)
-        assert await jobs.all() == []
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
+    cluster = ScriptedIngresses()
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(SAMPLES, **OPTIONS)
+    events = [event async for event in cluster.client(1).jobs.events(job.job_id)]
+    assert [event.event for event in events] == [1, 2, 3, 4]
+    assert [event.is_last for event in events] == [False, False, False, True]
+    assert [event.event async for event in jobs.events(job.job_id, after=3)] == [4]
+    assert (await jobs.acknowledge(job.job_id, 2)).acknowledged == 2
+    assert (await jobs.status(job.job_id)).state == "completed"
+    with pytest.raises(RequestRejected, match="acknowledged"):
+        _ = [event async for event in jobs.events(job.job_id)]
+    await jobs.delete(job.job_id)
+    assert await jobs.all() == []
 
 
-def test_heartbeats_within_a_stream_are_passed_over() -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        client = cluster.client(0)
-        job = await client.jobs.submit(SAMPLES, **OPTIONS)
-        assert [event.event async for event in client.jobs.events(job.job_id)] == [1, 2, 3, 4]
-        for options in (OPTIONS, {**OPTIONS, "idempotency_key": "auto"}):
-            async with client.stream(SAMPLES, **options) as stream:
-                assert len([sample async for sample in stream]) == 6
-
-    run(scenario)
+@virtual_time.test
+async def test_heartbeats_within_a_stream_are_passed_over() -> None:
+    cluster = slow_cluster()
+    client = cluster.client(0)
+    job = await client.jobs.submit(SAMPLES, **OPTIONS)
+    assert [event.event async for event in client.jobs.events(job.job_id)] == [1, 2, 3, 4]
+    for options in (OPTIONS, {**OPTIONS, "idempotency_key": "auto"}):
+        async with client.stream(SAMPLES, **options) as stream:
+            assert len([sample async for sample in stream]) == 6
 
 
 async def whole(client: AsyncRolloutClient) -> None:
@@ -97,33 +90,29 @@ async def streamed(client: AsyncRolloutClient) -> None:
 
 
 @pytest.mark.parametrize("call", [whole, streamed])
-def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
+@virtual_time.test
+async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     call: Callable[[AsyncRolloutClient], Awaitable[None]],
 ) -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        calling = asyncio.ensure_future(call(cluster.client(0)))
-        await asyncio.sleep(2)
+    cluster = slow_cluster()
+    calling = asyncio.ensure_future(call(cluster.client(0)))
+    await asyncio.sleep(2)
+    assert len(await job_ids(cluster)) == 1
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    await asyncio.sleep(1)
+    assert await job_ids(cluster) == []
+    assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
+
+
+@virtual_time.test
+async def test_a_stream_with_a_key_that_is_left_early_ends_its_run() -> None:
+    cluster = ScriptedIngresses()
+    async with cluster.client(0).stream(SAMPLES, idempotency_key="k", **OPTIONS) as stream:
+        await anext(aiter(stream))
         assert len(await job_ids(cluster)) == 1
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        await asyncio.sleep(1)
-        assert await job_ids(cluster) == []
-        assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
-
-    run(scenario)
-
-
-def test_a_stream_with_a_key_that_is_left_early_ends_its_run() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        async with cluster.client(0).stream(SAMPLES, idempotency_key="k", **OPTIONS) as stream:
-            await anext(aiter(stream))
-            assert len(await job_ids(cluster)) == 1
-        assert await job_ids(cluster) == []
-
-    run(scenario)
+    assert await job_ids(cluster) == []
 
 
 def test_a_call_with_a_key_that_ran_out_of_time_leaves_its_run_to_the_next_one() -> None:
@@ -141,15 +130,13 @@ def test_a_call_with_a_key_that_ran_out_of_time_leaves_its_run_to_the_next_one()
     run(scenario)
 
 
-def test_the_job_of_a_key_is_deleted_by_its_key() -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        await cluster.post(0, REQUEST, path="/jobs", idempotency_key='"k"')
-        deleted = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
-        assert (deleted.status_code, await job_ids(cluster)) == (204, [])
-        again = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
-        assert (again.status_code, again.json()["errors"][0]["field"]) == (404, "header.Idempotency-Key")
-        without = await cluster.request(1, "DELETE", "/jobs")
-        assert (without.status_code, without.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
-
-    run(scenario)
+@virtual_time.test
+async def test_the_job_of_a_key_is_deleted_by_its_key() -> None:
+    cluster = slow_cluster()
+    await cluster.post(0, REQUEST, path="/jobs", idempotency_key='"k"')
+    deleted = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
+    assert (deleted.status_code, await job_ids(cluster)) == (204, [])
+    again = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
+    assert (again.status_code, again.json()["errors"][0]["field"]) == (404, "header.Idempotency-Key")
+    without = await cluster.request(1, "DELETE", "/jobs")
+    assert (without.status_code, without.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")

@@ -11,7 +11,8 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from service.jobs.runner import MOST_GATHERING
 from service.settings import AdmissionBounds, AdmissionSettings
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests import virtual_time
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 REQUEST = request_of()
@@ -23,237 +24,209 @@ def without_request_id(response: httpx.Response) -> dict[str, Any]:
     return answer
 
 
-def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
-    async def scenario() -> None:
-        plain = await ScriptedIngresses().post(0, REQUEST)
-        cluster = ScriptedIngresses()
-        keyed = await cluster.post(0, REQUEST, idempotency_key='"k"')
-        assert (plain.status_code, keyed.status_code) == (200, 200)
-        expected, found = without_request_id(plain), without_request_id(keyed)
-        # Their order is that in which rollouts end.
-        for answer in (expected, found):
-            for name in list(answer["metrics"]):
-                if name.startswith("histogram/"):
-                    answer["metrics"][name].sort()
-        assert found == expected
-
-    run(scenario)
+@virtual_time.test
+async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
+    plain = await ScriptedIngresses().post(0, REQUEST)
+    cluster = ScriptedIngresses()
+    keyed = await cluster.post(0, REQUEST, idempotency_key='"k"')
+    assert (plain.status_code, keyed.status_code) == (200, 200)
+    expected, found = without_request_id(plain), without_request_id(keyed)
+    # Their order is that in which rollouts end.
+    for answer in (expected, found):
+        for name in list(answer["metrics"]):
+            if name.startswith("histogram/"):
+                answer["metrics"][name].sort()
+    assert found == expected
 
 
-def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any_replica() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
-        await asyncio.sleep(1)
-        again = asyncio.create_task(cluster.post(1, REQUEST, idempotency_key='"k"'))
-        assert (await again).content == (await first).content
-        generations = [request.generation_id for request in cluster.generator.requests]  # type: ignore[attr-defined]
-        assert len(generations) == len(set(generations))
-        assert {generation.rpartition("-")[0].split("-")[1] for generation in generations} == {
-            generations[0].split("-")[1]
-        }, "all of one run"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any_replica() -> None:
+    cluster = ScriptedIngresses()
+    first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
+    await asyncio.sleep(1)
+    again = asyncio.create_task(cluster.post(1, REQUEST, idempotency_key='"k"'))
+    assert (await again).content == (await first).content
+    generations = [request.generation_id for request in cluster.generator.requests]  # type: ignore[attr-defined]
+    assert len(generations) == len(set(generations))
+    assert {generation.rpartition("-")[0].split("-")[1] for generation in generations} == {
+        generations[0].split("-")[1]
+    }, "all of one run"
 
 
-def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answer_in_any_format() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        first = await cluster.post(0, REQUEST, idempotency_key='"k"')
-        played = len(cluster.generator.requests)  # type: ignore[attr-defined]
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).content == first.content
-        lines = (await cluster.post(1, REQUEST, idempotency_key="k", accept="application/x-ndjson")).text.splitlines()
-        by_position = {line["position"]: line["sample"] for line in map(json.loads, lines[:-1])}
-        assert [by_position[position] for position in range(4)] == first.json()["samples"]
-        assert json.loads(lines[-1])["summary"]["metrics"] == first.json()["metrics"]
-        arrow = read_response((await cluster.post(1, REQUEST, idempotency_key="k", accept=ARROW)).content)
-        assert [row["id"] for row in arrow.rollouts.select(["id"]).to_pylist()] == ["s0", "s0", "s1", "s1"]
-        assert len(cluster.generator.requests) == played  # type: ignore[attr-defined]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answer_in_any_format() -> None:
+    cluster = ScriptedIngresses()
+    first = await cluster.post(0, REQUEST, idempotency_key='"k"')
+    played = len(cluster.generator.requests)  # type: ignore[attr-defined]
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).content == first.content
+    lines = (await cluster.post(1, REQUEST, idempotency_key="k", accept="application/x-ndjson")).text.splitlines()
+    by_position = {line["position"]: line["sample"] for line in map(json.loads, lines[:-1])}
+    assert [by_position[position] for position in range(4)] == first.json()["samples"]
+    assert json.loads(lines[-1])["summary"]["metrics"] == first.json()["metrics"]
+    arrow = read_response((await cluster.post(1, REQUEST, idempotency_key="k", accept=ARROW)).content)
+    assert [row["id"] for row in arrow.rollouts.select(["id"]).to_pylist()] == ["s0", "s0", "s1", "s1"]
+    assert len(cluster.generator.requests) == played  # type: ignore[attr-defined]
 
 
-def test_a_key_with_another_body_is_refused() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        await cluster.post(0, REQUEST, idempotency_key='"k"')
-        other = await cluster.post(1, request_of(groups=1), idempotency_key='"k"')
-        assert (other.status_code, other.json()["type"]) == (422, "urn:rollout:problem:idempotency-key-reused")
-        assert other.json()["errors"][0]["field"] == "header.Idempotency-Key"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_key_with_another_body_is_refused() -> None:
+    cluster = ScriptedIngresses()
+    await cluster.post(0, REQUEST, idempotency_key='"k"')
+    other = await cluster.post(1, request_of(groups=1), idempotency_key='"k"')
+    assert (other.status_code, other.json()["type"]) == (422, "urn:rollout:problem:idempotency-key-reused")
+    assert other.json()["errors"][0]["field"] == "header.Idempotency-Key"
 
 
 @pytest.mark.parametrize("key", ['""', '"open', "a b", '"k";x=1', '("k")', "?1", '"' + "k" * 256 + '"', "ü"])
-def test_a_key_that_is_none_is_refused(key: str) -> None:
-    async def scenario() -> None:
-        headers = [(b"idempotency-key", key.encode("latin-1"))]
-        response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
-        assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_key_that_is_none_is_refused(key: str) -> None:
+    headers = [(b"idempotency-key", key.encode("latin-1"))]
+    response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
 
 
-def test_two_keys_in_one_request_are_refused() -> None:
-    async def scenario() -> None:
-        headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
-        response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
-        assert response.status_code == 422
-
-    run(scenario)
+@virtual_time.test
+async def test_two_keys_in_one_request_are_refused() -> None:
+    headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
+    response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
+    assert response.status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
-def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(path: str) -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        cluster.answers_late = "write"
-        unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
-        refused = await cluster.post(0, unknown, path=path, idempotency_key="k")
-        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
-
-    run(scenario)
-
-
-def test_a_request_that_is_refused_leaves_its_key_free() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
-        refused = await cluster.post(0, unknown, idempotency_key="k")
-        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
-        await asyncio.sleep(61)
-        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-        assert job["state"] == "completed", "what was refused is forgotten"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(
+    path: str,
+) -> None:
+    cluster = ScriptedIngresses()
+    cluster.answers_late = "write"
+    unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
+    refused = await cluster.post(0, unknown, path=path, idempotency_key="k")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
 
 
-def test_a_service_that_is_full_leaves_the_key_free() -> None:
-    async def scenario() -> None:
-        full = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
-        cluster = ScriptedIngresses(admission=full)
-        refused = await cluster.post(0, REQUEST, idempotency_key="k")
-        assert refused.status_code == 422, "four rollouts never fit"
-        fits = await cluster.post(0, request_of(groups=1, num_generations=3), idempotency_key="k")
-        assert fits.status_code == 200, "the request that waits for the job takes no room beside it"
-
-    run(scenario)
-
-
-def test_a_failed_request_fails_again_without_a_second_run() -> None:
-    async def scenario() -> None:
-        from deployments.failures import GenerationRejected
-
-        generator = ScriptedGenerator([GenerationRejected("no")])
-        cluster = ScriptedIngresses(generator=generator)
-        request = request_of(on_error="fail", groups=1, num_generations=1)
-        answers = [await cluster.post(replica, request, idempotency_key="k") for replica in (0, 1)]
-        assert [answer.status_code for answer in answers] == [502, 502]
-        assert [answer.json()["type"] for answer in answers] == ["urn:rollout:problem:sample-failed"] * 2
-        assert len(generator.requests) == 1
-
-    run(scenario)
+@virtual_time.test
+async def test_a_request_that_is_refused_leaves_its_key_free() -> None:
+    cluster = ScriptedIngresses()
+    unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
+    refused = await cluster.post(0, unknown, idempotency_key="k")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
+    await asyncio.sleep(61)
+    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    assert job["state"] == "completed", "what was refused is forgotten"
 
 
-def test_a_caller_that_goes_away_finds_its_run_when_it_posts_again() -> None:
-    async def scenario() -> None:
-        environment = ScriptedEnvironment([outcome("x", terminated=True)])
-        generator = ScriptedGenerator(["abc"], delay_s=10)
-        cluster = ScriptedIngresses(generator=generator, environment=environment)
-        first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k"))
-        await asyncio.sleep(2)
-        first.cancel()
-        await asyncio.sleep(2)
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
-        assert len(generator.requests) == 4
-
-    run(scenario)
+@virtual_time.test
+async def test_a_service_that_is_full_leaves_the_key_free() -> None:
+    full = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
+    cluster = ScriptedIngresses(admission=full)
+    refused = await cluster.post(0, REQUEST, idempotency_key="k")
+    assert refused.status_code == 422, "four rollouts never fit"
+    fits = await cluster.post(0, request_of(groups=1, num_generations=3), idempotency_key="k")
+    assert fits.status_code == 200, "the request that waits for the job takes no room beside it"
 
 
-def test_a_run_that_nobody_waits_for_stops_and_goes_on_when_it_is_posted_again() -> None:
-    async def scenario() -> None:
-        environment = ScriptedEnvironment([outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True)])
-        generator = ScriptedGenerator(["abc"], delay_s=15)
-        cluster = ScriptedIngresses(generator=generator, environment=environment)
-        request = request_of(groups=1, num_generations=1)
-        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-        await asyncio.sleep(2)
-        first.cancel()
-        await asyncio.sleep(60)
-        assert (len(generator.requests), generator.cancelled) == (2, 1), "one turn was played, the next one cancelled"
-        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-        assert job["state"] == "suspended"
-        events = f"/jobs/{job['job_id']}/events"
-        stopped = await cluster.request(0, "GET", events)
-        assert (stopped.status_code, stopped.json()["type"]) == (409, "urn:rollout:problem:run-suspended")
-        assert "post its request again" in stopped.json()["detail"]
-        assert (await cluster.request(0, "GET", events, params={"follow": False})).text == ""
-        answer = (await cluster.post(1, request, idempotency_key="k")).json()
-        assert len(generator.requests) == 3, "the first turn was not played again"
-        assert answer["samples"][0]["total_reward"] == 3.0
+@virtual_time.test
+async def test_a_failed_request_fails_again_without_a_second_run() -> None:
+    from deployments.failures import GenerationRejected
 
-    run(scenario)
+    generator = ScriptedGenerator([GenerationRejected("no")])
+    cluster = ScriptedIngresses(generator=generator)
+    request = request_of(on_error="fail", groups=1, num_generations=1)
+    answers = [await cluster.post(replica, request, idempotency_key="k") for replica in (0, 1)]
+    assert [answer.status_code for answer in answers] == [502, 502]
+    assert [answer.json()["type"] for answer in answers] == ["urn:rollout:problem:sample-failed"] * 2
+    assert len(generator.requests) == 1
 
 
-def test_a_write_of_the_run_that_was_stopped_does_not_stop_the_run_that_goes_on() -> None:
-    async def scenario() -> None:
-        environment = ScriptedEnvironment([outcome("x"), outcome("x", terminated=True)])
-        generator = ScriptedGenerator(["abc"], delay_s=19)
-        cluster = ScriptedIngresses(1, generator, environment)
-        request = request_of(groups=1, num_generations=1)
-        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-        await asyncio.sleep(0.5)
-        first.cancel()
-        await asyncio.sleep(18)
-        # The first turn ends at 19 s. Its write comes to the store at 22 s, when the run of before was stopped.
-        cluster.arrives_late = "write"
-        await asyncio.sleep(2.7)
-        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-        assert job["state"] == "suspended"
-        again = await cluster.post(0, request, idempotency_key="k")
-        assert again.status_code == 200
-        assert (len(generator.requests), generator.cancelled) == (2, 0), "none was cancelled"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_caller_that_goes_away_finds_its_run_when_it_posts_again() -> None:
+    environment = ScriptedEnvironment([outcome("x", terminated=True)])
+    generator = ScriptedGenerator(["abc"], delay_s=10)
+    cluster = ScriptedIngresses(generator=generator, environment=environment)
+    first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k"))
+    await asyncio.sleep(2)
+    first.cancel()
+    await asyncio.sleep(2)
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
+    assert len(generator.requests) == 4
 
 
-def test_orders_of_before_the_run_went_on_do_not_stop_it() -> None:
-    async def scenario() -> None:
-        generator = ScriptedGenerator(["abc"], delay_s=30)
-        cluster = ScriptedIngresses(1, generator, ScriptedEnvironment([outcome("x", terminated=True)]))
-        request = request_of(groups=1, num_generations=1)
-        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-        await asyncio.sleep(0.5)
-        first.cancel()
-        cluster.answers_late = "poll"
-        async with asyncio.timeout(60):
-            while (await cluster.request(0, "GET", "/jobs")).json()["jobs"][0]["state"] != "suspended":
-                await asyncio.sleep(0.1)
-        again = await cluster.post(0, request, idempotency_key="k")
-        assert again.status_code == 200
-        assert (len(generator.requests), generator.cancelled) == (2, 1), "the run of before was cancelled"
+@virtual_time.test
+async def test_a_run_that_nobody_waits_for_stops_and_goes_on_when_it_is_posted_again() -> None:
+    environment = ScriptedEnvironment([outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True)])
+    generator = ScriptedGenerator(["abc"], delay_s=15)
+    cluster = ScriptedIngresses(generator=generator, environment=environment)
+    request = request_of(groups=1, num_generations=1)
+    first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+    await asyncio.sleep(2)
+    first.cancel()
+    await asyncio.sleep(60)
+    assert (len(generator.requests), generator.cancelled) == (2, 1), "one turn was played, the next one cancelled"
+    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    assert job["state"] == "suspended"
+    events = f"/jobs/{job['job_id']}/events"
+    stopped = await cluster.request(0, "GET", events)
+    assert (stopped.status_code, stopped.json()["type"]) == (409, "urn:rollout:problem:run-suspended")
+    assert "post its request again" in stopped.json()["detail"]
+    assert (await cluster.request(0, "GET", events, params={"follow": False})).text == ""
+    answer = (await cluster.post(1, request, idempotency_key="k")).json()
+    assert len(generator.requests) == 3, "the first turn was not played again"
+    assert answer["samples"][0]["total_reward"] == 3.0
 
-    run(scenario)
+
+@virtual_time.test
+async def test_a_write_of_the_run_that_was_stopped_does_not_stop_the_run_that_goes_on() -> None:
+    environment = ScriptedEnvironment([outcome("x"), outcome("x", terminated=True)])
+    generator = ScriptedGenerator(["abc"], delay_s=19)
+    cluster = ScriptedIngresses(1, generator, environment)
+    request = request_of(groups=1, num_generations=1)
+    first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    await asyncio.sleep(18)
+    # The first turn ends at 19 s. Its write comes to the store at 22 s, when the run of before was stopped.
+    cluster.arrives_late = "write"
+    await asyncio.sleep(2.7)
+    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    assert job["state"] == "suspended"
+    again = await cluster.post(0, request, idempotency_key="k")
+    assert again.status_code == 200
+    assert (len(generator.requests), generator.cancelled) == (2, 0), "none was cancelled"
 
 
-def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
-    async def scenario() -> None:
-        environment = ScriptedEnvironment([outcome("x", terminated=True)])
-        cluster = ScriptedIngresses(generator=ScriptedGenerator(["abc"], delay_s=10), environment=environment)
-        waiting = [asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k")) for _ in range(MOST_GATHERING)]
-        await asyncio.sleep(1)
-        refused = await cluster.post(0, REQUEST, idempotency_key="k")
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-        assert refused.json()["type"] == "urn:rollout:problem:overloaded"
-        streams = cluster.post(0, REQUEST, idempotency_key="k", accept="application/x-ndjson")
-        elsewhere = cluster.post(1, REQUEST, idempotency_key="k")
-        answers = await asyncio.gather(*waiting, streams, elsewhere)
-        assert {answer.status_code for answer in answers} == {200}
-        assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
-        assert not cluster.replicas[0].jobs._gathering
+@virtual_time.test
+async def test_orders_of_before_the_run_went_on_do_not_stop_it() -> None:
+    generator = ScriptedGenerator(["abc"], delay_s=30)
+    cluster = ScriptedIngresses(1, generator, ScriptedEnvironment([outcome("x", terminated=True)]))
+    request = request_of(groups=1, num_generations=1)
+    first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    cluster.answers_late = "poll"
+    async with asyncio.timeout(60):
+        while (await cluster.request(0, "GET", "/jobs")).json()["jobs"][0]["state"] != "suspended":
+            await asyncio.sleep(0.1)
+    again = await cluster.post(0, request, idempotency_key="k")
+    assert again.status_code == 200
+    assert (len(generator.requests), generator.cancelled) == (2, 1), "the run of before was cancelled"
 
-    run(scenario)
+
+@virtual_time.test
+async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
+    environment = ScriptedEnvironment([outcome("x", terminated=True)])
+    cluster = ScriptedIngresses(generator=ScriptedGenerator(["abc"], delay_s=10), environment=environment)
+    waiting = [asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k")) for _ in range(MOST_GATHERING)]
+    await asyncio.sleep(1)
+    refused = await cluster.post(0, REQUEST, idempotency_key="k")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    assert refused.json()["type"] == "urn:rollout:problem:overloaded"
+    streams = cluster.post(0, REQUEST, idempotency_key="k", accept="application/x-ndjson")
+    elsewhere = cluster.post(1, REQUEST, idempotency_key="k")
+    answers = await asyncio.gather(*waiting, streams, elsewhere)
+    assert {answer.status_code for answer in answers} == {200}
+    assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
+    assert not cluster.replicas[0].jobs._gathering
 
 
 def test_a_service_without_jobs_refuses_keys_and_jobs() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from service.access.access_control import AccessControl
 from service.access.keys import KeyRing, hash_of, parsed_keys
+from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
@@ -21,128 +22,112 @@ def slow_cluster() -> ScriptedIngresses:
     return ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x", terminated=True)]))
 
 
-def test_a_job_is_accepted_with_its_place_and_its_state_can_be_asked_of_any_replica() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        response = await cluster.post(0, REQUEST, path="/jobs", x_request_id="step-17")
-        accepted = response.json()
-        assert (response.status_code, response.headers["location"]) == (202, f"/v1/jobs/{accepted['job_id']}")
-        assert (accepted["state"], accepted["last_event"], accepted["request_id"]) == ("running", 0, "step-17")
-        assert (await cluster.request(1, "GET", response.headers["location"])).json()["job_id"] == accepted["job_id"]
-        ended = await cluster.ended(accepted["job_id"])
-        assert (ended["state"], ended["last_event"], ended["acknowledged"]) == ("completed", 4, 0)
-        [listed] = (await cluster.request(1, "GET", "/jobs")).json()["jobs"]
-        assert listed == ended
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_is_accepted_with_its_place_and_its_state_can_be_asked_of_any_replica() -> None:
+    cluster = ScriptedIngresses()
+    response = await cluster.post(0, REQUEST, path="/jobs", x_request_id="step-17")
+    accepted = response.json()
+    assert (response.status_code, response.headers["location"]) == (202, f"/v1/jobs/{accepted['job_id']}")
+    assert (accepted["state"], accepted["last_event"], accepted["request_id"]) == ("running", 0, "step-17")
+    assert (await cluster.request(1, "GET", response.headers["location"])).json()["job_id"] == accepted["job_id"]
+    ended = await cluster.ended(accepted["job_id"])
+    assert (ended["state"], ended["last_event"], ended["acknowledged"]) == ("completed", 4, 0)
+    [listed] = (await cluster.request(1, "GET", "/jobs")).json()["jobs"]
+    assert listed == ended
 
 
-def test_a_rollout_that_prefers_it_is_a_job() -> None:
-    async def scenario() -> None:
-        response = await ScriptedIngresses().post(0, REQUEST, prefer="respond-async, wait=10")
-        assert (response.status_code, response.headers["preference-applied"]) == (202, "respond-async")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_rollout_that_prefers_it_is_a_job() -> None:
+    response = await ScriptedIngresses().post(0, REQUEST, prefer="respond-async, wait=10")
+    assert (response.status_code, response.headers["preference-applied"]) == (202, "respond-async")
 
 
-def test_the_events_are_the_groups_in_the_order_of_their_ends_and_then_the_summary() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
-        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-        events = await cluster.events(job["job_id"], replica=1)
-        assert [event["event"] for event in events] == [1, 2, 3, 4]
-        groups = [[each["position"] for each in event["samples"]] for event in events[:-1]]
-        assert sorted(groups) == [[0, 1], [2, 3], [4, 5]]
-        by_position = {each["position"]: each["sample"] for event in events[:-1] for each in event["samples"]}
-        assert [by_position[position] for position in sorted(by_position)] == answer["samples"]
-        assert events[-1]["summary"]["metrics"] == answer["metrics"]
-
-    run(scenario)
+@virtual_time.test
+async def test_the_events_are_the_groups_in_the_order_of_their_ends_and_then_the_summary() -> None:
+    cluster = ScriptedIngresses()
+    answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
+    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    events = await cluster.events(job["job_id"], replica=1)
+    assert [event["event"] for event in events] == [1, 2, 3, 4]
+    groups = [[each["position"] for each in event["samples"]] for event in events[:-1]]
+    assert sorted(groups) == [[0, 1], [2, 3], [4, 5]]
+    by_position = {each["position"]: each["sample"] for event in events[:-1] for each in event["samples"]}
+    assert [by_position[position] for position in sorted(by_position)] == answer["samples"]
+    assert events[-1]["summary"]["metrics"] == answer["metrics"]
 
 
-def test_a_stream_goes_on_after_the_event_that_is_named() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        whole = await cluster.events(job_id)
-        assert await cluster.events(job_id, after=2, replica=1) == whole[2:]
-        assert await cluster.events(job_id, after=4) == []
-        sse = await cluster.request(
-            0, "GET", f"/jobs/{job_id}/events", headers={"accept": "text/event-stream", "last-event-id": "2"}
-        )
-        assert sse.headers["content-type"].startswith("text/event-stream")
-        first, second = sse.text.strip().split("\n\n")
-        assert first.startswith("id: 3\ndata: ")
-        assert json.loads(first.partition("data: ")[2]) == whole[2]
-        assert second.startswith("id: 4\ndata: ")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_stream_goes_on_after_the_event_that_is_named() -> None:
+    cluster = ScriptedIngresses()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    whole = await cluster.events(job_id)
+    assert await cluster.events(job_id, after=2, replica=1) == whole[2:]
+    assert await cluster.events(job_id, after=4) == []
+    sse = await cluster.request(
+        0, "GET", f"/jobs/{job_id}/events", headers={"accept": "text/event-stream", "last-event-id": "2"}
+    )
+    assert sse.headers["content-type"].startswith("text/event-stream")
+    first, second = sse.text.strip().split("\n\n")
+    assert first.startswith("id: 3\ndata: ")
+    assert json.loads(first.partition("data: ")[2]) == whole[2]
+    assert second.startswith("id: 4\ndata: ")
 
 
-def test_acknowledged_events_are_gone_and_an_event_that_is_not_there_is_refused() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await cluster.ended(job_id)
-        path = f"/jobs/{job_id}"
-        acknowledged = await cluster.request(1, "POST", f"{path}/acknowledge", json={"last": 3})
-        assert acknowledged.json()["acknowledged"] == 3
-        assert [event["event"] for event in await cluster.events(job_id, after=3)] == [4]
-        gone = await cluster.request(0, "GET", f"{path}/events", params={"after": 1})
-        assert (gone.status_code, gone.json()["type"]) == (410, "urn:rollout:problem:events-acknowledged")
-        beyond = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": 9})
-        assert (beyond.status_code, beyond.json()["errors"][0]["field"]) == (422, "last")
-        wrong = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": -1})
-        assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "last")
-
-    run(scenario)
+@virtual_time.test
+async def test_acknowledged_events_are_gone_and_an_event_that_is_not_there_is_refused() -> None:
+    cluster = ScriptedIngresses()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await cluster.ended(job_id)
+    path = f"/jobs/{job_id}"
+    acknowledged = await cluster.request(1, "POST", f"{path}/acknowledge", json={"last": 3})
+    assert acknowledged.json()["acknowledged"] == 3
+    assert [event["event"] for event in await cluster.events(job_id, after=3)] == [4]
+    gone = await cluster.request(0, "GET", f"{path}/events", params={"after": 1})
+    assert (gone.status_code, gone.json()["type"]) == (410, "urn:rollout:problem:events-acknowledged")
+    beyond = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": 9})
+    assert (beyond.status_code, beyond.json()["errors"][0]["field"]) == (422, "last")
+    wrong = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": -1})
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "last")
 
 
-def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
-        await asyncio.sleep(1)
-        following = asyncio.create_task(cluster.request(1, "GET", f"/jobs/{job_id}/events", params={"follow": False}))
-        assert (await following).text == ""
-        assert (await cluster.request(1, "DELETE", f"/jobs/{job_id}")).status_code == 204
-        await asyncio.sleep(0.1)
-        assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
-        assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).status_code == 404
-        again = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
-        assert again.json()["job_id"] != job_id
-
-    run(scenario)
+@virtual_time.test
+async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None:
+    cluster = slow_cluster()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    await asyncio.sleep(1)
+    following = asyncio.create_task(cluster.request(1, "GET", f"/jobs/{job_id}/events", params={"follow": False}))
+    assert (await following).text == ""
+    assert (await cluster.request(1, "DELETE", f"/jobs/{job_id}")).status_code == 204
+    await asyncio.sleep(0.1)
+    assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
+    assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).status_code == 404
+    again = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
+    assert again.json()["job_id"] != job_id
 
 
-def test_a_stream_that_is_silent_sends_heartbeats() -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        job_id = (await cluster.post(0, request_of(groups=1), path="/jobs")).json()["job_id"]
-        lines = (await cluster.request(0, "GET", f"/jobs/{job_id}/events")).text.split("\n")
-        assert lines[:2] == ["", ""], "one after 15 s and one after 30 s"
-        assert [json.loads(line)["event"] for line in lines[2:] if line] == [1, 2]
-        job_id = (await cluster.post(0, request_of(groups=1), path="/jobs")).json()["job_id"]
-        sse = await cluster.request(0, "GET", f"/jobs/{job_id}/events", headers={"accept": "text/event-stream"})
-        assert sse.text.startswith(":\n\n:\n\nid: 1\n")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_stream_that_is_silent_sends_heartbeats() -> None:
+    cluster = slow_cluster()
+    job_id = (await cluster.post(0, request_of(groups=1), path="/jobs")).json()["job_id"]
+    lines = (await cluster.request(0, "GET", f"/jobs/{job_id}/events")).text.split("\n")
+    assert lines[:2] == ["", ""], "one after 15 s and one after 30 s"
+    assert [json.loads(line)["event"] for line in lines[2:] if line] == [1, 2]
+    job_id = (await cluster.post(0, request_of(groups=1), path="/jobs")).json()["job_id"]
+    sse = await cluster.request(0, "GET", f"/jobs/{job_id}/events", headers={"accept": "text/event-stream"})
+    assert sse.text.startswith(":\n\n:\n\nid: 1\n")
 
 
-def test_the_stream_of_a_rollout_has_heartbeats_where_the_caller_asks_for_them() -> None:
-    async def scenario() -> None:
-        async def lines(**headers: str) -> list[str]:
-            response = await slow_cluster().post(0, request_of(groups=1), accept="application/x-ndjson", **headers)
-            return response.text.split("\n")
+@virtual_time.test
+async def test_the_stream_of_a_rollout_has_heartbeats_where_the_caller_asks_for_them() -> None:
+    async def lines(**headers: str) -> list[str]:
+        response = await slow_cluster().post(0, request_of(groups=1), accept="application/x-ndjson", **headers)
+        return response.text.split("\n")
 
-        assert (await lines())[0] != ""
-        asked = await lines(prefer="heartbeat=12")
-        assert asked[:3] == ["", "", ""]
-        assert [list(json.loads(line)) for line in asked[3:6]] == [["position", "sample"]] * 2 + [["summary"]]
-        assert (await lines(prefer="heartbeat=12", idempotency_key="k"))[:3] == ["", "", ""]
-
-    run(scenario)
+    assert (await lines())[0] != ""
+    asked = await lines(prefer="heartbeat=12")
+    assert asked[:3] == ["", "", ""]
+    assert [list(json.loads(line)) for line in asked[3:6]] == [["position", "sample"]] * 2 + [["summary"]]
+    assert (await lines(prefer="heartbeat=12", idempotency_key="k"))[:3] == ["", "", ""]
 
 
 @pytest.mark.parametrize("scope", ["rollout", "admin"])
@@ -207,24 +192,22 @@ def access_of(**keys: str) -> AccessControl:
     ],
     ids=["allowed", "allowed by one of two keys", "over its quota now", "without the scope now", "revoked"],
 )
-def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
+@virtual_time.test
+async def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
     now_in_the_file: list[dict[str, Any]], problem: str | None
 ) -> None:
-    async def scenario() -> None:
-        keys = GivenKeys(entry("team", "old", "admin", quotas={"max_rollouts": 6}))
-        generator = ScriptedGenerator(["abc"], delay_s=40)
-        environment = ScriptedEnvironment([outcome("x", terminated=True)])
-        access = AccessControl(keys)  # type: ignore[arg-type]
-        cluster = ScriptedIngresses(generator=generator, environment=environment, access=access)
-        headers = {"authorization": "Bearer old"}
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", **headers)).json()["job_id"]
-        before = keys.ring
-        keys.set(*now_in_the_file)
-        cluster.kill(0)
-        await asyncio.sleep(100)
-        keys.ring = before
-        lines = (await cluster.request(0, "GET", f"/jobs/{job_id}/events", headers=headers)).text.splitlines()
-        last = json.loads(next(line for line in reversed(lines) if line))
-        assert last.get("problem", {}).get("type") == (problem and f"urn:rollout:problem:{problem}")
-
-    run(scenario)
+    keys = GivenKeys(entry("team", "old", "admin", quotas={"max_rollouts": 6}))
+    generator = ScriptedGenerator(["abc"], delay_s=40)
+    environment = ScriptedEnvironment([outcome("x", terminated=True)])
+    access = AccessControl(keys)  # type: ignore[arg-type]
+    cluster = ScriptedIngresses(generator=generator, environment=environment, access=access)
+    headers = {"authorization": "Bearer old"}
+    job_id = (await cluster.post(0, REQUEST, path="/jobs", **headers)).json()["job_id"]
+    before = keys.ring
+    keys.set(*now_in_the_file)
+    cluster.kill(0)
+    await asyncio.sleep(100)
+    keys.ring = before
+    lines = (await cluster.request(0, "GET", f"/jobs/{job_id}/events", headers=headers)).text.splitlines()
+    last = json.loads(next(line for line in reversed(lines) if line))
+    assert last.get("problem", {}).get("type") == (problem and f"urn:rollout:problem:{problem}")

@@ -21,6 +21,7 @@ from rollout_client.contract.rollouts import SampleStatus
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
 from service.jobs.ledger import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
+from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment
 
@@ -179,119 +180,107 @@ def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_i
     run(scenario)
 
 
-def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(data=Rows())
-        jobs = cluster.client(0).jobs
-        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
-        await cluster.ended(job.job_id)
-        events = await cluster.events(job.job_id)
-        await jobs.acknowledge(job.job_id, 3)
-        cursor = await jobs.cursor(job.job_id, 3)
-        assert (cursor.job_id, cursor.event, cursor.samples_left) == (job.job_id, 3, COUNT - 3)
-        left = {each["sample"]["id"] for event in events[3:-1] for each in event["samples"]}
-        rest = await cluster.client(1).rollout(samples_from=cursor.samples_from)
-        assert [sample.id for sample in rest.samples] == sorted(left, key=lambda name: int(name[1:]))
-        [following] = rest.next_samples_from
-        assert following.model_dump(exclude_none=True, exclude={"without"}) == {
-            **RANGE,
-            "start": FIRST + COUNT,
-            "revision": "1 with seed 3",
-        }
-        at_end = await jobs.cursor(job.job_id, COUNT + 1)
-        assert at_end.samples_left == 0
-        assert await jobs.resume(at_end) is None
-
-    run(scenario)
+@virtual_time.test
+async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    events = await cluster.events(job.job_id)
+    await jobs.acknowledge(job.job_id, 3)
+    cursor = await jobs.cursor(job.job_id, 3)
+    assert (cursor.job_id, cursor.event, cursor.samples_left) == (job.job_id, 3, COUNT - 3)
+    left = {each["sample"]["id"] for event in events[3:-1] for each in event["samples"]}
+    rest = await cluster.client(1).rollout(samples_from=cursor.samples_from)
+    assert [sample.id for sample in rest.samples] == sorted(left, key=lambda name: int(name[1:]))
+    [following] = rest.next_samples_from
+    assert following.model_dump(exclude_none=True, exclude={"without"}) == {
+        **RANGE,
+        "start": FIRST + COUNT,
+        "revision": "1 with seed 3",
+    }
+    at_end = await jobs.cursor(job.job_id, COUNT + 1)
+    assert at_end.samples_left == 0
+    assert await jobs.resume(at_end) is None
 
 
-def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are_there_and_a_new_one_after() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(data=Rows())
-        jobs = cluster.client(0).jobs
-        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
-        await cluster.ended(job.job_id)
-        cursor = await jobs.cursor(job.job_id, 3)
-        assert await jobs.resume(cursor, **OPTIONS) == cursor
-        await jobs.acknowledge(job.job_id, 5)
-        other = await jobs.resume(cursor, **OPTIONS)
-        assert other is not None
-        assert (other.job_id != job.job_id, other.event, other.samples_from) == (True, 0, cursor.samples_from)
-        assert (await jobs.cursor(other.job_id, 0)).samples_from == cursor.samples_from
-
-    run(scenario)
+@virtual_time.test
+async def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are_there_and_a_new_one_after() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    cursor = await jobs.cursor(job.job_id, 3)
+    assert await jobs.resume(cursor, **OPTIONS) == cursor
+    await jobs.acknowledge(job.job_id, 5)
+    other = await jobs.resume(cursor, **OPTIONS)
+    assert other is not None
+    assert (other.job_id != job.job_id, other.event, other.samples_from) == (True, 0, cursor.samples_from)
+    assert (await jobs.cursor(other.job_id, 0)).samples_from == cursor.samples_from
 
 
-def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_them_again() -> None:
-    async def scenario() -> None:
-        failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
-        cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
-        jobs = cluster.client(0).jobs
-        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
-        await cluster.ended(job.job_id)
-        await jobs.acknowledge(job.job_id, COUNT)
-        cursor = await jobs.cursor(job.job_id, COUNT + 1)
-        assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).failed) == (0, [])
-        [failed] = cursor.failed
-        assert [(piece.start, piece.count) for piece in failed.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
-        assert (failed.seed, failed.revision) == (3, "1 with seed 3")
-        again = await jobs.resume(cursor, **OPTIONS)
-        assert again is not None
-        await cluster.ended(again.job_id)
-        played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
-        assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
-        at_end = await jobs.cursor(again.job_id, len(played) + 1)
-        assert (at_end.failed, await jobs.resume(at_end, **OPTIONS)) == ([], None)
-        assert await jobs.resume(cursor.model_copy(update={"failed": []}), **OPTIONS) is None, "it was asked for"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_them_again() -> None:
+    failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
+    cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    await jobs.acknowledge(job.job_id, COUNT)
+    cursor = await jobs.cursor(job.job_id, COUNT + 1)
+    assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).failed) == (0, [])
+    [failed] = cursor.failed
+    assert [(piece.start, piece.count) for piece in failed.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
+    assert (failed.seed, failed.revision) == (3, "1 with seed 3")
+    again = await jobs.resume(cursor, **OPTIONS)
+    assert again is not None
+    await cluster.ended(again.job_id)
+    played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
+    assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
+    at_end = await jobs.cursor(again.job_id, len(played) + 1)
+    assert (at_end.failed, await jobs.resume(at_end, **OPTIONS)) == ([], None)
+    assert await jobs.resume(cursor.model_copy(update={"failed": []}), **OPTIONS) is None, "it was asked for"
 
 
-def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
-    async def scenario() -> None:
-        data = Rows()
-        cluster = ScriptedIngresses(data=data)
-        jobs = cluster.client(0).jobs
-        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
-        await cluster.ended(job.job_id)
-        cursor = await jobs.cursor(job.job_id, 3)
-        data.version = 2
-        assert await jobs.resume(cursor, **OPTIONS) == cursor, "the job is there, and needs no data any longer"
-        await jobs.delete(job.job_id)
-        with pytest.raises(RequestRejected, match=r"samples_from\[0\]\.revision: the data of task 'task'"):
-            await jobs.resume(cursor, **OPTIONS)
-        assert [refused.state for refused in await jobs.all()] == ["failed"]
-        data.version = 1
-        assert (await jobs.resume(cursor, **OPTIONS)) is not None
-
-    run(scenario)
+@virtual_time.test
+async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
+    data = Rows()
+    cluster = ScriptedIngresses(data=data)
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    cursor = await jobs.cursor(job.job_id, 3)
+    data.version = 2
+    assert await jobs.resume(cursor, **OPTIONS) == cursor, "the job is there, and needs no data any longer"
+    await jobs.delete(job.job_id)
+    with pytest.raises(RequestRejected, match=r"samples_from\[0\]\.revision: the data of task 'task'"):
+        await jobs.resume(cursor, **OPTIONS)
+    assert [refused.state for refused in await jobs.all()] == ["failed"]
+    data.version = 1
+    assert (await jobs.resume(cursor, **OPTIONS)) is not None
 
 
-def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
-    async def scenario() -> None:
-        data = Rows()
-        cluster = ScriptedIngresses(data=data)
-        job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
-        await asyncio.sleep(1)
-        data.version = 2
-        cluster.kill(0)
-        assert (await cluster.ended(job.job_id))["state"] == "failed"
-        last = (await cluster.events(job.job_id))[-1]
-        assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
+    data = Rows()
+    cluster = ScriptedIngresses(data=data)
+    job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await asyncio.sleep(1)
+    data.version = 2
+    cluster.kill(0)
+    assert (await cluster.ended(job.job_id))["state"] == "failed"
+    last = (await cluster.events(job.job_id))[-1]
+    assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
 
 
-def test_a_job_of_posted_samples_has_no_cursor() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(data=Rows())
-        job = (await cluster.post(0, request_of(), path="/jobs")).json()
-        refused = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 0})
-        assert (refused.status_code, refused.json()["type"]) == (422, "urn:rollout:problem:job-without-data-set")
-        unknown = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 99})
-        assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "after")
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_of_posted_samples_has_no_cursor() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    job = (await cluster.post(0, request_of(), path="/jobs")).json()
+    refused = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 0})
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:rollout:problem:job-without-data-set")
+    unknown = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 99})
+    assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "after")
 
 
 ranges_with_holes = st.lists(

@@ -74,130 +74,114 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
     run(scenario)
 
 
-def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_each_replica() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
-        await asyncio.sleep(3)
-        cluster.kill(0)
-        metrics = (await cluster.post(1, REQUEST, idempotency_key="k")).json()["metrics"]
-        counts = metrics["per_worker_token_counts"]
-        assert counts == EXPECTED[1]["per_worker_token_counts"]
-        assert counts.keys() == {"replica 0", "replica 1"}
-        assert sum(counts.values()) == metrics["total_generated_tokens"]
-
-    run(scenario)
+@virtual_time.test
+async def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_each_replica() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
+    await asyncio.sleep(3)
+    cluster.kill(0)
+    metrics = (await cluster.post(1, REQUEST, idempotency_key="k")).json()["metrics"]
+    counts = metrics["per_worker_token_counts"]
+    assert counts == EXPECTED[1]["per_worker_token_counts"]
+    assert counts.keys() == {"replica 0", "replica 1"}
+    assert sum(counts.values()) == metrics["total_generated_tokens"]
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
-def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        cluster.dies_after = "open"
-        assert (await cluster.post(0, REQUEST, path=path, idempotency_key="k")).status_code == 503
-        async with asyncio.timeout(ENDS_WITHIN_S):
-            again = await cluster.post(0, REQUEST, idempotency_key="k")
-        assert (again.status_code, again.json()["samples"]) == (200, EXPECTED[0])
-        assert len((await cluster.request(0, "GET", "/jobs")).json()["jobs"]) == 1
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    cluster.dies_after = "open"
+    assert (await cluster.post(0, REQUEST, path=path, idempotency_key="k")).status_code == 503
+    async with asyncio.timeout(ENDS_WITHIN_S):
+        again = await cluster.post(0, REQUEST, idempotency_key="k")
+    assert (again.status_code, again.json()["samples"]) == (200, EXPECTED[0])
+    assert len((await cluster.request(0, "GET", "/jobs")).json()["jobs"]) == 1
 
 
 @pytest.mark.parametrize("what", ["claim not answered", "store away after the claim", "read fails", "read broken"])
-def test_a_job_ends_whatever_breaks_while_it_is_taken_over(what: str) -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(1)
-        match what:
-            case "claim not answered":
-                cluster.dies_after = "claim"
-            case "store away after the claim":
-                cluster.away_after = "claim"
-            case "read fails":
-                cluster.storage.read_errors = [StorageFailed("away")]
-            case "read broken":
-                cluster.storage.read_errors = [StoreReplaced("by another")]
-        cluster.kill(0)
-        assert (await cluster.ended(job_id))["state"] == "completed"
-        answer = [event.get("samples", ()) for event in await cluster.events(job_id)]
-        assert sorted(each["position"] for group in answer for each in group) == list(range(6))
-
-    run(scenario)
+@virtual_time.test
+async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(what: str) -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await asyncio.sleep(1)
+    match what:
+        case "claim not answered":
+            cluster.dies_after = "claim"
+        case "store away after the claim":
+            cluster.away_after = "claim"
+        case "read fails":
+            cluster.storage.read_errors = [StorageFailed("away")]
+        case "read broken":
+            cluster.storage.read_errors = [StoreReplaced("by another")]
+    cluster.kill(0)
+    assert (await cluster.ended(job_id))["state"] == "completed"
+    answer = [event.get("samples", ()) for event in await cluster.events(job_id)]
+    assert sorted(each["position"] for group in answer for each in group) == list(range(6))
 
 
-def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
-        await asyncio.sleep(1)
-        cluster.storage.is_failing = True
-        refused = await cluster.post(1, REQUEST, path="/jobs")
-        assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
-        assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).json()["state"] == "running"
-        await asyncio.sleep(60)
-        cluster.storage.is_failing = False
-        await cluster.ended(job_id)
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    await asyncio.sleep(1)
+    cluster.storage.is_failing = True
+    refused = await cluster.post(1, REQUEST, path="/jobs")
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+    assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).json()["state"] == "running"
+    await asyncio.sleep(60)
+    cluster.storage.is_failing = False
+    await cluster.ended(job_id)
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
 
 
-def test_a_write_that_breaks_unexpectedly_is_made_again_from_the_journal() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
-        await asyncio.sleep(1)
-        cluster.storage.errors = [RuntimeError("a bug")]
-        await cluster.ended(job_id)
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_write_that_breaks_unexpectedly_is_made_again_from_the_journal() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    await asyncio.sleep(1)
+    cluster.storage.errors = [RuntimeError("a bug")]
+    await cluster.ended(job_id)
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
 
 
-def test_events_that_are_asked_for_while_the_database_fails_are_refused_within_seconds() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await cluster.ended(job_id)
-        cluster.storage.is_failing = True
-        asked_at = virtual_time.now()
-        refused = await cluster.request(1, "GET", f"/jobs/{job_id}/events")
-        assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
-        assert refused.headers["retry-after"] == "2"
-        assert virtual_time.now() - asked_at == pytest.approx(5, abs=0.1)
-        cluster.storage.is_failing = False
-        assert len(await cluster.events(job_id)) == 4
-
-    run(scenario)
+@virtual_time.test
+async def test_events_that_are_asked_for_while_the_database_fails_are_refused_within_seconds() -> None:
+    cluster = ScriptedIngresses()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await cluster.ended(job_id)
+    cluster.storage.is_failing = True
+    asked_at = virtual_time.now()
+    refused = await cluster.request(1, "GET", f"/jobs/{job_id}/events")
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+    assert refused.headers["retry-after"] == "2"
+    assert virtual_time.now() - asked_at == pytest.approx(5, abs=0.1)
+    cluster.storage.is_failing = False
+    assert len(await cluster.events(job_id)) == 4
 
 
-def test_a_stream_of_events_that_has_begun_outlasts_a_database_that_fails_for_a_while() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        asked = asyncio.create_task(cluster.events(job_id))
-        await asyncio.sleep(0.5)
-        cluster.storage.is_failing = True
-        await asyncio.sleep(20)
-        cluster.storage.is_failing = False
-        assert [event["event"] for event in await asked] == [1, 2, 3, 4]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_stream_of_events_that_has_begun_outlasts_a_database_that_fails_for_a_while() -> None:
+    cluster = ScriptedIngresses()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    asked = asyncio.create_task(cluster.events(job_id))
+    await asyncio.sleep(0.5)
+    cluster.storage.is_failing = True
+    await asyncio.sleep(20)
+    cluster.storage.is_failing = False
+    assert [event["event"] for event in await asked] == [1, 2, 3, 4]
 
 
-def test_events_that_are_asked_for_while_the_store_restarts_wait_for_it() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await cluster.ended(job_id)
-        cluster.store_is_away = True
-        asked = asyncio.create_task(cluster.events(job_id))
-        await asyncio.sleep(20)
-        cluster.start_store()
-        assert len(await asked) == 4
-
-    run(scenario)
+@virtual_time.test
+async def test_events_that_are_asked_for_while_the_store_restarts_wait_for_it() -> None:
+    cluster = ScriptedIngresses()
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await cluster.ended(job_id)
+    cluster.store_is_away = True
+    asked = asyncio.create_task(cluster.events(job_id))
+    await asyncio.sleep(20)
+    cluster.start_store()
+    assert len(await asked) == 4
 
 
 def test_seeded_rollouts_go_on_with_the_seeds_of_their_turns() -> None:
@@ -247,67 +231,61 @@ def test_a_start_is_made_once_whoever_goes_on() -> None:
     ("how", "idle_s"),
     [("killed", SETTINGS.lease_s), ("shut down", 0), ("all killed, and the store away", 100), ("suspended", 100)],
 )
-def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: str, idle_s: float) -> None:
+@virtual_time.test
+async def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: str, idle_s: float) -> None:
     """Of 30 s, 21 s pass before nobody plays it."""
 
-    async def scenario() -> None:
-        generator = ScriptedGenerator(["abc"], delay_s=6)
-        cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
-        request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
-        posted = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-        await asyncio.sleep(0.5)
-        if how == "suspended":
-            posted.cancel()
-        await asyncio.sleep(20.5)
-        if how == "killed":
-            cluster.kill(0)
-        if how == "shut down":
-            await cluster.replicas[0].jobs.close()
-        if how.startswith("all"):
-            cluster.store_is_away = True
-            for replica in range(2):
-                cluster.kill(replica)
-        await asyncio.sleep(100)
-        if how.startswith("all"):
-            cluster.start_store()
-        [sample] = (await cluster.post(1, request, idempotency_key="k")).json()["samples"]
-        assert (sample["status"], len(generator.requests)) == ("deadline", 6), "the fourth turn was lost"
-        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-        assert job["ended_at"] - job["created_at"] == pytest.approx(30 + idle_s, abs=1)
-
-    run(scenario)
-
-
-def test_a_deadline_does_not_count_while_no_replica_has_room_for_the_job() -> None:
-    async def scenario() -> None:
-        generator = ScriptedGenerator(["abc"], delay_s=6)
-        environment = ScriptedEnvironment([outcome("x")])
-        room_for_one = AdmissionSettings(replica=AdmissionBounds(max_rollouts=1))
-        cluster = ScriptedIngresses(1, generator, environment, admission=room_for_one)
-        request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
-        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(20)
+    generator = ScriptedGenerator(["abc"], delay_s=6)
+    cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
+    request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
+    posted = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+    await asyncio.sleep(0.5)
+    if how == "suspended":
+        posted.cancel()
+    await asyncio.sleep(20.5)
+    if how == "killed":
         cluster.kill(0)
-        await cluster.post(0, {**request, "deadline_s": 100})
-        has_room_at = virtual_time.now()
-        assert has_room_at > 20 + SETTINGS.lease_s + 20
-        state = await cluster.ended(job_id)
-        assert state["ended_at"] == pytest.approx(has_room_at + 10, abs=2)
-
-    run(scenario)
-
-
-def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(2)
+    if how == "shut down":
         await cluster.replicas[0].jobs.close()
-        await asyncio.sleep(0.1)
-        assert list(cluster.replicas[1].jobs._players) == [job_id]
-        await cluster.ended(job_id)
+    if how.startswith("all"):
+        cluster.store_is_away = True
+        for replica in range(2):
+            cluster.kill(replica)
+    await asyncio.sleep(100)
+    if how.startswith("all"):
+        cluster.start_store()
+    [sample] = (await cluster.post(1, request, idempotency_key="k")).json()["samples"]
+    assert (sample["status"], len(generator.requests)) == ("deadline", 6), "the fourth turn was lost"
+    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    assert job["ended_at"] - job["created_at"] == pytest.approx(30 + idle_s, abs=1)
 
-    run(scenario)
+
+@virtual_time.test
+async def test_a_deadline_does_not_count_while_no_replica_has_room_for_the_job() -> None:
+    generator = ScriptedGenerator(["abc"], delay_s=6)
+    environment = ScriptedEnvironment([outcome("x")])
+    room_for_one = AdmissionSettings(replica=AdmissionBounds(max_rollouts=1))
+    cluster = ScriptedIngresses(1, generator, environment, admission=room_for_one)
+    request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
+    job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+    await asyncio.sleep(20)
+    cluster.kill(0)
+    await cluster.post(0, {**request, "deadline_s": 100})
+    has_room_at = virtual_time.now()
+    assert has_room_at > 20 + SETTINGS.lease_s + 20
+    state = await cluster.ended(job_id)
+    assert state["ended_at"] == pytest.approx(has_room_at + 10, abs=2)
+
+
+@virtual_time.test
+async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await asyncio.sleep(2)
+    await cluster.replicas[0].jobs.close()
+    await asyncio.sleep(0.1)
+    assert list(cluster.replicas[1].jobs._players) == [job_id]
+    await cluster.ended(job_id)
 
 
 def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,41 +322,37 @@ def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: p
     run(scenario)
 
 
-def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
-        await asyncio.sleep(2)
-        cluster.store_is_away = True
-        await cluster.replicas[0].jobs.close()
-        cluster.start_store()
-        await asyncio.sleep(SETTINGS.lease_s + 2)
-        assert list(cluster.replicas[1].jobs._players) == [job_id]
-        await cluster.ended(job_id)
-        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    await asyncio.sleep(2)
+    cluster.store_is_away = True
+    await cluster.replicas[0].jobs.close()
+    cluster.start_store()
+    await asyncio.sleep(SETTINGS.lease_s + 2)
+    assert list(cluster.replicas[1].jobs._players) == [job_id]
+    await cluster.ended(job_id)
+    assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
 
 
-def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(1)
-        slow = cluster.replicas[0]
-        slow.link.is_cut = True
-        await asyncio.sleep(8)
-        slow.link.is_cut = False
-        # The call that hung is not answered any more; the next one is.
-        assert slow.jobs._following is not None
-        slow.jobs._following.cancel()
-        slow.jobs.follow()
-        await asyncio.sleep(0.5)
-        assert not slow.jobs._players
-        await cluster.ended(job_id)
-        assert (await cluster.events(job_id, replica=1))[-1]["summary"]
-
-    run(scenario)
+@virtual_time.test
+async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
+    cluster = ScriptedIngresses(replicas=2)
+    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    await asyncio.sleep(1)
+    slow = cluster.replicas[0]
+    slow.link.is_cut = True
+    await asyncio.sleep(8)
+    slow.link.is_cut = False
+    # The call that hung is not answered any more; the next one is.
+    assert slow.jobs._following is not None
+    slow.jobs._following.cancel()
+    slow.jobs.follow()
+    await asyncio.sleep(0.5)
+    assert not slow.jobs._players
+    await cluster.ended(job_id)
+    assert (await cluster.events(job_id, replica=1))[-1]["summary"]
 
 
 def test_early_stopping_counts_the_rollouts_that_ended_before_the_death() -> None:

@@ -10,32 +10,31 @@ from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import ResponseToParse
 from service.remote.response_parser import ProcessResponseParser
 from tests.paths import TINY_MODEL
+from tests.virtual_time import runs
 
 # Several processes import vLLM one after the other.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CALLS = ['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "<tool_call>{</tool_call>", "plain"]
 
 
-def test_responses_are_parsed_in_processes_and_a_parser_that_cannot_work_is_refused() -> None:
+@runs
+async def test_responses_are_parsed_in_processes_and_a_parser_that_cannot_work_is_refused() -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     settings = ResponseSettings(tool_call_parser="hermes", parser_processes=1)
 
-    async def scenario() -> None:
-        assert await ProcessResponseParser.start(ResponseSettings(), str(TINY_MODEL), frozenset()) is None
-        parser = await ProcessResponseParser.start(settings, str(TINY_MODEL), frozenset())
-        assert parser is not None
-        responses = [ResponseToParse(tokenizer.encode(text, add_special_tokens=False), turn=1) for text in CALLS]
-        called, broken, plain = await asyncio.gather(*map(parser.parse, responses))
-        assert called.tool_calls == [
-            {"id": "call00100", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-        ]
-        assert broken.parse_error is not None
-        assert broken.parse_error.startswith("JSONDecodeError: ")
-        assert plain.parse_error is None
-        parser.close()
-        with pytest.raises(ParserUnusable, match="could not locate think start/end tokens"):
-            await ProcessResponseParser.start(
-                ResponseSettings(reasoning_parser="deepseek_r1"), str(TINY_MODEL), frozenset()
-            )
-
-    asyncio.run(scenario())
+    assert await ProcessResponseParser.start(ResponseSettings(), str(TINY_MODEL), frozenset()) is None
+    parser = await ProcessResponseParser.start(settings, str(TINY_MODEL), frozenset())
+    assert parser is not None
+    responses = [ResponseToParse(tokenizer.encode(text, add_special_tokens=False), turn=1) for text in CALLS]
+    called, broken, plain = await asyncio.gather(*map(parser.parse, responses))
+    assert called.tool_calls == [
+        {"id": "call00100", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    ]
+    assert broken.parse_error is not None
+    assert broken.parse_error.startswith("JSONDecodeError: ")
+    assert plain.parse_error is None
+    parser.close()
+    with pytest.raises(ParserUnusable, match="could not locate think start/end tokens"):
+        await ProcessResponseParser.start(
+            ResponseSettings(reasoning_parser="deepseek_r1"), str(TINY_MODEL), frozenset()
+        )

@@ -15,6 +15,7 @@ from deployments.protocols.generation import Generation, WeightSpan
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleMetrics, SampleResult
+from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from tests import virtual_time
@@ -369,6 +370,8 @@ def test_chat_options_come_back_only_if_they_were_given() -> None:
         "tools": [{"name": "t"}],
         "chat_template_kwargs": {"k": True},
     }
+    again = resumed(episode.result())
+    assert (again.tools, again.chat_template_kwargs) == ([{"name": "t"}], {"k": True})
 
 
 def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:

@@ -65,7 +65,6 @@ async def test_a_pacer_delays_nobody_below_its_bound() -> None:
             with pytest.raises(StopIteration):
                 pacer.wait_for_turn("any").send(None)
         await asyncio.sleep(0)
-    assert True
 
 
 @virtual_time.test

@@ -57,31 +57,6 @@ async def test_in_lockstep_a_phase_begins_when_the_last_sample_waits_for_it() ->
 
 
 @virtual_time.test
-async def test_in_lockstep_the_requests_of_a_phase_can_be_batched_into_one_call() -> None:
-    schedule = LockstepSchedule()
-    batch: list[str] = []
-    calls: list[list[str]] = []
-
-    def send() -> None:
-        calls.append(batch.copy())
-        batch.clear()
-
-    async def play(name: str) -> None:
-        for _ in range(2):
-            await schedule.wait_for_phase()
-            if not batch:
-                asyncio.get_running_loop().call_soon(send)
-            batch.append(name)
-            await asyncio.sleep(1)
-
-    for _ in "abc":
-        schedule.add_sample()
-    await asyncio.gather(*map(play, "abc"))
-    await virtual_time.settled()
-    assert [sorted(call) for call in calls] == [["a", "b", "c"]] * 2
-
-
-@virtual_time.test
 async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
     schedule, begun = LockstepSchedule(), 0
     samples = 2 * EPISODES_PER_ITERATION + 1

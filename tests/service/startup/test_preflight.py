@@ -22,6 +22,7 @@ from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
 MATH = "deployments.environments.math:MathEnvironment"
+HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
 
@@ -127,6 +128,29 @@ def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setenv("JUDGE_KEY", "x")
     check_config(config(environments=judged))
+
+
+def test_a_game_that_cannot_be_made_or_has_no_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RIVALS_KEY", raising=False)
+    nim = {"import_path": "deployments.agents.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
+    assert refusal(config(sessions={}, environments={"nim": {"agent": {"game": nim}}})) == [
+        "args.environments.nim.agent.game.rivals.api_key_variable: the environment variable RIVALS_KEY holds no key: "
+        "set it where the service starts."
+    ]
+    gone = {"import_path": "deployments.agents.nim:Go"}
+    [problem] = refusal(config(sessions={}, environments={"nim": {"agent": {"game": gone}}}))
+    assert problem.startswith("args.environments.nim.agent.game: deployments.agents.nim:Go makes no game: Attribute")
+
+
+def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
+    user = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
+    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    assert refusal(config(environments={"alone": {"import_path": path, **user}})) == [
+        f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
+        "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
+    ]
+    shop = {"import_path": "deployments.environments.shop:ShopEnvironment", **user}
+    check_config(config(environments={"shop": shop}))
 
 
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

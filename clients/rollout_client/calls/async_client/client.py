@@ -8,9 +8,8 @@ from typing import Self, Unpack
 import httpx
 from tenacity import AsyncRetrying
 
-from rollout_client.calls.async_client.blobs import AsyncBlobMethods
 from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.async_client.info import AsyncInfoMethods, AsyncScoreMethods
+from rollout_client.calls.async_client.info import AsyncBlobMethods, AsyncInfoMethods, AsyncScoreMethods
 from rollout_client.calls.async_client.jobs import AsyncJobs
 from rollout_client.calls.async_client.policy import AsyncPolicyMethods
 from rollout_client.calls.async_client.rollouts import AsyncRolloutMethods

@@ -1,14 +1,23 @@
-"""The methods of the client that describe the service, check a trainer's tokenizer, and score given tokens."""
+"""Methods of the client that describe the service, check a trainer's tokenizer, score tokens, and keep images."""
 
 import logging
 from collections.abc import Iterable
 from http import HTTPStatus
+from os import PathLike
+from pathlib import Path
 from typing import Any, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.concurrency import async_call_blocking
 from rollout_client.calls.options import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, CallOptions
-from rollout_client.calls.rollouts import ScoreOptions, info_call, score_call, vocabulary_call
+from rollout_client.calls.rollouts import (
+    ScoreOptions,
+    image_call,
+    info_call,
+    score_call,
+    upload_image_call,
+    vocabulary_call,
+)
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import RequestRejected
@@ -59,3 +68,24 @@ class AsyncInfoMethods:
         if await async_call_blocking(has_other_vocabulary, tokenizer, info):
             service_tokens = (await self._connection.result(vocabulary_call(), limits)).tokens
         await async_call_blocking(check_tokenizer, tokenizer, info, service_tokens)
+
+
+class AsyncBlobMethods:
+    """The methods of a client for images of messages."""
+
+    _connection: AsyncConnection
+
+    async def upload_image(self, image: bytes | str | PathLike[str], **options: Unpack[CallOptions]) -> str:
+        """Uploads a PNG, JPEG or WebP image, and returns its name for messages.
+
+        A part `{"type": "image", "image": name}` of a message shows it. Uploaded again it has the same name.
+
+        Args:
+            image: the content of the file, or its path.
+        """
+        content = image if isinstance(image, bytes) else await async_call_blocking(Path(image).read_bytes)
+        return await self._connection.short(upload_image_call(content), options)
+
+    async def image(self, name: str, **options: Unpack[CallOptions]) -> bytes:
+        """The file of an image, by the name that `upload_image`, a message or `mm_ranges` has."""
+        return await self._connection.short(image_call(name), options)

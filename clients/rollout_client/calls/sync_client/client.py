@@ -22,9 +22,8 @@ from rollout_client.calls.options import (
     user_agent_of,
 )
 from rollout_client.calls.rollouts import readiness_call
-from rollout_client.calls.sync_client.blobs import BlobMethods
 from rollout_client.calls.sync_client.connection import Connection
-from rollout_client.calls.sync_client.info import InfoMethods, ScoreMethods
+from rollout_client.calls.sync_client.info import BlobMethods, InfoMethods, ScoreMethods
 from rollout_client.calls.sync_client.jobs import Jobs
 from rollout_client.calls.sync_client.policy import PolicyMethods
 from rollout_client.calls.sync_client.rollouts import RolloutMethods

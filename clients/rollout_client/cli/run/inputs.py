@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.errors import needed_for
-from rollout_client.json_lines import numbered_lines
+from rollout_client.json_lines import numbered_lines, without_nulls
 
 HUB = "hf:"
 """Prefix of the name of a data set of the Hugging Face Hub."""
@@ -74,13 +74,6 @@ def json_object(line: bytes, place: str) -> Row:
     if not isinstance(value, dict):
         raise ValueError(f"{place} is not a JSON object: a sample looks like `rollout tasks` shows it.")
     return value
-
-
-def without_nulls(value: Any) -> Any:
-    """Columns have a null in each row that lacks the field."""
-    if isinstance(value, dict):
-        return {name: without_nulls(held) for name, held in value.items() if held is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def field_and_column(text: str) -> tuple[str, str]:

@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -79,3 +82,13 @@ class MemoryEnvironment(TallyEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: Tally) -> Session:
         return Memory()
+
+
+def wait_until_it_answers(environment: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        try:
+            environment()
+        except TemporaryFailure:
+            time.sleep(0.05)
+        else:
+            return

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from deployments.environments.bridges.mcp_connection import McpServer, ToolsNotL
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.console_logs import NOISE
 from service.startup.ports import free_port
+from tests.deployments.environments.bridges.hosted_environments import wait_until_it_answers
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "mcp_server.py")
@@ -34,20 +34,10 @@ def http() -> Iterator[McpServer]:
     with subprocess.Popen([sys.executable, SERVER, str(port)]) as process:
         server = McpServer.model_validate({"url": f"http://127.0.0.1:{port}/mcp"})
         try:
-            wait_until_it_answers(server, process)
+            wait_until_it_answers(lambda: McpEnvironment(server), process)
             yield server
         finally:
             process.terminate()
-
-
-def wait_until_it_answers(server: McpServer, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        try:
-            McpEnvironment(server)
-        except TemporaryFailure:
-            time.sleep(0.05)
-        else:
-            return
 
 
 @pytest.fixture(scope="module", params=["stdio", "http"])

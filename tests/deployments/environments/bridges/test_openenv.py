@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,9 @@ from deployments.failures import EnvironmentLost, RestartableSessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import SampleRejected, TemporaryFailure, check, play
 from service.startup.ports import free_port
+from tests.deployments.environments.bridges.hosted_environments import wait_until_it_answers
 from tests.paths import BRIDGED
+from tests.virtual_time import runs
 
 SERVER = str(BRIDGED / "openenv_server.py")
 MOST_SOCKETS = 4
@@ -32,20 +33,10 @@ def server(*arguments: str) -> Iterator[str]:
     with subprocess.Popen([python, SERVER, str(port), *arguments]) as process:
         url = f"http://127.0.0.1:{port}"
         try:
-            wait_until_it_answers(url, process)
+            wait_until_it_answers(lambda: made(url), process)
             yield url
         finally:
             process.kill()
-
-
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        try:
-            made(url)
-        except TemporaryFailure:
-            time.sleep(0.05)
-        else:
-            return
 
 
 def made(url: str, **arguments: Any) -> OpenEnvEnvironment:
@@ -104,23 +95,21 @@ def test_a_socket_is_closed_with_its_rollout_and_none_is_left(url: str) -> None:
         play(environment, ["one"], sample())
 
 
-def test_a_server_without_room_is_a_temporary_failure(url: str) -> None:
+@runs
+async def test_a_server_without_room_is_a_temporary_failure(url: str) -> None:
     environment = made(url, action_field="word")
 
-    async def story() -> None:
-        info = OpenEnvInfo(seed=1)
-        held = [await environment.open_session([], info) for _ in range(MOST_SOCKETS)]
-        with pytest.raises(TemporaryFailure, match="has no room"):
-            await environment.open_session([], info)
-        for session in held:
-            closing = session.close()
-            assert closing is not None
-            await closing
-        last = (await environment.open_session([], info)).close()
-        assert last is not None
-        await last
-
-    asyncio.run(story())
+    info = OpenEnvInfo(seed=1)
+    held = [await environment.open_session([], info) for _ in range(MOST_SOCKETS)]
+    with pytest.raises(TemporaryFailure, match="has no room"):
+        await environment.open_session([], info)
+    for session in held:
+        closing = session.close()
+        assert closing is not None
+        await closing
+    last = (await environment.open_session([], info)).close()
+    assert last is not None
+    await last
 
 
 def test_a_socket_that_drops_is_a_retryable_failure_and_the_rollout_begins_anew() -> None:

@@ -1,10 +1,8 @@
 """Calls of an application inside the process: its answer in parts, its failures, and callers that go away."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +15,9 @@ from deployments.generation.serving.asgi_calls import PATHS, answer_parts
 from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
 from deployments.protocols.generation import SamplingOptions, packed_ids
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
+from tests.virtual_time import runs
 
 REQUEST = ServedRequest("call-1", range(3), 100, (), SamplingOptions(), body=b'{"a": 1}')
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 async def parts_of(app: Any, call: ServedCall) -> list[ServedPart]:

@@ -14,7 +14,8 @@ from deployments.protocols.model_server import Endpoint
 from deployments.sessions.journal import generated_fields, generated_of, written
 from deployments.sessions.records import GeneratedMessage
 from rollout_client.contract.messages import GivenMessage, Message
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

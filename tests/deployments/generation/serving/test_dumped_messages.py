@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
 from tests.paths import SMALL_MODEL
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

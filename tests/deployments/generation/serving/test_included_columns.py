@@ -15,8 +15,9 @@ from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving import vllm_layers
-from tests.deployments.generation.serving.vllm_layers import Served, experts_between, runs
+from tests.deployments.generation.serving.vllm_layers import Served, experts_between
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

@@ -19,8 +19,9 @@ from deployments.sessions.records import OpenSession
 from rollout_client.contract.sessions import SessionRequest
 from tests.deployments.chat.real_tokenizers import folder_of, wanted
 from tests.deployments.chat.vendors import vendor
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
 from tests.endurance.session_laws.forms import reserialized, with_whitespace, without_reasoning
+from tests.virtual_time import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.tokenizers]
 

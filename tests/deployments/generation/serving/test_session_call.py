@@ -1,8 +1,7 @@
 """Calls of a session beside the engine: their prompts, their records, and what becomes of those that are left."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,17 +21,10 @@ from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
 MORE = {"role": "user", "content": "And 1 + 1?"}
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 class Replica:

@@ -18,9 +18,10 @@ from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest
-from tests.deployments.generation.serving.test_session_call import MORE, QUESTION, Replica, generate, runs
+from tests.deployments.generation.serving.test_session_call import MORE, QUESTION, Replica, generate
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.virtual_time import runs
 
 FIVE = {"role": "assistant", "content": "5"}
 NEXT = [QUESTION, FIVE, MORE]

@@ -7,7 +7,8 @@ import pytest
 
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest, ServedTokens
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

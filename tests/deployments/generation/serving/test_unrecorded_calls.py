@@ -9,7 +9,8 @@ from deployments.failures import RolloutFailure
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

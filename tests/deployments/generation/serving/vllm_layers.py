@@ -1,8 +1,8 @@
 """The application of vLLM's servers over a scripted engine core: its own layers, input and output processing."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from functools import lru_cache, wraps
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,14 +31,6 @@ from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
-
-
-def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 @lru_cache

@@ -13,8 +13,9 @@ from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParse
 
 from deployments.generation.serving import answered_layers
 from deployments.upstream.vllm.streamed_parsing import install
-from tests.deployments.generation.serving.vllm_layers import Served, runs
+from tests.deployments.generation.serving.vllm_layers import Served
 from tests.paths import SMALL_MODEL
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

@@ -1,0 +1,123 @@
+"""Answers that are asked for later: who gets them, how long they are kept, and what becomes of those that are not."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from service.model_server.futures import BYTES_OF_A_FUTURE, FORGET_AFTER_S, FutureAnswer, FutureElsewhere, Futures
+from service.problems import RequestProblem
+from tests import virtual_time
+
+
+class Work:
+    """Answers with `body` after `after_s` seconds."""
+
+    def __init__(self, body: bytes = b"done", after_s: float = 0.0) -> None:
+        self._body = body
+        self._after_s = after_s
+        self.started = 0
+        self.ended = 0
+
+    async def __call__(self) -> FutureAnswer:
+        self.started += 1
+        await asyncio.sleep(self._after_s)
+        return FutureAnswer(self._body, "text/plain")
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def start(futures: Futures, name: str, work: Work, namespace: str = "team") -> str:
+    return futures.start(namespace, name, work, work.end)
+
+
+async def is_lost(futures: Futures, future_id: str, namespace: str = "team") -> bool:
+    try:
+        await futures.answer(namespace, future_id, 0)
+    except RequestProblem as problem:
+        return problem.problem.status == HTTPStatus.GONE
+    return False
+
+
+@virtual_time.test
+async def test_an_answer_is_waited_for_and_can_be_asked_for_again() -> None:
+    futures, work = Futures(), Work(after_s=5)
+    future_id = start(futures, "a", work)
+    assert await futures.answer("team", future_id, 4) is None
+    assert work.ended == 0
+    for _ in range(2):
+        assert await futures.answer("team", future_id, 4) == FutureAnswer(b"done", "text/plain")
+    assert (work.started, work.ended) == (1, 1)
+
+
+@virtual_time.test
+async def test_the_same_name_starts_one_work_and_frees_what_the_second_call_holds() -> None:
+    futures, work, again = Futures(), Work(after_s=1), Work()
+    assert start(futures, "a", work) == start(futures, "a", again)
+    assert (again.started, again.ended) == (0, 1)
+
+
+@virtual_time.test
+async def test_a_future_is_seen_by_its_own_key_alone() -> None:
+    futures, work = Futures(), Work(after_s=1)
+    future_id = start(futures, "a", work)
+    futures.cancel("others", future_id)
+    assert await is_lost(futures, future_id, "others")
+    assert not await is_lost(futures, future_id)
+
+
+@virtual_time.test
+async def test_work_that_nobody_asks_for_is_cancelled_and_forgotten() -> None:
+    futures, work = Futures(), Work(after_s=10 * FORGET_AFTER_S)
+    future_id = start(futures, "a", work)
+    await futures.answer("team", future_id, 2 * FORGET_AFTER_S)
+    await asyncio.sleep(FORGET_AFTER_S - 1)
+    assert (len(futures), work.ended) == (1, 0)
+    await asyncio.sleep(2)
+    assert (len(futures), work.ended) == (0, 1)
+    assert await is_lost(futures, future_id)
+
+
+@virtual_time.test
+async def test_the_answers_that_ended_first_make_room_for_others() -> None:
+    futures = Futures(most_bytes=2 * (BYTES_OF_A_FUTURE + 100))
+    slow = start(futures, "slow", Work(b"s" * 100, after_s=2))
+    ids = [start(futures, name, Work(name.encode() * 100, after_s=1)) for name in "ab"]
+    await asyncio.sleep(1.5)
+    assert len(futures) == 3
+    await asyncio.sleep(1)
+    assert [await is_lost(futures, each) for each in (*ids, slow)] == [True, False, False]
+    futures.cancel("team", ids[1])
+    assert futures._bytes == BYTES_OF_A_FUTURE + 100
+
+
+@pytest.mark.parametrize(("gone", "raised"), [(False, FutureElsewhere), (True, RequestProblem)])
+def test_a_future_of_another_replica_is_elsewhere_until_that_has_died(gone: bool, raised: type[Exception]) -> None:
+    asked = list[str]()
+
+    def is_gone(owner: str) -> bool:
+        asked.append(owner)
+        return gone
+
+    futures = Futures(is_gone=is_gone)
+    with pytest.raises(raised):
+        asyncio.run(futures.answer("team", "a:0@other", 0))
+    with pytest.raises(RequestProblem):
+        asyncio.run(futures.answer("team", f"a:0@{futures._owner}", 0))
+    assert asked == ["other"]
+
+
+@virtual_time.test
+async def test_work_that_raises_says_so_to_whoever_asks() -> None:
+    async def broken() -> FutureAnswer:
+        raise ValueError("broken")
+
+    futures, ends = Futures(), list[int]()
+    work: Callable[[], Coroutine[Any, Any, FutureAnswer]] = broken
+    future_id = futures.start("team", "a", work, lambda: ends.append(1))
+    with pytest.raises(ValueError, match="broken"):
+        await futures.answer("team", future_id, 1)
+    assert ends == [1]

@@ -1,0 +1,441 @@
+"""Tinker's sampling API: what its client sends, what the engines are asked, and what the client gets, byte by byte.
+
+The client itself, against the running service: `tests/sockets/test_tinker.py`.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from deployments.failures import GenerationLost, GenerationRejected
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.protocols.model_server import ServedPart, ServedTokens
+from rollout_client.contract.problems import FieldProblem
+from service.access.access_control import OPEN_TO_ALL, AccessControl
+from service.settings import AdmissionBounds, AdmissionSettings
+from tests.service.keyed_http import access_of_a_key
+from tests.service.scoring_generator import ScoringGenerator
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
+
+Returned = TypeVar("Returned")
+SAMPLER = f"{'0' * 32}-train:0::"
+PROMPT = [5, 6, 7, 8]
+CHOICES: list[dict[str, Any]] = [
+    {
+        "finish_reason": "stop",
+        "token_ids": [9, 300, 3],
+        "logprobs": {
+            "token_logprobs": [-0.5, -1.5, -0.25],
+            "top_logprobs": [{"token_id:9": -0.5}, {"token_id:300": -1.5, "token_id:4": -0.75, "token_id:2": -3}, None],
+        },
+    },
+    {"finish_reason": "length", "token_ids": [], "logprobs": {"token_logprobs": [], "top_logprobs": []}},
+]  # fmt: skip
+
+
+def completed(choices: Sequence[dict[str, Any]] = CHOICES) -> list[ServedPart | Exception | float]:
+    return [
+        ServedPart(json.dumps({"choices": choices}).encode(), 200, "application/json"),
+        ServedPart(tokens=ServedTokens(4, 3)),
+    ]
+
+
+def sample(num_samples: int = 2, seq_id: int = 0, sampler: str = SAMPLER, **fields: Any) -> dict[str, Any]:
+    """The body of `asample`, as the client writes it."""
+    return {
+        "num_samples": num_samples,
+        "prompt": {"chunks": [{"tokens": PROMPT[:1], "type": "encoded_text"}, {"tokens": PROMPT[1:]}]},
+        "sampling_params": {"max_tokens": 5, "temperature": 1, "top_k": -1, "top_p": 1},
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "prompt_logprobs": False,
+        "topk_prompt_logprobs": 0,
+        "topk_sample_logprobs": 0,
+        "prompt_alt_tokens_k": 0,
+        "record_stability_info": False,
+        "type": "sample",
+        **fields,
+    }
+
+
+class Client:
+    """Speaks HTTP as Tinker's client does, over one application."""
+
+    def __init__(self, http: httpx.AsyncClient, key: str) -> None:
+        self._http = http
+        self._headers = {"x-api-key": f"tml-{key}"}
+
+    async def post(self, call: str, body: Any) -> httpx.Response:
+        return await self._http.post(f"/api/v1/{call}", json=body, headers=self._headers)
+
+    async def get(self, call: str) -> httpx.Response:
+        return await self._http.get(f"/api/v1/{call}", headers=self._headers)
+
+    async def retrieve(self, request_id: str) -> httpx.Response:
+        return await self.post("retrieve_future", {"request_id": request_id, "allow_metadata_only": True})
+
+    async def sampled(self, **fields: Any) -> httpx.Response:
+        return await self.retrieve((await self.post("asample", sample(**fields))).json()["request_id"])
+
+
+class World:
+    def __init__(
+        self,
+        parts: Sequence[ServedPart | Exception | float] | None = None,
+        access: AccessControl = OPEN_TO_ALL,
+        admission: AdmissionSettings | None = None,
+        key: str = "any",
+    ) -> None:
+        self.server = ScriptedModelServer(completed() if parts is None else parts)
+        self.generator = ScoringGenerator([])
+        self.service = ScriptedHttp(
+            model_server=self.server, generator=self.generator, access=access, admission=admission
+        )
+        self._key = key
+
+    def run(self, play: Callable[[Client], Awaitable[Returned]]) -> Returned:
+        async def played() -> Returned:
+            transport = httpx.ASGITransport(self.service.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+                return await play(Client(http, self._key))
+
+        return asyncio.run(played())
+
+    @property
+    def completion(self) -> dict[str, Any]:
+        [request] = self.server.requests
+        fields: dict[str, Any] = json.loads(request.body)
+        return fields
+
+
+def message_class() -> Any:
+    """`SampleResponse` of Tinker's own `tinker_public.proto`, as its client of version 0.38 has it."""
+    file = descriptor_pb2.FileDescriptorProto(name="tinker_public.proto", package="tinker_public", syntax="proto3")
+    of = descriptor_pb2.FieldDescriptorProto
+    messages = {
+        "TopkLogprobs": ("token_ids:bytes", "logprobs:bytes", "k:uint32", "length:uint32"),
+        "SampledSequence": ("stop_reason:int32", "tokens:bytes", "logprobs:bytes", "topk_sampled:TopkLogprobs"),
+        "SampleResponse": ("*sequences:SampledSequence", "prompt_logprobs:bytes", "topk_prompt_logprobs:TopkLogprobs"),
+    }  # fmt: skip
+    types = {"bytes": of.TYPE_BYTES, "uint32": of.TYPE_UINT32, "int32": of.TYPE_INT32}
+    for name, its in messages.items():
+        made = file.message_type.add(name=name)
+        for number, field in enumerate(its, 1):
+            label = of.LABEL_REPEATED if field.startswith("*") else of.LABEL_OPTIONAL
+            field_name, _, type_ = field.removeprefix("*").partition(":")
+            kind = {"type": types[type_]} if type_ in types else {"type_name": type_, "type": of.TYPE_MESSAGE}
+            made.field.add(name=field_name, number=number, label=label, **kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tinker_public.SampleResponse"))
+
+
+SampleResponse = message_class()
+
+
+def numbers(kind: str, content: bytes) -> list[float]:
+    return list(unpack(f"<{len(content) // 4}{kind}", content))
+
+
+def likeliest(top: Any) -> list[list[tuple[int, float]]]:
+    """The rows of a `TopkLogprobs`."""
+    pairs = list(zip(numbers("i", top.token_ids), numbers("f", top.logprobs), strict=True))
+    assert len(pairs) == top.length * top.k
+    return [pairs[begin:end] for begin, end in pairwise(range(0, len(pairs) + 1, top.k))]  # type: ignore[misc]
+
+
+def test_samples_are_those_of_a_text_completion_of_the_same_tokens() -> None:
+    world = World()
+    answer = world.run(lambda client: client.sampled(topk_sample_logprobs=2))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-protobuf")
+    response = SampleResponse.FromString(answer.content)
+    assert [
+        (each.stop_reason, numbers("i", each.tokens), numbers("f", each.logprobs)) for each in response.sequences
+    ] == [(0, [9, 300, 3], [-0.5, -1.5, -0.25]), (1, [], [])]
+    unknown = (0, -99999.0)
+    assert likeliest(response.sequences[0].topk_sampled) == [
+        [(9, -0.5), unknown],
+        [(4, -0.75), (300, -1.5)],
+        [unknown, unknown],
+    ]
+    assert (response.prompt_logprobs, response.HasField("topk_prompt_logprobs")) == (b"", False)
+    assert world.completion == {
+        "prompt": PROMPT,
+        "n": 2,
+        "max_tokens": 5,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None,
+        "logprobs": 2,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    assert world.generator.requests == []
+
+
+@pytest.mark.parametrize("count", [31, 32, 40, 64, 300, 5000])
+def test_samples_of_any_length_come_whole(count: int) -> None:
+    tokens = list(range(count))
+    choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * count}}
+    answer = World(completed([choice])).run(lambda client: client.sampled(num_samples=1))
+    [sequence] = SampleResponse.FromString(answer.content).sequences
+    assert (numbers("i", sequence.tokens), numbers("f", sequence.logprobs)) == (tokens, [-0.5] * count)
+
+
+@pytest.mark.parametrize(
+    ("stop", "fields"),
+    [
+        (None, {}),
+        ("END", {"stop": ["END"]}),
+        (["a", "b"], {"stop": ["a", "b"]}),
+        ([3, 4], {"stop_token_ids": [3, 4]}),
+        ([], {"ignore_eos": True}),
+    ],
+)
+def test_stops_are_texts_or_ids_and_an_empty_list_stops_nowhere(stop: Any, fields: dict[str, Any]) -> None:
+    world = World()
+    params = {"max_tokens": 3, "seed": 4, "temperature": 0} | ({} if stop is None else {"stop": stop})
+    assert world.run(lambda client: client.sampled(sampling_params=params)).status_code == 200
+    sent = world.completion
+    assert {name: sent[name] for name in ("stop", "stop_token_ids", "ignore_eos") if name in sent} == fields
+    assert (sent["seed"], sent["temperature"], sent["max_tokens"]) == (4, 0.0, 3)
+
+
+def test_without_a_limit_a_sample_has_the_room_that_the_prompt_leaves() -> None:
+    world = World()
+    world.run(lambda client: client.sampled(sampling_params={}))
+    assert world.completion["max_tokens"] == 96
+
+
+def test_log_probabilities_of_the_prompt_are_scored() -> None:
+    world = World()
+    answer = world.run(lambda client: client.sampled(prompt_logprobs=True, topk_prompt_logprobs=2))
+    response = SampleResponse.FromString(answer.content)
+    assert response.prompt_logprobs == pack("<4f", float("nan"), -6.0, -7.0, -8.0)
+    unknown = (0, -99999.0)
+    assert likeliest(response.topk_prompt_logprobs) == [[unknown, unknown], *[[(0, 0.0), (1, -1.0)]] * 3]
+    [scored] = world.generator.requests
+    [sampled] = world.server.requests
+    assert list(scored.prompt_token_ids) == PROMPT
+    assert scored.share.weight == sampled.share.weight == 1.0
+    assert sampled.share.id == f"tinker-{SAMPLER.partition(':')[0]}"
+
+
+def test_the_last_tokens_of_a_prompt_are_scored_alone() -> None:
+    world = World()
+    answer = world.run(lambda client: client.sampled(prompt_logprobs=True, prompt_logprobs_last_n=1))
+    response = SampleResponse.FromString(answer.content)
+    nan = float("nan")
+    assert response.prompt_logprobs == pack("<4f", nan, nan, nan, -8.0)
+
+
+def test_a_prompt_of_one_token_has_no_log_probability() -> None:
+    world = World()
+    prompt = {"chunks": [{"tokens": [5]}]}
+    answer = world.run(lambda client: client.sampled(prompt=prompt, prompt_logprobs=True))
+    response = SampleResponse.FromString(answer.content)
+    assert (response.prompt_logprobs, world.generator.requests) == (pack("<f", float("nan")), [])
+
+
+def test_a_client_begins_as_it_is_told_to() -> None:
+    async def play(client: Client) -> None:
+        config = (await client.post("client/config", {"sdk_version": "0.38.0"})).json()
+        assert not any(config.values())
+        assert (await client.post("client/dynamic_config", {"sdk_version": "0.38.0"})).json() == {
+            "sample_cancel_enabled": True
+        }
+        opened = {"tags": [], "user_metadata": {"priority": "batch"}, "sdk_version": "0.38.0", "type": "create_session"}
+        session = (await client.post("create_session", opened)).json()["session_id"]
+        assert (await client.post("session_heartbeat", {"session_id": session})).status_code == 200
+        assert (await client.post("telemetry", {"events": []})).json() == {"status": "accepted"}
+        asked = {"session_id": session, "sampling_session_seq_id": 3, "model_path": "tinker://run-b/7"}
+        sampler = (await client.post("create_sampling_session", asked)).json()["sampling_session_id"]
+        assert sampler == f"{session}:3:run-b:7"
+        said = (await client.get(f"samplers/{sampler}")).json()
+        assert said == {"sampler_id": sampler, "base_model": "tiny", "model_path": "tinker://run-b/7"}
+        assert (await client.sampled(sampler=sampler)).status_code == 200
+        assert (await client.post(f"sessions/{session}/finish", {"reason": {"type": "success"}})).status_code == 200
+        [model] = (await client.get("get_server_capabilities")).json()["supported_models"]
+        assert model == {"model_name": "tiny", "max_context_length": 100, "trainable": False, "sampleable": True}
+
+    world = World()
+    world.run(play)
+    [request] = world.server.requests
+    assert (request.policy, request.weight_version, request.share.weight) == ("run-b", 7, 0.0625)
+    assert world.service.store.calls == [("wait_for_named", "run-b", 0, 7, wait_s) for wait_s in (30.0, None)]
+
+
+@pytest.mark.parametrize(
+    ("path", "weights"),
+    [
+        ("tinker://run-b", "run-b:"),
+        ("tinker://run-b/12", "run-b:12"),
+        ("tinker://run-b/sampler_weights/12", "run-b:12"),
+        ("tinker://7", ":7"),
+        ("tinker://run-b/weights/12", None),
+        ("tinker://run-b/final", None),
+        ("tinker://", None),
+        ("run-b", None),
+        (None, ":"),
+    ],
+)
+def test_a_path_names_a_policy_or_a_version(path: str | None, weights: str | None) -> None:
+    session = SAMPLER.partition(":")[0]
+    asked = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+    answer = World().run(lambda client: client.post("create_sampling_session", asked))
+    if weights is None:
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "model_path")
+    else:
+        assert answer.json()["sampling_session_id"] == f"{session}:0:{weights}"
+
+
+@pytest.mark.parametrize(("name", "status"), [("tiny", 200), ("/models/tiny", 200), ("Qwen/Qwen3-8B", 422)])
+def test_the_base_model_is_the_one_that_is_served(name: str, status: int) -> None:
+    asked = {"session_id": SAMPLER.partition(":")[0], "sampling_session_seq_id": 0, "base_model": name}
+    assert World().run(lambda client: client.post("create_sampling_session", asked)).status_code == status
+
+
+def test_weights_that_are_not_current_are_refused_in_a_way_that_the_client_does_not_repeat() -> None:
+    world = World()
+    world.service.store.failures["wait_for"] = PolicyNotCurrent(
+        FieldProblem(field="policy.version", message="6 is current")
+    )
+    asked = {"session_id": SAMPLER.partition(":")[0], "sampling_session_seq_id": 0, "model_path": "tinker://7"}
+
+    async def play(client: Client) -> tuple[httpx.Response, httpx.Response]:
+        return await client.post("create_sampling_session", asked), await client.sampled(sampler=f"{SAMPLER}7")
+
+    opened, sampled = world.run(play)
+    assert (opened.status_code, opened.json()["errors"][0]["message"]) == (422, "6 is current")
+    assert sampled.json() == {"error": "policy.version: 6 is current.", "category": "user"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": 101}, "num_samples"),
+        ({"prompt": {"chunks": []}}, "prompt"),
+        ({"prompt": {"chunks": [{"tokens": [262]}]}}, "prompt[0]"),
+        ({"prompt": {"chunks": [{"tokens": [5] * 100}]}}, "prompt"),
+        ({"prompt": {"chunks": [{"type": "image", "data": "aGk=", "format": "png"}]}}, "prompt.chunks[0].type"),
+        ({"sampling_params": {"top_p": 1.5}}, "sampling_params.top_p"),
+        ({"sampling_params": {"seed": 2**63}}, "sampling_params.seed"),
+        ({"sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
+        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 4}, "prompt_logprobs_last_n"),
+        ({"topk_prompt_logprobs": 21}, "topk_prompt_logprobs"),
+        ({"target_prompt_logprobs": {"data": [1]}}, "target_prompt_logprobs"),
+        ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k"),
+        ({"record_stability_info": True}, "record_stability_info"),
+        ({"sampler": "mine"}, "sampling_session_id"),
+        ({"sampler": f"{'0' * 32}-soon:0::"}, "sampling_session_id"),
+        ({"model_path": "tinker://run-b"}, "model_path"),
+    ],
+)
+def test_what_is_not_valid_or_not_here_is_refused_by_its_name(fields: dict[str, Any], named: str) -> None:
+    world = World()
+    refused = world.run(lambda client: client.post("asample", sample(**fields)))
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, named)
+    assert world.server.requests == []
+
+
+def test_a_refusal_of_the_engine_is_the_users_failure_and_is_not_repeated() -> None:
+    refusal = json.dumps({"error": {"message": "temperature must be in [0, 2], got 4.0.", "code": 400}}).encode()
+    world = World([ServedPart(refusal, 400, "application/json", ServedTokens())])
+    answer = world.run(lambda client: client.sampled())
+    assert answer.json() == {"error": "temperature must be in [0, 2], got 4.0.", "category": "user"}
+    rejected = World([GenerationRejected("It does not fit.")]).run(lambda client: client.sampled())
+    assert rejected.json() == {"error": "It does not fit.", "category": "user"}
+
+
+def test_a_failure_that_nobody_expected_is_the_services() -> None:
+    choice = {**CHOICES[0], "finish_reason": "abort"}
+    answer = World(completed([choice])).run(lambda client: client.sampled())
+    assert answer.json()["category"] == "server"
+    assert "ValueError" in answer.json()["error"]
+
+
+def test_a_loss_of_the_fleet_lets_the_client_make_the_call_anew() -> None:
+    answer = World([GenerationLost("It is gone.")]).run(lambda client: client.sampled())
+    assert (answer.status_code, answer.json()["type"]) == (410, "urn:rollout:problem:future-lost")
+    assert answer.json()["detail"] == "request_id: It is gone. Send the call again."
+
+
+def test_the_same_call_again_starts_no_second_work() -> None:
+    async def play(client: Client) -> None:
+        first, again, other = [(await client.post("asample", sample(seq_id=seq_id))).json() for seq_id in (4, 4, 5)]
+        assert first == again != other
+        assert len(set(first["sample_sequence_ids"])) == 2
+        for answer in (first, again, other):
+            assert (await client.retrieve(answer["request_id"])).status_code == 200
+
+    world = World()
+    world.run(play)
+    assert len(world.server.requests) == 2
+    assert world.service.admission.in_flight.rollouts == 0
+
+
+def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come_again() -> None:
+    admission = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
+
+    async def play(client: Client) -> None:
+        first = (await client.post("asample", sample(seq_id=0))).json()
+        assert (await client.post("asample", sample(seq_id=1))).status_code == 429
+        assert (await client.retrieve(first["request_id"])).status_code == 200
+        assert (await client.post("asample", sample(seq_id=1))).status_code == 200
+
+    World([0.05, *completed()], admission=admission).run(play)
+
+
+@pytest.mark.parametrize(("max_tokens", "status"), [(18, 200), (17, 422)])
+def test_a_sample_counts_with_the_tokens_that_it_may_have(max_tokens: int, status: int) -> None:
+    admission = AdmissionSettings(replica=AdmissionBounds(max_tokens=max_tokens))
+    answer = World(admission=admission).run(lambda client: client.post("asample", sample()))
+    assert answer.status_code == status
+
+
+def test_a_cancelled_call_leaves_the_engine_and_frees_what_it_holds() -> None:
+    async def play(client: Client) -> None:
+        started = (await client.post("asample", sample())).json()
+        await asyncio.sleep(0)
+        assert (await client.post("cancel_future", {"request_id": started["request_id"]})).status_code == 200
+        await asyncio.sleep(0.01)
+        assert (await client.retrieve(started["request_id"])).status_code == 410
+
+    world = World([60.0, *completed()])
+    world.run(play)
+    assert (world.server.was_left, world.service.admission.in_flight.rollouts) == (True, 0)
+
+
+@pytest.mark.parametrize("call", ["create_model", "forward_backward", "optim_step", "save_weights", "weights_info"])
+def test_training_is_refused_in_a_sentence_with_a_status_that_the_client_does_not_repeat(call: str) -> None:
+    refused = World().run(lambda client: client.post(call, {}))
+    assert (refused.status_code, refused.json()["type"]) == (404, "urn:rollout:problem:not-trained-here")
+    assert refused.json()["detail"].startswith(f"{call} is not here: this service samples and does not train.")
+
+
+def test_a_key_is_the_services_own_behind_tinkers_prefix(tmp_path: Path) -> None:
+    access, key = access_of_a_key(tmp_path)
+    assert World(access=access, key=key).run(lambda client: client.sampled()).status_code == 200
+    refused = World(access=access, key="other").run(lambda client: client.post("asample", sample()))
+    assert refused.status_code == 401
+
+
+def test_a_service_without_engines_says_so() -> None:
+    refused = ScriptedHttp().request("POST", "/api/v1/asample", json=sample())
+    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")
