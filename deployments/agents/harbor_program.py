@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,11 +163,10 @@ async def run_command(
     files = {f"{FOLDER}/{SAMPLE_FILE}": sample, INSTRUCTION_FILE: task.instruction.encode()}
     await sandbox.write_files({path: SandboxFile(content) for path, content in files.items()})
     base_url = await sandbox.reach(call.base_url)
-    variables: Mapping[str, str] = {
-        **command.environment_variables,
-        **session_variables(base_url, call.api_key, FOLDER),
-        "ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE,
-    }
+    of_session = {**session_variables(base_url, call.api_key, FOLDER), "ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE}
+    # The verifier says the reward.
+    del of_session["ROLLOUT_REWARD_FILE"]
+    variables = {**command.environment_variables, **of_session}
     limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
     argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
     done = await sandbox.exec(argv, environment=variables, stdin=sample)

@@ -197,9 +197,8 @@ def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., A
     try:
         inspect.signature(agent).bind(*arguments)
     except TypeError as error:
-        raise AgentNotLoadable(
-            f"{import_path} must take {', '.join(arguments[:-1])} and {arguments[-1]}: {error}."
-        ) from error
+        *first, last = arguments
+        raise AgentNotLoadable(f"{import_path} must take {', '.join(first)} and {last}: {error}.") from error
     return agent  # type: ignore[no-any-return]
 
 

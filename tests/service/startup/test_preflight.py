@@ -426,8 +426,8 @@ def test_the_configs_of_the_repository_are_found() -> None:
                 "tasks": str(REPOSITORY / "examples" / "harbor"),
                 "sandbox": {"provider": "docker", "options": {"port": 1}},
             },
-            "agent.harbor.sandbox: options: got an unexpected keyword argument 'port'; the provider docker takes socket, "
-            "network, runtime.",
+            "agent.harbor.sandbox: options: got an unexpected keyword argument 'port'; the provider docker takes "
+            "socket, network, runtime.",
         ),
         (
             {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "prime"}},

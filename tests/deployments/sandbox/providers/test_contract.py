@@ -35,6 +35,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.labelled import this_machine
 from deployments.sandbox.providers.opening import opened
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
@@ -54,7 +55,8 @@ def usable(name: str, options: dict[str, Any]) -> bool:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {"local": {}, "docker": {"socket": DOCKER_SOCKET}}
-STAND_INS = (*SDKS, "kubernetes")
+ENGINE = "docker_stand_in"
+STAND_INS = (*SDKS, "kubernetes", ENGINE)
 WITHOUT_BUILDS = ("prime", "kubernetes")
 WITHOUT_SNAPSHOTS = ("kubernetes",)
 
@@ -85,7 +87,10 @@ def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) 
             options = OPTIONS.get(name, {})
             if name == "kubernetes":
                 options = {"kubectl": str(await closing.enter_async_context(cluster(world().folder)))}
-            provider = opened(name, options)
+            if name == ENGINE:
+                options = {"socket": str(world().folder / "docker.sock")}
+                await closing.enter_async_context(engine(world().folder / "docker.sock"))
+            provider = opened("docker" if name == ENGINE else name, options)
             if name in STAND_INS:
                 # A reaper would be another process, without the stand-in.
                 provider.watched = lambda: None  # type: ignore[attr-defined]
@@ -225,7 +230,7 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
             await provider.create(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
         with pytest.raises(SandboxRefused, match="nowhere"):
             await provider.create(SandboxSpec(image="nowhere:1", network=name != "local"))
-        if name in STAND_INS:
+        if name in STAND_INS and name != ENGINE:
             with pytest.raises(SandboxRefused, match=r"shows none of its folders: .* what is in /opt/agent"):
                 await provider.create(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
 
@@ -258,6 +263,7 @@ import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec
 from deployments.sandbox.providers.labelled import this_machine
 from deployments.sandbox.providers.opening import opened
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
