@@ -313,7 +313,10 @@ def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_h
         subprocess.Popen([*argv, f"{OWNER_LABEL}={os.getpid()}-1"]) as left,
         subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
     ):
-        opened("local", {}).close()
-        assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
-        assert kept.poll() is None
-        kept.kill()
+        try:
+            opened("local", {}).close()
+            assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
+            assert kept.poll() is None
+        finally:
+            left.kill()
+            kept.kill()

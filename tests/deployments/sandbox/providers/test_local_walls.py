@@ -48,9 +48,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tried(provider: LocalProvider, folder: Path, *lines: str, **fields: int) -> list[ExecResult]:
+def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
     async def run() -> list[ExecResult]:
-        sandbox = await provider.create(SandboxSpec(folder=folder, **({"memory_mb": 512, "storage_mb": 32} | fields)))
+        sandbox = await provider.create(SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32))
         try:
             return [await sandbox.exec(["bash", "-c", line], timeout_s=20) for line in lines]
         finally:
