@@ -161,7 +161,7 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
-# Of the processors of Qwen's models that see: the build of the GPU's lock, beside a torch of the same build.
+# Of the processors of most models that see: the build of the GPU's lock, beside a torch of the same build.
 $(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
 	@echo "Setting up torchvision (once)"
 	@$(PIP) install --target $(@D) --no-deps --require-hashes -r <(sed -n '/^torchvision==/,/[^\\]$$/p' $<)
@@ -169,7 +169,7 @@ $(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
 
 test-torchvision: export PYTHONPATH = $(BRIDGES)/torchvision
 test-torchvision: $(BRIDGES)/torchvision/.ready
-	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_mrope.py
+	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_families.py
 
 # Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
 # OpenEnv with the harness of TRL, and experiment trackers.

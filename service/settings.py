@@ -249,6 +249,14 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
+    def refuse_another_cache_of_images(self) -> Self:
+        if self.images is not None and (self.engine.model_extra or {}).get("mm_processor_cache_gb"):
+            raise ValueError(
+                "engine.mm_processor_cache_gb has no meaning beside images, which are kept once: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_agents_without_sessions(self) -> Self:
         if self.sessions is None and (tasks := ", ".join(self.agents_by_task)):
             raise ValueError(f"environments.{tasks}.agent is played in sessions: add `sessions: {{}}`")

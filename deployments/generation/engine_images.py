@@ -21,6 +21,7 @@ from vllm.inputs import MultiModalInput, mm_input
 from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 from vllm.multimodal.processing.context import TimingContext
 from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected, ImagesLost
@@ -67,10 +68,17 @@ class EngineImages:
         """Processes a dummy image, which takes a second.
 
         Raises:
-            ImagesUnsupported: the model sees no images, or has no placeholder of one token for an image.
+            ImagesUnsupported: the model sees no images, has no placeholder of one token for an image, or attends within
+                images in a way that this build of vLLM leaves out.
         """
         if not llm.model_config.is_multimodal_model:
             raise ImagesUnsupported(f"{llm.model_config.model} sees no images: leave images out of the config.")
+        if llm.model_config.is_mm_prefix_lm and current_platform.is_cpu():
+            raise ImagesUnsupported(
+                f"The tokens of an image attend to those behind them in {llm.model_config.model}, which vLLM's build "
+                "for processors leaves out: log-probabilities would not be the model's. Serve it on a GPU, or leave "
+                "images out of the config."
+            )
         self._processor = llm.renderer.get_mm_processor()
         self._tokenizer = llm.get_tokenizer()
         self._store = store

@@ -66,6 +66,10 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": {**SIMULATED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
         ({"engine": {**ENGINE, "simulated": {}}, "environments": {"math": MATH}}, "max_model_len"),
         (
+            {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "environments": {"math": MATH}, "images": {}},
+            "mm_processor_cache_gb has no meaning beside images",
+        ),
+        (
             {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
             "policy.folder has no meaning",
         ),

@@ -1,7 +1,6 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -32,40 +31,52 @@ def played(generation: int, *names: str, reward: float | None = 1.0) -> SampleRe
     return SampleResult.model_validate(result(0, generation, message_log=log, total_reward=reward))
 
 
-def first_pixels(images: list[list[Any]], return_tensors: str) -> dict[str, Any]:
-    assert return_tensors == "pt"
-    return {"pixels": torch.tensor([picture.getpixel((0, 0)) for row in images for picture in row]), "rows": ["text"]}
+class FirstPixels:
+    """A processor that makes one pixel of each image, and `types` for each token of a text."""
 
+    image_token = "<image>"
 
-PROCESSOR = SimpleNamespace(image_processor=first_pixels, model_input_names=["input_ids"], image_token_id=6)
-WITH_TYPES = SimpleNamespace(
-    image_processor=first_pixels, model_input_names=["input_ids", "mm_token_type_ids"], image_token_id=6
-)
+    def __init__(self, **types: int) -> None:
+        self._types = types
+
+    def __call__(self, text: list[str], images: list[list[Any]], padding: bool, return_tensors: str) -> dict[str, Any]:
+        assert (padding, return_tensors) == (True, "pt")
+        assert text == [self.image_token] * len(images)
+        of_text = {name: torch.full((len(text), 2), value) for name, value in self._types.items()}
+        pixels = torch.tensor([picture.getpixel((0, 0)) for [picture] in images])
+        return {"pixels": pixels, "rows": ["text"], "input_ids": 1, "attention_mask": torch.ones(2), **of_text}
+
+    def create_mm_token_type_ids(self, input_ids: list[list[int]]) -> list[list[int]]:
+        return [[int(token_id == 6) for token_id in row] for row in input_ids]
 
 
 def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
     lost = played(3, BLUE, reward=None)
     samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
-    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, PROCESSOR)
+    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, FirstPixels(token_type_ids=0))
     assert list(inputs) == ["pixels"]
     assert inputs["pixels"].tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
     assert images_shown(samples[0].message_log) == [RED, BLUE]
-    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, PROCESSOR) == {}
+    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, FirstPixels()) == {}
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_positions_from_them(side: Any) -> None:
+@pytest.mark.parametrize("name", ["mm_token_type_ids", "token_type_ids"])
+def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_them_from_the_processor(
+    side: Any, name: str
+) -> None:
+    processor = FirstPixels(**{name: 1})
     samples = [played(0, RED, BLUE), played(1), played(2, RED)]
     tensors = to_tensors(samples, pad_token_id=0, padding_side=side)
     # The policy has sampled the token itself, which is a token of text then.
     tensors.input_ids[tensors.input_ids == 7] = 6
-    inputs = image_inputs(samples, tensors, PICTURES, WITH_TYPES)
+    inputs = image_inputs(samples, tensors, PICTURES, processor)
     padded = [[0, 0] if row == 2 else [0] * 4 if row else [] for row in range(3)]
     marked = [[0, 1, 0, 1, 0, 0], [0, 0], [0, 1, 0, 0]]
     rows = [pad + row if side == "left" else row + pad for pad, row in zip(padded, marked, strict=True)]
-    assert inputs["mm_token_type_ids"].tolist() == rows
-    some = image_inputs(samples, tensors, PICTURES, WITH_TYPES, torch.tensor([2, 0]))
-    assert some["mm_token_type_ids"].tolist() == [rows[2], rows[0]]
+    assert inputs[name].tolist() == rows
+    some = image_inputs(samples, tensors, PICTURES, processor, torch.tensor([2, 0]))
+    assert some[name].tolist() == [rows[2], rows[0]]
 
 
 def in_arrow(samples: list[SampleResult]) -> ArrowResponse:
