@@ -22,8 +22,8 @@ from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import HarborSettings
-from deployments.harbor.tasks import HarborTask, HarborTaskRefused, load_tasks, resolved
-from deployments.harbor.verifier import LOGS, NotJudged, judged
+from deployments.harbor.tasks import HarborTask, HarborTaskRefused, resolved, tasks_within
+from deployments.harbor.verifier import NotJudged, judged, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
     ExecTimedOut,
@@ -48,7 +48,7 @@ logger = logging.getLogger("rollout_service.agents")
 class HarborProgram(AgentProgram):
     def __init__(self, settings: AgentSettings, harbor: HarborSettings) -> None:
         """Raises `HarborTaskRefused`, `ProviderUnusable` or `AgentNotLoadable`."""
-        self._tasks = load_tasks(harbor)
+        self._tasks = tasks_within(harbor, settings.timeout_s)
         self._command = settings.command
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
         self._timeout_s = settings.timeout_s
@@ -116,12 +116,10 @@ class HarborProgram(AgentProgram):
     async def _played(
         self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
     ) -> dict[str, float]:
-        made = await sandbox.exec(["mkdir", "-p", *LOGS])
-        if made.exit_code != 0:
-            raise SandboxRefused(f"it has no folder for logs: {made.stderr.strip()}")
-        with timed(said, "agent_run_s"):
-            await self._agent(call, task, sandbox, said)
         try:
+            await prepare(sandbox)
+            with timed(said, "agent_run_s"):
+                await self._agent(call, task, sandbox, said)
             with timed(said, "verifier_s"):
                 rewards = await judged(sandbox, task)
         except NotJudged as error:

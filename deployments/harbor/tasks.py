@@ -134,6 +134,22 @@ def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     return tasks
 
 
+def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, HarborTask]:
+    """The tasks, whose own limits leave a whole rollout below `timeout_s`.
+
+    Raises `HarborTaskRefused` as `load_tasks`, or with the first task whose agent or verifier would be cut off.
+    """
+    tasks = load_tasks(settings)
+    for task in tasks.values():
+        own_s = (task.config.agent.timeout_sec or 0.0) + task.config.verifier.timeout_sec
+        if own_s >= timeout_s:
+            raise HarborTaskRefused(
+                f"{task.folder / 'task.toml'}: agent.timeout_sec and verifier.timeout_sec are {own_s:g} s together, "
+                f"and the agent's timeout_s, which bounds the whole rollout, is {timeout_s:g}: set it above."
+            )
+    return tasks
+
+
 def task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
     """The folder of each task, with the name that the registry gives it. Raises `HarborTaskRefused`."""
     path = Path(settings.tasks).expanduser()

@@ -55,6 +55,11 @@ async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
     )
 
 
+async def prepare(sandbox: RunningSandbox) -> None:
+    """Makes the folders that agent and verifier write to. Raises what `judged` raises."""
+    await checked(sandbox, ["mkdir", "-p", *LOGS])
+
+
 async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:
     """Runs a command of ours.
 
@@ -66,6 +71,4 @@ async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:
     if done.exit_code == KILLED:
         raise SandboxLost(f"{argv[0]} was killed.")
     if done.exit_code != 0:
-        raise NotJudged(
-            f"The verifier was not prepared: {argv[0]} ended with exit code {done.exit_code}: {done.stderr}"
-        )
+        raise NotJudged(f"The sandbox was not prepared: {argv[0]} ended with exit code {done.exit_code}: {done.stderr}")

@@ -18,7 +18,7 @@ from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.harbor.tasks import HarborTaskRefused, load_tasks
+from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.sandbox.providers.interface import ProviderUnusable
 from deployments.sandbox.providers.opening import opened
@@ -127,7 +127,7 @@ def agent_problem(agent: AgentSettings) -> str | None:
         if agent.harness is not None:
             bearer_headers(agent.harness.api_key_variable)
         if agent.harbor is not None:
-            load_tasks(agent.harbor)
+            tasks_within(agent.harbor, agent.timeout_s)
             opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
             return None
         if agent.command is not None and agent.command.sandbox:

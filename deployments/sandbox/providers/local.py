@@ -66,6 +66,7 @@ MOST_PROCESSES, MOST_OPEN_FILES = 512, 4096
 STARTS_WITHIN_S = 30.0
 ENDS_WITHIN_S = 10.0
 MEASURE_EVERY_S = 0.25
+KILLED = 128 + signal.SIGKILL
 ACCOUNTS = {
     "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "/etc/group": b"root:x:0:\nnogroup:x:65534:\n",
@@ -147,6 +148,8 @@ class LocalProvider(SandboxProvider):
                     await sandbox.write_files(step.files)
                     continue
                 done = await sandbox.exec(step.argv, environment=step.environment, cwd=step.workdir)
+                if done.exit_code == KILLED:
+                    raise SandboxLost(f"{step.line} was killed.")
                 if done.exit_code != 0:
                     said = (done.stderr.strip() or done.stdout.strip())[-500:]
                     raise SandboxRefused(

@@ -84,6 +84,7 @@ def played(sample: dict[str, Any], **agent: Any) -> tuple[dict[str, float], dict
 
 def task_with(folder: Path, test: str = "echo 1 > /logs/verifier/reward.txt", toml: str = "", docker: str = "") -> str:
     """A folder of one task, named `t`."""
+    toml += "" if "[verifier]" in toml else "\n[verifier]\ntimeout_sec = 60.0\n"
     for path, text in {
         "task.toml": toml,
         "instruction.md": "Do it.",

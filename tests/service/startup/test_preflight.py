@@ -420,6 +420,11 @@ def test_the_configs_of_the_repository_are_found() -> None:
 @pytest.mark.parametrize(
     ("harbor", "says"),
     [
+        (
+            {"tasks": f"{HARBOR_EXAMPLES}/fix-median"},
+            f"agent.harbor.tasks: {HARBOR_EXAMPLES}/fix-median/task.toml: agent.timeout_sec and verifier.timeout_sec "
+            "are 180 s together, and the agent's timeout_s, which bounds the whole rollout, is 180: set it above.",
+        ),
         ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is neither a folder of tasks nor a registry file."),
         (
             {
@@ -435,6 +440,7 @@ def test_the_configs_of_the_repository_are_found() -> None:
         ),
     ],
 )
-def test_tasks_and_sandboxes_of_harbor_that_are_not_there_are_refused(harbor: dict[str, Any], says: str) -> None:
+def test_tasks_and_sandboxes_of_harbor_that_cannot_be_used_are_refused(harbor: dict[str, Any], says: str) -> None:
     agent = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
+    agent |= {"timeout_s": 180} if harbor["tasks"].endswith("fix-median") else {}
     assert refusal(config(sessions={}, environments={"mine": {"agent": agent}})) == [f"args.environments.mine.{says}"]
