@@ -441,6 +441,6 @@ def test_the_configs_of_the_repository_are_found() -> None:
     ],
 )
 def test_tasks_and_sandboxes_of_harbor_that_cannot_be_used_are_refused(harbor: dict[str, Any], says: str) -> None:
-    agent = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
+    agent: dict[str, Any] = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
     agent |= {"timeout_s": 180} if harbor["tasks"].endswith("fix-median") else {}
     assert refusal(config(sessions={}, environments={"mine": {"agent": agent}})) == [f"args.environments.mine.{says}"]
