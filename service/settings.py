@@ -52,6 +52,7 @@ class TracingSettings(StrictSettings):
 MIB = 2**20
 GAME_TASK = "deployments.agents.game_program:GameTask"
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
+HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
 and `Images` if it has `sessions` and `images`; each task has one more, named after it, and with an agent another one,
@@ -115,6 +116,8 @@ class EnvironmentSettings(StrictSettings):
     def has_an_environment(self) -> Self:
         if self.agent is not None and self.agent.scored_by == "agent" and self.shadow:
             raise ValueError("shadow judges the steps of an environment, and here the agent scores: leave it out")
+        if self.agent is not None and self.agent.harbor is not None and self.import_path not in ("", HARBOR_TASKS):
+            raise ValueError("import_path: the verifier of a Harbor task judges it: leave it out beside agent.harbor")
         if self.agent is not None and self.agent.game is not None:
             if self.import_path not in ("", GAME_TASK):
                 raise ValueError("import_path has no meaning beside agent.game, which brings its task: leave it out")
@@ -124,6 +127,8 @@ class EnvironmentSettings(StrictSettings):
         if self.agent is None or self.agent.scored_by != "agent":
             raise ValueError("import_path is missing: name the class that judges the task, as package.module:Class")
         self.import_path = PLAIN_AGENT_TASK
+        if self.agent.harbor is not None:
+            self.import_path, self.arguments = HARBOR_TASKS, {"settings": self.agent.harbor.model_dump()}
         return self
 
 

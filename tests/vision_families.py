@@ -296,7 +296,8 @@ FAMILIES: Mapping[str, Family] = {
         },
         {
             "model_type": "glm4v_text",
-            "rope_parameters": ROPE,
+            "attention_bias": True,
+            "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
         },
     ),
     "qwen2_vl": qwen("qwen2_vl", {}, embed_dim=64, mlp_ratio=2),

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.game_program import GameProgram
+from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentTimedOut
@@ -20,7 +21,7 @@ from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironmen
 RUNS_OF_TASK = f"{__name__}:AgentRunsOfTask"
 """Import path of the environment that the host loads."""
 COMMANDS_AT_ONCE = 16
-"""Default limit of concurrent commands of a replica."""
+"""Default limit of concurrent commands or sandboxes of a replica."""
 SECONDS = "agent_s"
 """The metric with the wall time of a run."""
 ENDED_WITHIN_S = 1.0
@@ -36,9 +37,9 @@ class AgentRunsOfTask(TaskEnvironment):
     ExtraEnvInfo = AgentCall
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+        """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
-        if self.max_concurrent_steps is None and settings.command is not None:
+        if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
         self._program = program_of(settings)
         self._timeout_s = settings.timeout_s
@@ -78,7 +79,9 @@ class AgentRunsOfTask(TaskEnvironment):
 
 
 def program_of(settings: AgentSettings) -> AgentProgram:
-    """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+    """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
+    if settings.harbor is not None:
+        return HarborProgram(settings, settings.harbor)
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:

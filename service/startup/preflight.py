@@ -18,7 +18,10 @@ from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.versions.run_identity import RunIdentity
+from deployments.sandbox.providers.interface import ProviderUnusable
+from deployments.sandbox.providers.opening import opened
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
@@ -118,15 +121,23 @@ def agent_problem(agent: AgentSettings) -> str | None:
     """The reason why the agent could not run, as far as this machine shows it."""
     try:
         if agent.import_path is not None:
-            load_agent(agent.import_path)
+            load_agent(agent.import_path, ("sandbox",) if agent.harbor is not None else ())
         if agent.game is not None:
             load_game(agent.game)
         if agent.harness is not None:
             bearer_headers(agent.harness.api_key_variable)
+        if agent.harbor is not None:
+            tasks_within(agent.harbor, agent.timeout_s)
+            opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
+            return None
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
     except AgentNotLoadable as error:
         return f"{'import_path' if agent.game is None else 'game'}: {error}"
+    except HarborTaskRefused as error:
+        return f"harbor.tasks: {error}"
+    except ProviderUnusable as error:
+        return f"harbor.sandbox: {error}"
     except SandboxUnusable as error:
         return str(error)
     except KeyMissing as error:

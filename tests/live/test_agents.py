@@ -26,6 +26,9 @@ from rollout_client.tensors import to_tensors
 from rollout_env import escape_control_tokens, reply_text
 from service.startup.local_service import local_service
 from tests.clients.cli import command_line
+from tests.deployments.agents.harbor_rollouts import COMMAND as COMMAND_OF_TASKS
+from tests.deployments.agents.harbor_rollouts import TASKS, reward_of, sample_of
+from tests.deployments.agents.test_harbor_program import works
 from tests.deployments.agents.test_programs import assert_ended
 from tests.endurance.session_laws.__main__ import play_sessions
 from tests.endurance.session_laws.log_probabilities import Differences, add_scored
@@ -70,6 +73,7 @@ def url() -> Iterator[str]:
                 "limits": {"max_calls": 2},
             },
         },
+        "tasks": {"agent": {"harbor": {"tasks": str(TASKS)}, "command": COMMAND_OF_TASKS}},
         "echo": {
             "agent": {"game": {"import_path": "tests.live.played_by_agents:Echo", "rivals": {"parameters": FEW_TOKENS}}}
         },
@@ -522,6 +526,20 @@ def test_a_call_that_leaves_no_place_for_what_its_session_includes_is_refused(cl
         pytest.raises(openai.BadRequestError, match="greedy decoding draws from no distribution"),
     ):
         model.chat.completions.create(model="any", messages=[QUESTION], temperature=0)
+
+
+@pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+def test_a_task_of_harbor_is_played_in_its_sandbox_and_rewarded_by_its_verifier(client: RolloutClient) -> None:
+    results = client.rollout([sample_of(number) for number in range(6)], sampling=Sampling(**GREEDY)).samples
+    assert [(result.status, result.rewards) for result in results] == [
+        ("completed", {"reward": reward_of(number)}) for number in range(6)
+    ]
+    for result in results:
+        assert [message.role for message in result.message_log] == ["user", "assistant"]
+        timings = {"sandbox_create_s", "agent_run_s", "verifier_s", "sandbox_destroy_s"}
+        assert timings <= (result.metrics.environment or {}).keys()
+    [example] = client.example_samples("tasks", 1)
+    assert (example.id, example.extra_env_info) == ("examples/count-lines", {"task": "examples/count-lines"})
 
 
 def commanded(client: RolloutClient, *does: str, **options: Any) -> list[SampleResult]:

@@ -69,7 +69,8 @@ def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Seque
     for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
         for first, last in image_places(log):
             row[start + first : start + last] = 1
-    return within * torch.tensor(processor.create_mm_token_type_ids(ids.tolist()))
+    # Text of the policy may spell the begin of a video, which would make one of the images behind it.
+    return within * torch.tensor(processor.create_mm_token_type_ids((ids * within).tolist()))
 
 
 def picture_of(data: bytes) -> "Image":

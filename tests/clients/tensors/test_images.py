@@ -47,7 +47,8 @@ class FirstPixels:
         return {"pixels": pixels, "rows": ["text"], "input_ids": 1, "attention_mask": torch.ones(2), **of_text}
 
     def create_mm_token_type_ids(self, input_ids: list[list[int]]) -> list[list[int]]:
-        return [[int(token_id == 6) for token_id in row] for row in input_ids]
+        """A part of an image is 6, and 8 begins a video."""
+        return [[(2 if 8 in row else 1) * (token_id == 6) for token_id in row] for row in input_ids]
 
 
 def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
@@ -77,6 +78,14 @@ def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_them_
     assert inputs[name].tolist() == rows
     some = image_inputs(samples, tensors, PICTURES, processor, torch.tensor([2, 0]))
     assert some[name].tolist() == [rows[2], rows[0]]
+
+
+def test_an_image_is_one_whatever_the_policy_has_written_before_it() -> None:
+    sample = played(0, RED)
+    said = sample.message_log[-1].model_copy(update={"token_ids": [8]})
+    sample.message_log.insert(0, said)
+    inputs = image_inputs([sample], to_tensors([sample], pad_token_id=0), PICTURES, FirstPixels(mm_token_type_ids=1))
+    assert inputs["mm_token_type_ids"].tolist() == [[0, 0, 1, 0, 0]]
 
 
 def in_arrow(samples: list[SampleResult]) -> ArrowResponse:

@@ -22,6 +22,7 @@ from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
 MATH = "deployments.environments.math:MathEnvironment"
+HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
 
@@ -414,3 +415,32 @@ def test_each_config_of_the_repository_starts_on_a_machine_of_its_size(
 def test_the_configs_of_the_repository_are_found() -> None:
     found = {name for name, _ in configs_of_the_repository()}
     assert found >= {"serve_config.yaml", "serve_config.cpu.yaml", "deploy/kubernetes/rayservice.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("harbor", "says"),
+    [
+        (
+            {"tasks": f"{HARBOR_EXAMPLES}/fix-median"},
+            f"agent.harbor.tasks: {HARBOR_EXAMPLES}/fix-median/task.toml: agent.timeout_sec and verifier.timeout_sec "
+            "are 180 s together, and the agent's timeout_s, which bounds the whole rollout, is 180: set it above.",
+        ),
+        ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is neither a folder of tasks nor a registry file."),
+        (
+            {
+                "tasks": str(REPOSITORY / "examples" / "harbor"),
+                "sandbox": {"provider": "docker", "options": {"port": 1}},
+            },
+            "agent.harbor.sandbox: options: got an unexpected keyword argument 'port'; the provider docker takes "
+            "socket, network, runtime.",
+        ),
+        (
+            {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "prime"}},
+            "agent.harbor.sandbox: the provider prime needs the package prime_sandboxes, which is not installed.",
+        ),
+    ],
+)
+def test_tasks_and_sandboxes_of_harbor_that_cannot_be_used_are_refused(harbor: dict[str, Any], says: str) -> None:
+    agent: dict[str, Any] = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
+    agent |= {"timeout_s": 180} if harbor["tasks"].endswith("fix-median") else {}
+    assert refusal(config(sessions={}, environments={"mine": {"agent": agent}})) == [f"args.environments.mine.{says}"]
