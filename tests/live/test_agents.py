@@ -73,7 +73,6 @@ def url() -> Iterator[str]:
                 "limits": {"max_calls": 2},
             },
         },
-        "tasks": {"agent": {"harbor": {"tasks": str(TASKS)}, "command": COMMAND_OF_TASKS}},
         "echo": {
             "agent": {"game": {"import_path": "tests.live.played_by_agents:Echo", "rivals": {"parameters": FEW_TOKENS}}}
         },
@@ -83,6 +82,9 @@ def url() -> Iterator[str]:
             "user_simulator": {"model": "customer", "persona": "You are curt."},
         },
     }
+    if works():
+        harbor = {"agent": {"harbor": {"tasks": str(TASKS)}, "command": COMMAND_OF_TASKS}}
+        config.applications[0].args["environments"]["tasks"] = harbor
     with local_service(config, Console(stderr=True)) as service_url:
         yield service_url
 
