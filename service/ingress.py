@@ -121,7 +121,7 @@ class Ingress:
             self._tracer = tracer_of(settings.tracing, replica_id, version_of("rollout-service"))
             observer = TracedRollouts(self._tracer, observer, settings.tracing.rollouts_per_request)
 
-        policy = RemotePolicy(policy_store_client(policy_store))
+        policy = RemotePolicy(policy_store_client(policy_store), settings.policy.follow is not None)
         policy.follow()
         remote = RemoteGenerator(
             generator,
@@ -129,6 +129,7 @@ class Ingress:
             (lambda replicas: BackgroundCanary(settings.canary, replicas).note) if settings.canary.rate else None,
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
         )
+        policy.subscribe_rolling(remote.note_rolling)
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
         curriculum = None if jobs is None else Curriculum(job_store_client(jobs))
         remote_data = None if data is None else RemoteData(data)

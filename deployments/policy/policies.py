@@ -18,6 +18,7 @@ from deployments.policy.policy import Policy
 from deployments.policy.versions.current_version import LONG_POLL_S, NamedVersions
 from deployments.policy.versions.full_weights import InitialVersion
 from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
+from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
 
@@ -53,6 +54,7 @@ class PolicyRegistry(ExpiringFiles):
         for path in sorted(root.glob("names/*")):
             self._policy(path.name)
         self._drop_outdated()
+        self._rolling: RollingActivation | None = None
         self._published = NamedVersions(uuid4().hex, time.time_ns(), self._served_numbers())
 
     def _policy(self, name: str) -> Policy:
@@ -149,6 +151,12 @@ class PolicyRegistry(ExpiringFiles):
         self.served(name).drop()
         await self._publish()
 
+    async def tell_rolling(self, rolling: RollingActivation | None) -> None:
+        """Tells everyone who watches which replicas have the version that is being activated; `None`: it has ended."""
+        if rolling != self._rolling:
+            self._rolling = rolling
+            await self._publish()
+
     async def publish(self, policy: Policy) -> None:
         """Another version of this policy is current: named ones for other full weights are dropped, and everyone who
         watches learns what is current now. The caller holds the update lease."""
@@ -167,7 +175,7 @@ class PolicyRegistry(ExpiringFiles):
 
     async def _publish(self) -> None:
         revision = max(time.time_ns(), self._published.revision + 1)
-        self._published = NamedVersions(self._published.store, revision, self._served_numbers())
+        self._published = NamedVersions(self._published.store, revision, self._served_numbers(), self._rolling)
         async with self._changed:
             self._changed.notify_all()
 

@@ -1,9 +1,13 @@
 """Settings of the policy store and of weight transfers: where versions are kept, what may be read, and time limits."""
 
+from typing import Literal
+
+import fsspec  # type: ignore[import-untyped]
 from pydantic import Field, field_validator
 
 from deployments.policy.transfer.trusted_trainers import TrustedTrainer
 from deployments.strict_settings import StrictSettings
+from rollout_client.contract.policy import PauseMode
 
 
 class TransferSettings(StrictSettings):
@@ -29,6 +33,32 @@ class TransferSettings(StrictSettings):
         return trainers
 
 
+class FollowSettings(StrictSettings):
+    """Versions that a trainer publishes in a folder. Each is a subfolder with a checkpoint, whose name ends in the
+    number of the version: `weight_v000007`, `step-7`."""
+
+    folder: str
+    """Path or fsspec URL, as the service's head node sees it. All that lies under it may be read."""
+    format: Literal["safetensors", "miles_disk_delta"]
+    """`safetensors`: each version is a whole checkpoint. `miles_disk_delta`: a version may hold the changed bytes since
+    an earlier one in their place, as miles and slime write them; version 0 is the model that the service starts with.
+    """
+    poll_s: float = Field(default=2, gt=0)
+    """Seconds between two looks at the folder."""
+    mode: PauseMode = "keep"
+    """The fate of generations under way, as in a push."""
+
+    @field_validator("folder")
+    @classmethod
+    def can_be_read(cls, folder: str) -> str:
+        if "://" in folder:
+            try:
+                fsspec.get_filesystem_class(folder.partition("://")[0])
+            except (ValueError, ImportError) as error:
+                raise ValueError(f"{folder} cannot be read here: {error}") from error
+        return folder
+
+
 class PolicySettings(StrictSettings):
     folder: str | None = None
     """Where versions are kept. If it outlives the machine, so does the current version. Default: a temporary folder of
@@ -41,6 +71,11 @@ class PolicySettings(StrictSettings):
     Default: a name that follows from the folder and the model, or the one that the folder records."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
+    activation: Literal["together", "rolling"] = "together"
+    """How replicas change to new weights once all have read them. `together`: all at once. `rolling`: one after the
+    other, so that the others generate; meanwhile a request goes to a replica with a version that it accepts."""
+    follow: FollowSettings | None = None
+    """The folder in which a trainer publishes versions, which the service takes by itself; by default none."""
     keep_versions: int = Field(default=2, ge=1)
     """Full versions that stay on disk for rollbacks and as bases of deltas, including the current one. Those that one
     of these is stored as a delta of stay too."""

@@ -4,6 +4,7 @@ Guarantees: the current version is on disk before any replica serves it; the byt
 updates never mix; a store that dies restarts from its last durable state.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from deployments.policy.transfer.completion import TransferReload, TransferSavin
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.transfer.weight_transfer import WeightTransfer, world_size
 from deployments.policy.update.activation import ChainCompaction, ReplicaInitializer, VersionActivation
+from deployments.policy.update.folder_follower import FolderFollower
 from deployments.policy.update.payloads import Payloads
 from deployments.policy.update.pushes import Pushes
 from deployments.policy.update.recovery import SETTLE_S, Recovery, WeightReadback
@@ -38,6 +40,7 @@ from deployments.policy.versions.version_store import VersionStore
 from deployments.policy.weight_sources import generator_source
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import (
+    FollowState,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
@@ -91,7 +94,15 @@ class PolicyStore(CommandSource):
         initializer = ReplicaInitializer(self.policies, self.registry, self.payloads, self.update_lock)
         compaction = ChainCompaction(versions, self._tasks, settings.longest_delta_chain)
         activation = VersionActivation(self.policies, self.payloads, initializer, housekeeping, compaction)
-        self.updater = Updater(self.policies, self.registry, self.payloads, initializer, activation, self.update_lock)
+        self.updater = Updater(
+            self.policies,
+            self.registry,
+            self.payloads,
+            initializer,
+            activation,
+            self.update_lock,
+            is_rolling=settings.activation == "rolling",
+        )
         self._pushes = Pushes(self.updater, settings.checkpoint_roots, housekeeping)
         readback = WeightReadback(self.registry, versions, source_of, cluster.node_id())
         self._recovery = Recovery(
@@ -109,8 +120,16 @@ class PolicyStore(CommandSource):
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,
         )
+        self._follower: FolderFollower | None = None
+        if settings.follow is not None:
+            self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._pushes)
+            self._tasks.start(self._follow(self._follower))
         self._tasks.start(housekeeping.run(self.policies))
         self._tasks.start(warn_unless_shared(folder, cluster))
+
+    async def _follow(self, follower: FolderFollower) -> None:
+        await self._recovery.settled()
+        await follower.run()
 
     # Called by replicas; documented in `CommandSource`.
 
@@ -174,7 +193,12 @@ class PolicyStore(CommandSource):
             next_version=policy.next_number(),
             uploads=policy.upload_store.states(),
             named=[each.state() for each in self.policies.named.values() if each.is_known],
+            follow=await self.follow_state(),
         )
+
+    async def follow_state(self) -> FollowState | None:
+        """`None` if no folder is followed."""
+        return None if self._follower is None else await asyncio.to_thread(self._follower.state)
 
     async def layout(self) -> PolicyLayout:
         return await self._initial.layout()

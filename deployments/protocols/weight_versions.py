@@ -4,9 +4,10 @@ No I/O.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
+from deployments.failures import OtherVersionLoaded, RolloutFailure, TokensTooOld
 from deployments.protocols.generation import GenerationRequest
 
 
@@ -17,14 +18,16 @@ def refuse_other_version(request: GenerationRequest, loaded: int | None) -> None
         loaded: of the policy that the request names; `None` if the replica does not have that policy.
 
     Raises:
-        GenerationLost: they are older than `min_weight_version`.
-        OtherVersionLoaded: they are not `weight_version`, or there are none of this policy.
+        OtherVersionLoaded: they are older than `min_weight_version`, are not `weight_version`, or there are none of
+            this policy.
         TokensTooOld: they are more than `max_staleness` versions ahead of `oldest_version`.
     """
     if loaded is None:
         raise OtherVersionLoaded(f"The generator replica does not have the policy {request.policy}.")
     if loaded < request.min_weight_version:
-        raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
+        raise OtherVersionLoaded(
+            f"The generator replica has version {loaded}, and is not at version {request.min_weight_version} yet."
+        )
     if request.weight_version not in (None, loaded):
         raise OtherVersionLoaded(
             f"The generator replica has version {loaded} and not version {request.weight_version}, which must generate "
@@ -37,6 +40,27 @@ def refuse_other_version(request: GenerationRequest, loaded: int | None) -> None
                 f"The conversation has tokens of version {request.oldest_version}, which is {staleness} versions "
                 f"behind version {loaded}; policy.max_staleness allows {request.max_staleness}. Begin another one."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RollingActivation:
+    """A moment of an update in which replicas change to full weights, or an adapter without a name, one by one."""
+
+    before: int
+    """The version of the replicas that have not changed yet."""
+    version: int
+    replicas: frozenset[str]
+    """Those that have it."""
+
+    def admits(self, replica: str, request: GenerationRequest) -> bool:
+        """Whether the replica may make the generation. Named policies are served over the weights from before."""
+        if request.policy is not None:
+            return replica not in self.replicas
+        try:
+            refuse_other_version(request, self.version if replica in self.replicas else self.before)
+        except RolloutFailure:
+            return False
+        return True
 
 
 class VersionSpan(Protocol):

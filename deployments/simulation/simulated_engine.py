@@ -155,6 +155,15 @@ class SimulatedEngine(Engine):
                 generation.result.set_result(replace(response, finish_reason="abort", failure=failure))
         self._wake_finished()
 
+    async def pause(self, seconds: float) -> None:
+        """Generates nothing for so long."""
+        if not seconds:
+            return
+        self._wake_finished()
+        self._generations.pause(seconds, asyncio.get_running_loop().time())
+        self._wake_finished()
+        await asyncio.sleep(seconds)
+
     async def change_version(self, version: int, mode: PauseMode) -> None:
         """Later tokens are of this version; with the mode `wait`, only those of generations that have not started."""
         now = asyncio.get_running_loop().time()
@@ -175,7 +184,10 @@ class SimulatedEngine(Engine):
     def _tokens_at(self, now: float, generation: Submitted) -> int:
         """How many tokens the generation has."""
         end = self._generations.end_of(generation)
-        return 0 if end is None else max(generation.length - self._timing.tokens_missing(end - now), 0)
+        if end is None:
+            return 0
+        left_s = end - self._generations.progressed_to(now)
+        return max(generation.length - self._timing.tokens_missing(left_s), 0)
 
     def describe(self) -> GeneratorDescription:
         return self._description

@@ -36,7 +36,7 @@ from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.background_tasks import until_back
 from deployments.rpc.store_client import policy_store_client
 from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.timing import SimulatedEngineSettings
+from deployments.simulation.timing import SimulatedEngineSettings, Timing
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 
@@ -47,7 +47,10 @@ REGISTER_AGAIN_AFTER_S = 0.5
 class SimulatedWeights:
     """Registers the replica with the store, and changes the engine's version as the store commands."""
 
-    def __init__(self, engine: SimulatedEngine, store: CommandSource, registration: ReplicaRegistration) -> None:
+    def __init__(
+        self, engine: SimulatedEngine, store: CommandSource, registration: ReplicaRegistration, timing: Timing
+    ) -> None:
+        self._timing = timing
         self.loaded = LoadedWeights()
         self._engine = engine
         self._store = store
@@ -80,6 +83,7 @@ class SimulatedWeights:
         """Returns why the command fails, if it does."""
         match command:
             case Stage(payload):
+                await asyncio.sleep(self._timing.stage_s)
                 self._staged = payload
                 if payload.record is not None:
                     self._records[payload.version] = payload.record
@@ -87,6 +91,7 @@ class SimulatedWeights:
                 assert self._staged is not None
                 version = self._staged.version
                 is_adapter = self._staged.kind == "adapter"
+                await self._engine.pause(0.0 if is_adapter else self._timing.swap_s)
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
                 # Generations keep the adapter with which they began.
                 await self._engine.change_version(version, "wait" if is_adapter else options.mode)
@@ -115,7 +120,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
             serve.get_replica_context().replica_id.unique_id, ray.get_runtime_context().current_actor, workers=1
         )
         call_at_shutdown(self.drain)
-        self._weights = SimulatedWeights(engine, policy_store_client(policy_store), registration)
+        self._weights = SimulatedWeights(engine, policy_store_client(policy_store), registration, settings.simulated)
         self._running_commands = asyncio.create_task(self._weights.run())
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:

@@ -33,6 +33,10 @@ class Timing(StrictSettings):
     """Generations that run at once; further ones wait, the lowest virtual time first."""
     length_spread: float = Field(default=0.0, ge=0, lt=1)
     """By up to this part a generation is shorter than `max_new_tokens`, at random, as prompt and seed decide."""
+    stage_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds to read a pushed version into memory; generations go on meanwhile."""
+    swap_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds to replace full weights by others; nothing is generated meanwhile."""
     routed_experts: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     """Layers, and experts of a token in each: the engine is one of a mixture, and each token has random experts."""
 
@@ -65,6 +69,7 @@ class TimedGenerations(Generic[Key]):
         self._by_end: list[tuple[float, int, Key]] = []
         """A heap of `_ends`; a cancelled generation stays in it until it reaches the top."""
         self._numbers = count()
+        self._paused_until = -math.inf
 
     def __len__(self) -> int:
         """Generations that run or wait."""
@@ -103,6 +108,17 @@ class TimedGenerations(Generic[Key]):
             self._start_next(end)
         return finished
 
+    def pause(self, seconds: float, now: float) -> None:
+        """Generates nothing for so long: all that runs ends later. Call `pop_finished(now)` first."""
+        self._paused_until = self.progressed_to(now) + seconds
+        self._ends = {key: end + seconds for key, end in self._ends.items()}
+        self._by_end = [(end, next(self._numbers), key) for key, end in self._ends.items()]
+        heapq.heapify(self._by_end)
+
+    def progressed_to(self, now: float) -> float:
+        """The time up to which what is left of a generation counts: the end of a pause, while one lasts."""
+        return max(now, self._paused_until)
+
     def cancel(self, key: Key, now: float) -> float | None:
         """Removes a generation that runs or waits; an unknown key is ignored. Call `pop_finished(now)` first.
 
@@ -123,7 +139,7 @@ class TimedGenerations(Generic[Key]):
                 return
 
     def _start(self, key: Key, tokens: int, now: float) -> None:
-        end = self._ends[key] = now + self._timing.duration_s(tokens)
+        end = self._ends[key] = self.progressed_to(now) + self._timing.duration_s(tokens)
         heapq.heappush(self._by_end, (end, next(self._numbers), key))
 
     def _is_cancelled(self, entry: tuple[float, int, Key]) -> bool:

@@ -30,6 +30,7 @@ from deployments.protocols.model_server import (
     ServedRequest,
     ServedTokens,
 )
+from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
 from deployments.rpc.handle_calls import call_result, live_replicas_of
@@ -237,6 +238,10 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         failures = [one for one in done if isinstance(one, BaseException)]
         if failures and len(failures) == len(done):
             raise failures[0]
+
+    def note_rolling(self, rolling: RollingActivation | None) -> None:
+        """Sends generations from now on to replicas with a version that they accept; `None`: all have the same."""
+        self._wake(self._scheduler.set_rolling(rolling))
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.versions.current_version import NamedVersions
+from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import PolicyDemand
+from rollout_client.contract.policy import FollowState
 from service.rollouts.staleness import OnVersion, VersionFeed
 
 if TYPE_CHECKING:
     from deployments.policy.store import PolicyStore
 
+OnRolling = Callable[[RollingActivation | None], None]
 logger = logging.getLogger("rollout_service.remote")
 
 RETRY_WATCH_AFTER_S = 0.5
@@ -22,11 +25,16 @@ RETRY_WATCH_AFTER_S = 0.5
 class RemotePolicy(VersionFeed):
     """Follows the current versions, so that a rollout whose demand is already met makes no call."""
 
-    def __init__(self, store: "PolicyStore") -> None:
+    def __init__(self, store: "PolicyStore", follows_folder: bool = False) -> None:
+        """`follows_folder`: whether the store takes versions from a folder."""
         self.store = store
+        self._follows_folder = follows_folder
         self._version: int | None = None
         self._named: NamedVersions | None = None
         self._subscribers: dict[object, tuple[OnVersion, str | None]] = {}
+        self._rolling_changed = asyncio.Event()
+        """Set, and replaced, when another replica has changed in a rolling activation."""
+        self._on_rolling: list[OnRolling] = []
         self._following: list[asyncio.Task[None]] = []
 
     @property
@@ -59,6 +67,11 @@ class RemotePolicy(VersionFeed):
         if before is not None and named.is_older_than(before):
             return
         self._named = named
+        if named.rolling != (None if before is None else before.rolling):
+            changed, self._rolling_changed = self._rolling_changed, asyncio.Event()
+            changed.set()
+            for on_rolling in self._on_rolling:
+                on_rolling(named.rolling)
         names = named.versions.keys() | (set() if before is None else before.versions.keys())
         for name in names:
             version = named.versions.get(name)
@@ -88,6 +101,16 @@ class RemotePolicy(VersionFeed):
 
         return unsubscribe
 
+    def subscribe_rolling(self, on_rolling: OnRolling) -> None:
+        """Calls `on_rolling` from now on when a replica has changed in a rolling activation, and with `None` at the end
+        of one."""
+        self._on_rolling.append(on_rolling)
+
+    @property
+    def _offered(self) -> int:
+        """The version that some replica has already in a rolling activation; 0 without one."""
+        return 0 if self._named is None or self._named.rolling is None else self._named.rolling.version
+
     def follow(self) -> None:
         """Watches the store for new versions from now on, for the life of this replica."""
         self._following = [
@@ -95,7 +118,7 @@ class RemotePolicy(VersionFeed):
         ]
 
     async def wait_for_version(self, demand: PolicyDemand) -> None:
-        """Returns when the weights that `demand` names are current.
+        """Returns when the weights that `demand` names are current, a minimum also when one replica has it.
 
         Raises:
             PolicyNotCurrent: they are not, and do not become current within `demand.wait_s` seconds.
@@ -108,10 +131,32 @@ class RemotePolicy(VersionFeed):
         # Versions only increase, so a known version proves a minimum. Which one is current, only the store can tell.
         if demand.version is None and known is not None and known >= min_version:
             return
+        if demand.version is None and demand.name is None and self._offered >= min_version > 0:
+            return
         if demand.name is None:
-            self.version = await self.store.wait_for(min_version, demand.version, demand.wait_s)
+            current = self.store.wait_for(min_version, demand.version, demand.wait_s)
+            if demand.version is None:
+                await self._until_first(current, min_version)
+            else:
+                self.version = await current
         else:
             self.note_named(await self.store.wait_for_named(demand.name, min_version, demand.version, demand.wait_s))
+
+    async def _until_first(self, current: Coroutine[Any, Any, int], min_version: int) -> None:
+        """Returns when `current` does, or a replica has the version, or a newer one, in a rolling activation."""
+        waiting = asyncio.create_task(current)
+        offered = asyncio.create_task(self._until_offered(min_version))
+        try:
+            await asyncio.wait({waiting, offered}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                self.version = waiting.result()
+        finally:
+            waiting.cancel()
+            offered.cancel()
+
+    async def _until_offered(self, min_version: int) -> None:
+        while self._offered < min_version:
+            await self._rolling_changed.wait()
 
     async def learn_version(self) -> None:
         """Returns when the current version of the policy without a name is known.
@@ -121,6 +166,10 @@ class RemotePolicy(VersionFeed):
         """
         if self.version is None:
             self.version = await self.store.wait_for(0, None, None)
+
+    async def follow_state(self) -> FollowState | None:
+        """`None` if the service follows no folder. Raises `PolicyStoreLost`."""
+        return await self.store.follow_state() if self._follows_folder else None
 
     async def _watch_version(self) -> None:
         self.version = await self.store.watch(self.version)

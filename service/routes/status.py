@@ -63,7 +63,7 @@ info_router = APIRouter(prefix="/info", tags=["info"])
 )
 async def info(rollouts: Rollouts) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
-    return rollouts.info()
+    return rollouts.info().model_copy(update={"follow": await rollouts.policy.follow_state()})
 
 
 @info_router.get(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
+from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.replica_affinity import Assignment, ReplicaAffinity
 from service.scheduling.replica_queues import (
     PREFILL_COST,
@@ -72,6 +73,7 @@ class GenerationScheduler:
         self._request_of: dict[str, RequestState] = {}
         """By rollout."""
         self._mean_tokens = FIRST_EXPECTED_TOKENS
+        self._rolling: RollingActivation | None = None
 
     @property
     def waiting(self) -> int:
@@ -199,6 +201,19 @@ class GenerationScheduler:
             window.resize(capacity)
         return self._fill_all()
 
+    def set_rolling(self, rolling: RollingActivation | None) -> Started:
+        """Records which replicas have which version, while they change one by one.
+
+        Generations that wait for one whose version they do not accept any more wait for others.
+        """
+        self._rolling = rolling
+        waiting = [generation for generation in self._queue if not self._admits(generation.replica, generation.request)]
+        for generation in waiting:
+            self._queue.remove(generation)
+            self._assignment(generation.request)
+            self._place(generation)
+        return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
+
     def set_replicas(self, replicas: Collection[str]) -> Started:
         """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
         names = replicas or (UNKNOWN_REPLICA,)
@@ -244,9 +259,17 @@ class GenerationScheduler:
         return flow, self._queue.part(flow, share.id, share.weight)
 
     def _assignment(self, request: GenerationRequest) -> Assignment:
+        admitted: Collection[str] = self._windows
+        if self._rolling is not None:
+            # Where none has the version, each refuses; the rollout learns from that whether it can go on.
+            admitted = [replica for replica in self._windows if self._admits(replica, request)] or self._windows
         return self._affinity.assignment_of(
-            request.rollout_id, request.group, self._windows, len(request.prompt_token_ids), self._load_of_others
+            request.rollout_id, request.group, admitted, len(request.prompt_token_ids), self._load_of_others
         )
+
+    def _admits(self, replica: str, request: GenerationRequest) -> bool:
+        """Whether the replica has a version that the request accepts, as far as known."""
+        return self._rolling is None or self._rolling.admits(replica, request)
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
@@ -272,7 +295,11 @@ class GenerationScheduler:
         assert replica is not None
         window, policy = self._windows[replica], generation.request.policy
         if self._free and not (window.has_free_sequence and window.turns.may_start(policy)):
-            able = (name for name, free in self._free.items() if free.turns.may_start(policy))
+            able = (
+                name
+                for name, free in self._free.items()
+                if free.turns.may_start(policy) and self._admits(name, generation.request)
+            )
             other = min(able, key=lambda name: self._free[name].ongoing, default=None)
             if other is not None and self._pays(generation, replica, other):
                 self._affinity.move(generation.request.rollout_id, other)
@@ -338,6 +365,7 @@ class GenerationScheduler:
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
         has_room = window.has_room(tokens, generation.sequences)
         can_start = has_room and window.turns.may_start(generation.request.policy)
+        can_start = can_start and self._admits(replica, generation.request)
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
     def _move(self, generation: ScheduledGeneration, replica: str) -> None:

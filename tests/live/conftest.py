@@ -66,6 +66,12 @@ def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def followed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where versions may be published."""
+    return tmp_path_factory.mktemp("published")
+
+
+@pytest.fixture(scope="session")
 def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten samples of the task `following`, whose messages are their numbers."""
     path = tmp_path_factory.mktemp("data") / "rows.jsonl"
@@ -75,7 +81,7 @@ def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service_config(checkpoint_root: Path, data_file: Path) -> ServeDeploySchema:
+def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path) -> ServeDeploySchema:
     """The example config with an environment of the tests', adapters, transfers, and room for a second generator."""
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
@@ -85,6 +91,7 @@ def service_config(checkpoint_root: Path, data_file: Path) -> ServeDeploySchema:
     }
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],
+        "follow": {"folder": str(followed_folder), "format": "miles_disk_delta", "poll_s": 0.5},
         "transfer": {"trainers": ["127.0.0.1:1-65535"], "rendezvous_timeout_s": 10},
         "transfer_idle_s": 5,
     }

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from rollout_client.contract.base import Lenient
+from rollout_client.contract.policy import FollowState
 from rollout_client.contract.rollouts import SampleInput
 
 
@@ -131,6 +132,8 @@ class ServiceInfo(Lenient):
     """The current version of the weights; null while it is not known."""
     tasks: list[str]
     """The tasks that can be played."""
+    follow: FollowState | None = None
+    """The folder that the service takes new versions of the weights from; null without one."""
 
 
 class Vocabulary(Lenient):

@@ -157,6 +157,8 @@ class VersionInfo(Lenient):
     """When all of the version had arrived."""
     rollback_of: Version | None = None
     """The version whose weights `POST /policy/rollback` made current again under this number; null for all others."""
+    source: str | None = None
+    """The path or URL from which the service has read the weights; null if they were sent to it."""
     keeps_prefix_cache: bool = False
     """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
     version may continue from it. Always false for an adapter, which shares no cache with other weights."""
@@ -222,6 +224,31 @@ class NamedPolicyState(Lenient):
     """The unfinished uploads of its versions, in their order."""
 
 
+class RefusedPublication(Lenient):
+    """A version of the followed folder that the service does not serve."""
+
+    version: Version
+    """Its number in the folder."""
+    reason: str
+    """The cause. The version is looked at again once its files have changed."""
+
+
+class FollowState(Lenient):
+    """The folder that the service takes versions from (`policy.follow` in its config)."""
+
+    folder: str
+    """Its path or URL."""
+    taken: Version
+    """The newest version that was taken from it and became current; 0 before the first one."""
+    newest: Version
+    """The highest number in the folder, also of a version that is not whole; 0 of an empty folder."""
+    waiting: str | None = None
+    """Why the service does not serve `newest`, and what it waits for; null if it serves it, or takes it now."""
+    refused: list[RefusedPublication] = Field(default_factory=list)
+    """The versions of the folder that were refused since the service started, in the order of their numbers, at most
+    the last 16."""
+
+
 class PolicyState(Lenient):
     """`GET /policy`.
 
@@ -245,6 +272,8 @@ class PolicyState(Lenient):
     """The unfinished uploads, in the order of their versions."""
     named: list[NamedPolicyState] = Field(default_factory=list)
     """The named policies that are or were served, or are being uploaded, in the order of their names."""
+    follow: FollowState | None = None
+    """The folder that versions are taken from; null without one."""
 
 
 class ReplicaUpdate(Lenient):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 Data = bytes | bytearray | memoryview
 """Bytes of a tensor, or a part of them. A `memoryview` has items of one byte."""
@@ -133,16 +133,20 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        start = file.read(LENGTH_BYTES)
-        header_length = int.from_bytes(start, "little")
-        if start.startswith(PICKLE_PREFIXES) and header_length > file_bytes:
-            raise NotSafetensors(f"{path} is a pickle or an archive: save the weights as safetensors.")
-        if len(start) < LENGTH_BYTES or header_length > file_bytes - LENGTH_BYTES:
-            raise NotSafetensors(f"{path} is not a safetensors file, or was cut off: it ends within its header.")
-        if header_length > MAX_HEADER_BYTES:
-            raise NotSafetensors(f"{path} has a header of {header_length} bytes; at most {MAX_HEADER_BYTES} may be.")
-        text = file.read(header_length)
+        return read_header_of(file, os.fstat(file.fileno()).st_size, path)
+
+
+def read_header_of(file: BinaryIO, file_bytes: int, path: str | os.PathLike[str]) -> Header:
+    """As `read_header`, of an open file of so many bytes; `path` is what messages call it."""
+    start = file.read(LENGTH_BYTES)
+    header_length = int.from_bytes(start, "little")
+    if start.startswith(PICKLE_PREFIXES) and header_length > file_bytes:
+        raise NotSafetensors(f"{path} is a pickle or an archive: save the weights as safetensors.")
+    if len(start) < LENGTH_BYTES or header_length > file_bytes - LENGTH_BYTES:
+        raise NotSafetensors(f"{path} is not a safetensors file, or was cut off: it ends within its header.")
+    if header_length > MAX_HEADER_BYTES:
+        raise NotSafetensors(f"{path} has a header of {header_length} bytes; at most {MAX_HEADER_BYTES} may be.")
+    text = file.read(header_length)
     try:
         header = parse_header(text)
     except ValueError as error:

@@ -14,6 +14,7 @@ from deployments.policy.failures import ChunkDamaged, PolicyFailure
 from deployments.policy.policy import Policy
 from deployments.policy.update.two_phase_update import Updater
 from deployments.policy.uploads.preparation import PreparedVersion, VersionPreparation
+from deployments.policy.uploads.publications import PublishedChain
 from deployments.policy.versions.housekeeping import Housekeeping
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 
@@ -72,6 +73,13 @@ class Pushes:
         """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
         prepared = self._preparation(policy).from_checkpoint(version, options, checkpoint)
         return await self._run_once(policy, version, checkpoint, options, prepared)
+
+    async def take_published(
+        self, policy: Policy, chain: PublishedChain, folder: str, options: PushOptions
+    ) -> PolicyUpdate:
+        """Pushes a version of the followed `folder`; raises as `complete_upload` does, and `SourceRefused`."""
+        prepared = self._preparation(policy).from_publication(chain, options, folder)
+        return await self._run_once(policy, chain.version, chain.source, options, prepared)
 
     async def roll_back(self, policy: Policy, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
         """Makes the stored weights of version `to` a new version, by default the next number.

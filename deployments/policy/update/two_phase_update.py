@@ -3,7 +3,8 @@
 Guarantees: two updates never mix; until one replica has generated with the version, no generation of a rollout uses
 it; if it cannot be used, that replica goes back to the weights that are current, and nothing else has changed; once the
 version is current on disk, a replica that fails is replaced, and its successor starts with the new version. So all
-replicas end at the same version, and it is published once they have loaded it.
+replicas end at the same version, and it is published once they have loaded it. In a rolling activation they change one
+after the other, and whoever watches is told after each which have the version.
 
 A version of the policy without a name pauses generation, but nowhere before every replica has staged the new weights or
 has failed. What comes as a delta is staged once the replica's node has made the weights and found their checksum right
@@ -11,7 +12,7 @@ has failed. What comes as a delta is staged once the replica's node has made the
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from deployments.policy.update.payloads import Payloads
 from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.policy.versions.weight_checks import changed_values
+from deployments.protocols.weight_versions import RollingActivation
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
 
 NO_EFFECT = "The weights change no log-probability of the canary"
@@ -92,6 +94,9 @@ class UpdateCommands:
         return cls(version, size_bytes, None, (trial,), load, load, refusal)
 
 
+OnSwapped = Callable[[frozenset[str]], Awaitable[None]]
+
+
 class TwoPhaseUpdate:
     """One update of `replicas`: `try_version`, then the version is made current on disk, then `finish`."""
 
@@ -139,17 +144,27 @@ class TwoPhaseUpdate:
             raise all_were_lost(self._results.values())
         return True
 
-    async def finish(self) -> list[ReplicaUpdate]:
-        """Lets all replicas use the version; returns the outcome of each, in order."""
+    async def finish(self, on_swapped: OnSwapped | None = None) -> list[ReplicaUpdate]:
+        """Lets all replicas use the version; returns the outcome of each, in order.
+
+        Args:
+            on_swapped: makes the replicas change one after the other. Called after each with all that have changed.
+        """
         first = [replica for replica in (self.on_trial,) if replica is not None]
         others = [each for each in self._replicas if each is not self.on_trial and self._has_succeeded(each)]
-        commands = [*[self._commands.accept] * len(first), *[self._commands.load] * len(others)]
-        await self._send_each([*first, *others], commands)
-        version = self._commands.version
-        return [
-            self._registry.outcome(replica, self._results[replica], version, self._costs[replica])
-            for replica in self._replicas
-        ]
+        commands = [(each, self._commands.accept) for each in first] + [(each, self._commands.load) for each in others]
+        outcomes: dict[RegisteredReplica, ReplicaUpdate] = {}
+        for together in [commands] if on_swapped is None else [[command] for command in commands]:
+            await self._send_each([replica for replica, _ in together], [command for _, command in together])
+            # One that failed is replaced before the next one changes.
+            outcomes |= {replica: self._outcome(replica) for replica, _ in together}
+            if on_swapped is not None:
+                swapped = [each for each, outcome in outcomes.items() if outcome.status == "swapped"]
+                await on_swapped(frozenset(each.replica_id for each in swapped))
+        return [outcomes.get(replica) or self._outcome(replica) for replica in self._replicas]
+
+    def _outcome(self, replica: RegisteredReplica) -> ReplicaUpdate:
+        return self._registry.outcome(replica, self._results[replica], self._commands.version, self._costs[replica])
 
     def _has_succeeded(self, replica: RegisteredReplica) -> bool:
         """Whether all that was sent to it so far has, if anything was."""
@@ -202,7 +217,10 @@ class Updater:
         initializer: ReplicaInitializer,
         activation: VersionActivation,
         update_lock: UpdateLock,
+        is_rolling: bool = False,
     ) -> None:
+        """`is_rolling`: replicas change to a version of the policy without a name one after the other."""
+        self._is_rolling = is_rolling
         self._policies = policies
         self._full = policies.unnamed.versions
         self._registry = registry
@@ -250,6 +268,7 @@ class Updater:
                         if is_adapter:
                             versions.last_adapter_base = self._full.full_weights
                         await self._activation.activate(policy)
+                        await self._policies.tell_rolling(None)
         return PolicyUpdate(
             version=info.version,
             name=policy.name,
@@ -302,7 +321,13 @@ class Updater:
             if update.on_trial is not None and policy.name is None:
                 await self._load_current(update.on_trial)
             raise
-        return await update.finish()
+        if not self._is_rolling or policy.name is not None:
+            return await update.finish()
+
+        async def tell(replicas: frozenset[str]) -> None:
+            await self._policies.tell_rolling(RollingActivation(policy.current.number, info.version, replicas))
+
+        return await update.finish(tell)
 
     async def _judge_unchanged(self, info: StoredVersion, warnings: list[str]) -> None:
         """Judges a version that changes no log-probability of the canary: it may be a very small change, or none.

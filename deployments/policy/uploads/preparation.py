@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
 from deployments.policy.uploads.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.uploads.publications import PublishedChain
 from deployments.policy.versions.adapter_checks import config_for_engines, names_for_engines
 from deployments.policy.versions.assembly import (
     NotZstd,
@@ -23,6 +24,7 @@ from deployments.policy.versions.assembly import (
     write_completed,
     write_renamed,
 )
+from deployments.policy.versions.disk_delta import DiskDelta, write_patched
 from deployments.policy.versions.version_history import VersionHistory
 from deployments.policy.versions.version_store import StoredVersion
 from deployments.policy.versions.weight_checks import (
@@ -42,6 +44,10 @@ class PreparedVersion(NamedTuple):
     info: StoredVersion
     file: Path
     """Its weights, or what changed since its base, if `info.delta_bytes` is the size of that."""
+
+    def read_from(self, source: str) -> "PreparedVersion":
+        """The same version, which the service has read from `source` itself."""
+        return self._replace(info=self.info.model_copy(update={"source": source}))
 
 
 class PreparedFile(NamedTuple):
@@ -117,9 +123,46 @@ class VersionPreparation:
             pushed = folder / "fetched.safetensors"
             write = write_adapter if options.kind == "adapter" else write_checkpoint
             write(source, pushed)
-            return self._validated(version, options, pushed, folder)
+            return self._validated(version, options, pushed, folder).read_from(checkpoint)
 
         with self._versions.store.workspace(version) as folder:
+            yield await asyncio.to_thread(prepare, folder)
+
+    @asynccontextmanager
+    async def from_publication(
+        self, chain: PublishedChain, options: PushOptions, folder_url: str
+    ) -> AsyncIterator[PreparedVersion]:
+        """Prepares a version that a trainer has published in a folder.
+
+        Args:
+            folder_url: path or fsspec URL of that folder.
+
+        Raises:
+            SourceRefused: a file cannot be read, now.
+            DeltaRefused: a delta of the chain cannot be used.
+            WeightsRefused, VersionUnknown: as `from_upload` does.
+        """
+
+        def prepare(folder: Path) -> PreparedVersion:
+            places = {
+                link: fetch_checkpoint(link.location, [folder_url], folder / f"fetched-{link.version}")
+                for link in chain.links
+            }
+            deltas = [
+                DiskDelta.read(link.version, link.base, places[link]) for link in chain.links if link.base is not None
+            ]
+            if chain.seed is None:
+                base = folder / "fetched.safetensors"
+                write_checkpoint(places[chain.links[0]], base)
+            else:
+                base = self._versions.file(self._versions.delta_base(chain.seed))
+            pushed = base
+            if deltas:
+                pushed = folder / "patched.safetensors"
+                write_patched(base, deltas, pushed)
+            return self._validated(chain.version, options, pushed, folder).read_from(chain.source)
+
+        with self._versions.store.workspace(chain.version) as folder:
             yield await asyncio.to_thread(prepare, folder)
 
     @asynccontextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.policy.failures import PolicyNotCurrent
+from deployments.protocols.weight_versions import RollingActivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class NamedVersions:
     revision: int
     versions: Mapping[str, int] = field(default_factory=dict)
     """By name, of the policies that are served."""
+    rolling: RollingActivation | None = None
+    """The rolling activation under way; `None` without one."""
 
     def is_older_than(self, other: "NamedVersions") -> bool:
         return self.store == other.store and self.revision < other.revision

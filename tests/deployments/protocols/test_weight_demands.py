@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
+from deployments.failures import OtherVersionLoaded, TokensTooOld
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
-from deployments.protocols.weight_versions import refuse_other_version
+from deployments.protocols.weight_versions import RollingActivation, refuse_other_version
 
 
 def request(min_weight_version: int = 0, weight_version: int | None = None) -> GenerationRequest:
@@ -19,10 +19,32 @@ def test_weights_that_meet_the_demand_generate(demanded: GenerationRequest) -> N
 
 
 @pytest.mark.parametrize("demanded", [request(6), request(6, 6)])
-def test_older_weights_than_demanded_are_refused_as_a_failure_of_the_fleet(demanded: GenerationRequest) -> None:
-    with pytest.raises(GenerationLost) as raised:
+def test_older_weights_than_demanded_are_refused_without_costing_a_retry(demanded: GenerationRequest) -> None:
+    with pytest.raises(OtherVersionLoaded) as raised:
         refuse_other_version(demanded, loaded=5)
-    assert str(raised.value) == "The generator replica is not at version 6 yet."
+    assert (raised.value.retryable, raised.value.costs_a_retry) == (True, False)
+    assert str(raised.value) == "The generator replica has version 5, and is not at version 6 yet."
+
+
+@pytest.mark.parametrize(
+    ("demanded", "admitted"),
+    [
+        (request(), "ab"),
+        (request(5), "ab"),
+        (request(6), "b"),
+        (request(5, 5), "a"),
+        (request(6, 6), "b"),
+        (request(7), ""),
+        (replace(request(), max_staleness=0, oldest_version=5), "a"),
+        (replace(request(), max_staleness=1, oldest_version=5), "ab"),
+        (replace(request(), policy="run-b"), "a"),
+    ],
+)
+def test_while_replicas_change_one_by_one_each_admits_what_its_version_may_make(
+    demanded: GenerationRequest, admitted: str
+) -> None:
+    rolling = RollingActivation(before=5, version=6, replicas=frozenset("b"))
+    assert [replica for replica in "ab" if rolling.admits(replica, demanded)] == list(admitted)
 
 
 def test_a_replica_without_the_named_policy_refuses_its_generations_without_costing_a_retry() -> None:

@@ -17,20 +17,20 @@ from rollout_client.contract.policy import PushOptions
 from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.paths import TINY_MODEL
-from tests.virtual_time import run, settled
+from tests.virtual_time import now, run, settled
 
 
 class Simulated:
     """A store, and a simulated replica that has registered with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, timing: Timing) -> None:
         self.cluster = ScriptedCluster()
         self.folder = folder
         description = GeneratorDescription("m", max_model_len=64, vocab_size=70)
-        self.engine = SimulatedEngine(Timing(time_per_token_s=1.0), description, [65])
+        self.engine = SimulatedEngine(timing, description, [65])
         self.start_store()
         actor = ScriptedReplica("simulated", self.store, self.cluster)
-        self.weights = SimulatedWeights(self.engine, self.store, ReplicaRegistration("simulated", actor, 1))
+        self.weights = SimulatedWeights(self.engine, self.store, ReplicaRegistration("simulated", actor, 1), timing)
 
     def start_store(self) -> None:
         settings = PolicySettings(folder=str(self.folder))
@@ -45,9 +45,13 @@ class Simulated:
         assert [replica.status for replica in update.replicas] == ["swapped"]
 
 
-def play(story: Callable[[Simulated], Coroutine[Any, Any, None]], folder: Path) -> None:
+def play(
+    story: Callable[[Simulated], Coroutine[Any, Any, None]],
+    folder: Path,
+    timing: Timing = Timing(time_per_token_s=1.0),  # noqa: B008 - is frozen
+) -> None:
     async def told() -> None:
-        world = Simulated(folder)
+        world = Simulated(folder, timing)
         running = asyncio.create_task(world.weights.run())
         await settled()
         await story(world)
@@ -111,10 +115,23 @@ def test_two_updates_without_a_token_between_them_leave_one_span(tmp_path: Path)
 async def test_a_transfer_is_refused_with_a_reason() -> None:
     registry = ReplicaRegistry(ScriptedCluster(), command_timeout_s=10.0)
     engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
-    weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
+    registration = ReplicaRegistration("simulated", None, 1)
+    weights = SimulatedWeights(engine, RegistryCommandSource(registry), registration, Timing())
     running = asyncio.create_task(weights.run())
     await settled()
     [replica] = registry.replicas
     report = await registry.report_on(replica, InitTransfer({}, 30.0), 10.0)
     assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
     running.cancel()
+
+
+def test_weights_are_read_beside_generations_and_replaced_in_a_pause(tmp_path: Path) -> None:
+    async def story(world: Simulated) -> None:
+        running = asyncio.create_task(world.engine.generate(generation("a")))
+        await asyncio.sleep(0.5)
+        await world.push(4)
+        assert now() == 0.5 + 3.0 + 10.0
+        assert (await running).weight_versions == (WeightSpan("0", 0, 3), WeightSpan("4", 3, 8))
+        assert now() == 8.0 + 10.0
+
+    play(story, tmp_path, Timing(time_per_token_s=1.0, stage_s=3.0, swap_s=10.0))

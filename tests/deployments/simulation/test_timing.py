@@ -187,3 +187,15 @@ def test_as_many_run_at_once_as_may_while_others_wait(timing: Timing, tokens: li
         assert ongoing.running == min(timing.max_num_seqs, len(ongoing))
         ongoing.pop_finished(end)
     assert len(ongoing) == 0
+
+
+def test_a_pause_puts_off_every_end_and_what_begins_in_it_begins_at_its_end() -> None:
+    ongoing = generations()
+    ongoing.submit("before", tokens=4, now=0.0)
+    ongoing.pause(5.0, now=1.0)
+    ongoing.submit("within", tokens=4, now=2.0)
+    assert ongoing.end_of("before") == 8.0
+    assert ongoing.end_of("within") == 9.0
+    assert [ongoing.progressed_to(now) for now in (3.0, 7.0)] == [6.0, 7.0]
+    assert ongoing.pop_finished(7.9) == []
+    assert ongoing.pop_finished(8.0) == ["before"]

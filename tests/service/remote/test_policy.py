@@ -8,6 +8,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.versions.current_version import NamedVersions
+from deployments.protocols.weight_versions import RollingActivation
 from rollout_client.contract.base import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time
@@ -211,3 +212,53 @@ def test_an_answer_that_another_one_has_overtaken_is_ignored_unless_the_store_ha
     assert policy.current("a") == 2
     policy.note_named(NamedVersions("another store", 1, {}))
     assert policy.current("a") is None
+
+
+def rolling(revision: int, version: int | None) -> NamedVersions:
+    under_way = None if version is None else RollingActivation(version - 1, version, frozenset("a"))
+    return NamedVersions("store", revision, {}, under_way)
+
+
+class NeverCurrent(ScriptedStore):
+    """The version that is waited for never becomes current."""
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        self.waited_for.append((min_version, version, wait_s))
+        await asyncio.sleep(3600)
+        return self._current
+
+
+@virtual_time.test
+async def test_a_minimum_is_met_as_soon_as_one_replica_has_it_and_an_exact_version_is_not() -> None:
+    store = NeverCurrent()
+    policy = policy_over(store, 7)
+    exact = asyncio.create_task(policy.wait_for_version(PolicyDemand(version=8)))
+    too_new = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=9)))
+    waiting = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=8)))
+    await virtual_time.settled()
+    policy.note_named(rolling(1, 8))
+    await waiting
+    assert (exact.done(), too_new.done(), virtual_time.now()) == (False, False, 0)
+    await policy.wait_for_version(PolicyDemand(min_version=8))
+    assert (len(store.waited_for), policy.version) == (3, 7)
+    for task in (exact, too_new):
+        task.cancel()
+
+
+@virtual_time.test
+async def test_a_minimum_that_does_not_come_is_refused_as_the_store_says() -> None:
+    class Refuses(ScriptedStore):
+        async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+            raise LOST
+
+    with pytest.raises(PolicyStoreLost):
+        await policy_over(Refuses(), 7).wait_for_version(PolicyDemand(min_version=8))
+
+
+def test_each_change_of_a_rolling_activation_is_told_once() -> None:
+    policy = policy_over(ScriptedStore())
+    told: list[int | None] = []
+    policy.subscribe_rolling(lambda under_way: told.append(None if under_way is None else under_way.version))
+    for revision, version in enumerate((None, 8, 8, None, None), start=1):
+        policy.note_named(rolling(revision, version))
+    assert told == [8, None]

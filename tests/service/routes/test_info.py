@@ -42,6 +42,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
         },
         "policy_version": None,
         "tasks": ["math", "sliding_puzzle"],
+        "follow": None,
     }
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.protocols.model_server import ServedRequest
+from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     LEARNING_RATE,
@@ -505,3 +506,56 @@ def test_whatever_happened_all_that_waits_starts_once_the_others_end(events: lis
         played.play("end", 0)
         played.check()
     assert played.waiting == []
+
+
+def rolling(*replicas: str) -> RollingActivation:
+    return RollingActivation(before=7, version=8, replicas=frozenset(replicas))
+
+
+def demanding(rollout: str, **demands: int) -> GenerationRequest:
+    return replace(generation(rollout), **demands)  # type: ignore[arg-type]
+
+
+def test_a_minimum_goes_to_a_replica_that_has_it_and_any_other_generation_to_the_least_loaded() -> None:
+    scheduler = new_scheduler("a", "b", "c")
+    scheduler.set_rolling(rolling("b"))
+    new = [scheduler.submit(demanding(f"new{number}", min_weight_version=8)) for number in range(3)]
+    assert {each.replica for each in new} == {"b"}
+    assert {scheduler.submit(generation(f"any{number}")).replica for number in range(4)} == {"a", "c"}
+
+
+def test_an_exact_version_stays_with_replicas_that_have_it_still() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(demanding("pinned", weight_version=7))
+    scheduler.end(first, new_tokens=10)
+    scheduler.set_rolling(rolling(first.replica))
+    again = scheduler.submit(replace(demanding("pinned", weight_version=7), turn=1))
+    assert {first.replica, again.replica} == {"a", "b"}
+
+
+def test_a_generation_that_waits_for_a_replica_that_changes_starts_elsewhere_unless_it_takes_both() -> None:
+    scheduler = new_scheduler("a", "b")
+    scheduler.set_rolling(rolling())
+    busy = submit_many(scheduler, 2 * WINDOW)
+    pinned = [scheduler.submit(demanding(f"pinned{number}", weight_version=7)) for number in range(2)]
+    assert not any(each.has_started for each in pinned)
+    assert list(scheduler.set_rolling(rolling("a"))) == []
+    assert {each.replica for each in pinned} == {"b"}
+    [at_b] = [each for each in busy if each.replica == "b"][:1]
+    assert names(list(scheduler.end(at_b, new_tokens=10))) == ["pinned0"]
+    [at_a] = [each for each in busy if each.replica == "a"][:1]
+    assert names(list(scheduler.end(at_a, new_tokens=10))) == []
+
+
+def test_where_no_replica_has_a_version_one_is_asked_all_the_same_and_refuses() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.set_rolling(rolling("a"))
+    assert scheduler.submit(demanding("pinned", weight_version=7)).replica == "a"
+
+
+def test_after_the_last_replica_every_generation_goes_anywhere_again() -> None:
+    scheduler = new_scheduler("a", "b")
+    scheduler.set_rolling(rolling("b"))
+    scheduler.set_rolling(None)
+    new = [scheduler.submit(demanding(f"new{number}", min_weight_version=8)) for number in range(2)]
+    assert {each.replica for each in new} == {"a", "b"}

@@ -13,6 +13,7 @@ from rich.text import Text
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import AsJson, plain, show
 from rollout_client.contract.policy import (
+    FollowState,
     NamedPolicyState,
     PauseMode,
     PolicyState,
@@ -27,9 +28,18 @@ DATE = "%Y-%m-%d %H:%M:%S"
 
 
 def policy_tables(state: PolicyState) -> Group:
-    """The versions that the service has, its named policies if there are any, and what its replicas have loaded."""
+    """The versions that the service has, its named policies if there are any, what its replicas have loaded, and the
+    folder that it follows, if it does."""
     named = [named_table(state.named)] if state.named else []
-    return Group(versions_table(state), *named, replicas_table(state))
+    followed = [] if state.follow is None else [followed_lines(state.follow)]
+    return Group(versions_table(state), *named, replicas_table(state), *followed)
+
+
+def followed_lines(follow: FollowState) -> Text:
+    lines = [f"Follows {follow.folder}: version {follow.taken} of {follow.newest} is taken"]
+    lines += [] if follow.waiting is None else [f"Waits: {follow.waiting}"]
+    lines += [f"Version {refused.version} is refused: {refused.reason}" for refused in follow.refused]
+    return Text("\n").join(plain(line) for line in lines)
 
 
 class WeightsTable:

@@ -420,3 +420,49 @@ async def test_a_store_that_restarts_knows_the_base_of_the_adapter_before(world:
     await world.push(7, weights(2.0))
     [warning] = (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings
     assert "the one before it was on version 0" in warning
+
+
+@in_world(activation="rolling")
+async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_change_is_told(world: World) -> None:
+    names = ("r0", "r1", "r2")
+    replicas = [await world.ready(name, command_s=1.0) for name in names]
+    told: list[tuple[frozenset[str], list[str]]] = []
+
+    async def watch() -> None:
+        seen = await world.store.watch_named(None)
+        while True:
+            seen = await world.store.watch_named(seen)
+            if (rolling := seen.rolling) is not None:
+                assert (rolling.before, rolling.version) == (0, 5)
+                loaded = [each.name for each in replicas if each.loaded.version == 5 and not each.is_on_trial]
+                told.append((rolling.replicas, loaded))
+                assert world.policy.current.number == 0
+
+    watching = asyncio.create_task(watch())
+    update = await world.push(5, weights(2.0))
+    watching.cancel()
+    assert [each.status for each in update.replicas] == ["swapped"] * 3
+    assert told == [(frozenset(names[:count]), [*names[:count]]) for count in (1, 2, 3)]
+    assert (world.policy.current.number, (await world.store.watch_named(None)).rolling) == (5, None)
+
+
+@in_world(activation="rolling")
+async def test_a_replica_that_cannot_change_is_replaced_before_the_next_one_changes(world: World) -> None:
+    first, broken, last = [await world.ready(name) for name in ("r0", "r1", "r2")]
+    broken.at[Swap] = "error"
+    update = await world.push(5, weights(2.0))
+    assert [each.status for each in update.replicas] == ["swapped", "replaced", "swapped"]
+    assert (first.loaded.version, last.loaded.version, world.cluster.killed) == (5, 5, ["r1"])
+    late = await world.ready("late")
+    assert late.loaded.version == 5
+
+
+@in_world(activation="rolling")
+async def test_a_version_that_is_refused_on_trial_is_told_to_nobody(world: World) -> None:
+    replica = await world.ready("r0")
+    await world.ready("r1")
+    seen = await world.store.watch_named(None)
+    replica.at[Canary] = "error"
+    with pytest.raises(WeightsRefused):
+        await world.push(5, weights(2.0))
+    assert await world.store.watch_named(None) == seen

@@ -1,0 +1,287 @@
+"""A store that takes the versions that a trainer publishes in a folder, over scripted replicas in virtual time."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from deployments.policy.uploads.published_folder import PublishedFolder
+from rollout_client.contract.policy import FollowState, RefusedPublication
+from tests.deployments.policy.policy_world import INITIAL, NORM, World, content_of, play, weights
+from tests.deployments.policy.published_files import INDEX, publish_delta, publish_whole
+from tests.virtual_time import until
+
+BASE = save(INITIAL, {"format": "pt"})
+Story = Callable[[World, Path], Coroutine[Any, Any, None]]
+
+
+def followed(format_: str = "miles_disk_delta", **settings: Any) -> Callable[[Story], Callable[[Path], None]]:
+    """Plays a test over a store that follows the folder which the test gets."""
+
+    def decorate(test: Story) -> Callable[[Path], None]:
+        @wraps(test)
+        def run_test(tmp_path: Path) -> None:
+            folder = tmp_path / "published"
+            folder.mkdir()
+            follow = {"folder": str(folder), "format": format_, "poll_s": 1}
+            play(lambda world: test(world, folder), tmp_path, follow=follow, **settings)
+
+        del run_test.__wrapped__  # pytest would ask for the fixtures of the test
+        return run_test
+
+    return decorate
+
+
+async def state_of(world: World) -> FollowState:
+    state = (await world.store.state()).follow
+    assert state is not None
+    return state
+
+
+async def until_waiting(world: World, words: str) -> str:
+    """Until the state says why it waits, with these words in it."""
+    await until(lambda: words in str(world.store._follower.state().waiting))  # type: ignore[union-attr]
+    return str((await state_of(world)).waiting)
+
+
+async def until_current(world: World, version: int) -> None:
+    await until(lambda: world.policy.current.number == version)
+
+
+def reason_of(refused: list[RefusedPublication]) -> str:
+    [refusal] = refused
+    return refusal.reason
+
+
+def same_tensors(left: bytes, right: bytes) -> bool:
+    one, other = load(left), load(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@followed("safetensors")
+async def test_a_checkpoint_that_appears_in_the_folder_is_loaded_by_every_replica_under_its_number(
+    world: World, folder: Path
+) -> None:
+    one, two = await world.ready("one"), await world.ready("two")
+    place = publish_whole(folder, 7, weights(2.0))
+    await until_current(world, 7)
+    assert (one.loaded.version, two.loaded.version) == (7, 7)
+    assert same_tensors(content_of(one.staged), weights(2.0))
+    [stored] = world.version_store.versions()
+    assert (stored.kind, stored.source) == ("full", str(place))
+    assert await state_of(world) == FollowState(folder=str(folder), taken=7, newest=7)
+
+
+@followed("safetensors")
+async def test_a_checkpoint_is_taken_only_once_its_index_and_whole_files_are_there(world: World, folder: Path) -> None:
+    await world.ready("one")
+    place = publish_whole(folder, 1, weights(2.0))
+    file, index = place / "model-00001-of-00001.safetensors", place / INDEX
+    content, listed = file.read_bytes(), index.read_bytes()
+    index.write_bytes(listed[:9])
+    await until_waiting(world, "not all of it is there")
+    index.unlink()
+    assert await until_waiting(world, "index.json is not there") == f"version 1: {INDEX} is not there yet"
+    index.write_bytes(listed)
+    file.write_bytes(content[:-1])
+    await until_waiting(world, "it is not whole")
+    file.unlink()
+    assert await until_waiting(world, "safetensors is not there") == f"version 1: {file.name} is not there yet"
+    assert world.policy.current.number == 0
+    file.write_bytes(content)
+    await until_current(world, 1)
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("checksum", ["xxh3-128", "blake3", "adler32"])
+def test_deltas_are_applied_to_the_version_before_once_each(tmp_path: Path, encoding: str, checksum: str) -> None:
+    @followed()
+    async def story(world: World, folder: Path) -> None:
+        replica = await world.ready("one")
+        contents = [BASE, weights(2.0), weights(3.0), weights(5.0)]
+        for version in (1, 2, 3):
+            publish_delta(folder, version, contents[version - 1], contents[version], encoding, checksum)
+            await until_current(world, version)
+            assert same_tensors(content_of(replica.staged), contents[version])
+
+    story(tmp_path)
+
+
+@followed()
+async def test_a_store_that_starts_late_makes_the_newest_version_of_all_deltas_and_serves_none_between(
+    world: World, folder: Path
+) -> None:
+    contents = [BASE, *(weights(float(scale)) for scale in range(2, 7))]
+    for version in range(1, 6):
+        publish_delta(folder, version, contents[version - 1], contents[version])
+    replica = await world.ready("one")
+    await until_current(world, 5)
+    assert same_tensors(content_of(replica.staged), contents[5])
+    assert world.cluster.done("swap") == [("one", 5)]
+
+
+@followed()
+async def test_deltas_go_on_from_a_whole_checkpoint_in_the_folder_where_those_before_it_are_gone(
+    world: World, folder: Path
+) -> None:
+    replica = await world.ready("one")
+    publish_whole(folder, 8, weights(2.0))
+    publish_delta(folder, 9, weights(2.0), weights(3.0))
+    await until_current(world, 9)
+    assert same_tensors(content_of(replica.staged), weights(3.0))
+
+
+@followed()
+async def test_a_delta_whose_base_is_nowhere_waits_for_a_whole_checkpoint(world: World, folder: Path) -> None:
+    await world.ready("one")
+    publish_delta(folder, 9, weights(2.0), weights(3.0))
+    assert await until_waiting(world, "delta of") == (
+        "version 9: it is a delta of version 8, which is neither in the folder nor stored with its weights "
+        "(policy.keep_versions); publish a whole checkpoint"
+    )
+    publish_whole(folder, 10, weights(4.0))
+    await until_current(world, 10)
+    assert (await state_of(world)).waiting is None
+
+
+@followed()
+async def test_a_damaged_delta_is_refused_with_the_tensor_and_the_version_before_goes_on(
+    world: World, folder: Path
+) -> None:
+    replica = await world.ready("one")
+    publish_delta(folder, 1, BASE, weights(2.0))
+    await until_current(world, 1)
+    # Of other weights than version 1, as after a trainer's restart.
+    place = publish_delta(folder, 2, BASE, weights(3.0))
+    publish_delta(folder, 3, weights(3.0), weights(4.0))
+    waiting = await until_waiting(world, "needs version 2")
+    reason = reason_of((await state_of(world)).refused)
+    assert waiting == f"version 3 needs version 2: {reason}"
+    assert reason.startswith(f"{NORM}: the changes make a tensor with the checksum ")
+    assert reason.endswith("they are damaged, or of other weights than the base.")
+    assert (world.policy.current.number, replica.loaded.version) == (1, 1)
+    shutil.rmtree(place)
+    publish_delta(folder, 2, weights(2.0), weights(3.0))
+    await until_current(world, 3)
+    assert same_tensors(content_of(replica.staged), weights(4.0))
+    assert (await state_of(world)).refused == []
+
+
+@followed()
+async def test_a_version_with_nan_is_refused_and_a_delta_of_it_that_mends_it_is_taken(
+    world: World, folder: Path
+) -> None:
+    replica = await world.ready("one")
+    diverged = save({**INITIAL, NORM: INITIAL[NORM] * float("nan")}, {"format": "pt"})
+    publish_delta(folder, 1, BASE, diverged)
+    await until_waiting(world, "refused")
+    assert (await state_of(world)).refused == [
+        RefusedPublication(version=1, reason=f"{NORM}: it holds NaN or infinity; the training has diverged.")
+    ]
+    publish_delta(folder, 2, diverged, weights(2.0))
+    await until_current(world, 2)
+    assert same_tensors(content_of(replica.staged), weights(2.0))
+
+
+@followed("safetensors")
+async def test_a_delta_where_whole_checkpoints_are_followed_is_refused_with_the_setting(
+    world: World, folder: Path
+) -> None:
+    publish_delta(folder, 1, BASE, weights(2.0))
+    await until_waiting(world, "refused")
+    reason = "it is a delta, which policy.follow.format: miles_disk_delta takes"
+    assert (await state_of(world)).refused == [RefusedPublication(version=1, reason=reason)]
+
+
+@followed()
+async def test_a_push_between_two_published_versions_takes_its_number_and_the_next_one_is_made_without_it(
+    world: World, folder: Path
+) -> None:
+    replica = await world.ready("one")
+    publish_delta(folder, 1, BASE, weights(2.0))
+    await until_current(world, 1)
+    await world.push(2, weights(9.0))
+    publish_delta(folder, 2, weights(2.0), weights(3.0))
+    await until_waiting(world, "2 is current, and was not taken from the folder")
+    publish_delta(folder, 3, weights(3.0), weights(4.0))
+    await until_current(world, 3)
+    assert same_tensors(content_of(replica.staged), weights(4.0))
+
+
+@followed()
+async def test_a_folder_that_a_trainer_has_begun_anew_is_not_followed_back(world: World, folder: Path) -> None:
+    await world.ready("one")
+    publish_delta(folder, 1, BASE, weights(2.0))
+    publish_delta(folder, 2, weights(2.0), weights(3.0))
+    await until_current(world, 2)
+    shutil.rmtree(folder)
+    publish_delta(folder, 1, BASE, weights(7.0))
+    assert (await until_waiting(world, "gone back")).startswith("the folder has gone back: its newest version is 1")
+    assert world.policy.current.number == 2
+
+
+@followed()
+async def test_a_store_that_restarts_goes_on_where_it_was_and_replicas_that_start_load_the_newest_version(
+    world: World, folder: Path
+) -> None:
+    await world.ready("one")
+    publish_delta(folder, 1, BASE, weights(2.0))
+    await until_current(world, 1)
+    await world.restart()
+    publish_delta(folder, 2, weights(2.0), weights(3.0))
+    await until_current(world, 2)
+    late = await world.ready("late")
+    assert (late.loaded.version, same_tensors(content_of(late.staged), weights(3.0))) == (2, True)
+
+
+@followed()
+async def test_a_store_whose_disk_is_lost_with_all_replicas_catches_up_from_the_folder(
+    world: World, folder: Path
+) -> None:
+    first = await world.ready("one")
+    for version in (1, 2, 3):
+        publish_delta(folder, version, weights(float(version)), weights(version + 1.0))
+    await until_current(world, 3)
+    first.end()
+    world.replicas.clear()
+    await world.restart_without_folder()
+    replica = await world.ready("two")
+    await until_current(world, 3)
+    assert same_tensors(content_of(replica.staged), weights(4.0))
+
+
+@followed("safetensors")
+async def test_a_folder_that_cannot_be_read_is_named_with_the_cause_and_followed_again_later(
+    world: World, folder: Path
+) -> None:
+    await world.ready("one")
+    with patch.object(PublishedFolder, "look", side_effect=PermissionError("no access")):
+        assert await until_waiting(world, "read") == "the folder cannot be read: PermissionError: no access"
+    publish_whole(folder, 1, weights(2.0))
+    await until_current(world, 1)
+    assert (await state_of(world)).waiting is None
+
+
+def test_refusals_and_obstacles_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @followed("safetensors")
+    async def story(world: World, folder: Path) -> None:
+        publish_delta(folder, 1, BASE, weights(2.0))
+        await until_waiting(world, "refused")
+        await asyncio.sleep(10)
+
+    with caplog.at_level(logging.WARNING, "rollout_service.policy"):
+        story(tmp_path)
+    said = [record.getMessage() for record in caplog.records if "published" in record.getMessage()]
+    reason = "it is a delta, which policy.follow.format: miles_disk_delta takes"
+    assert said == [
+        f"Version 1 of {tmp_path}/published is refused: {reason}",
+        f"{tmp_path}/published is not followed up to its newest version: version 1 is refused: {reason}",
+    ]
