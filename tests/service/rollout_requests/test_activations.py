@@ -1,5 +1,7 @@
-"""Rollouts while versions follow one another, in virtual time: ingress, policy store and replicas are the service's,
-in one process; the engines are simulated."""
+"""Rollouts while versions follow one another, in virtual time.
+
+Ingress, policy store and replicas are the service's own, in one process; the engines are simulated.
+"""
 
 import asyncio
 import random
@@ -43,7 +45,7 @@ from tests.service.scripted_http import DESCRIPTION, tokenizer
 REPLICAS, CALLERS, NEW_TOKENS = 8, 48, 12
 TIMING = Timing(time_per_token_s=0.1, max_num_seqs=4, stage_s=0.3, swap_s=0.4)
 LARGE = Timing(time_per_token_s=0.1, max_num_seqs=4, stage_s=4.0, swap_s=3.0, length_spread=0.5)
-BEFORE_S = 30.0
+BEFORE_S = 12.0
 Activation = Literal["rolling", "together"]
 
 
