@@ -11,7 +11,7 @@ FITS = import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3
 PYTHON3 ?= $(firstword $(foreach each,python3 $(addprefix python3.,13 12 11 14) $(wildcard $(HOME)/.pyenv/versions/3.1[1-4].*/bin/python),\
 	$(shell $(each) -c '$(FITS)' 2> /dev/null && echo $(each))))
 BRIDGES := .bridges
-TASKS_BESIDE := reasoning_gym gymnasium textarena
+TASKS_BESIDE := reasoning_gym gymnasium textarena textarena_seats
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
@@ -161,7 +161,7 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
-# Of the processors of Qwen's models that see: the build of the GPU's lock, beside a torch of the same build.
+# Of the processors of most models that see: the build of the GPU's lock, beside a torch of the same build.
 $(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
 	@echo "Setting up torchvision (once)"
 	@$(PIP) install --target $(@D) --no-deps --require-hashes -r <(sed -n '/^torchvision==/,/[^\\]$$/p' $<)
@@ -169,7 +169,7 @@ $(BRIDGES)/torchvision/.ready: requirements/gpu.lock | $(READY)
 
 test-torchvision: export PYTHONPATH = $(BRIDGES)/torchvision
 test-torchvision: $(BRIDGES)/torchvision/.ready
-	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_mrope.py
+	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_families.py
 
 # Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
 # OpenEnv with the harness of TRL, and experiment trackers.
@@ -214,8 +214,18 @@ test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors
 	@$(PYTHON) -m pytest -rs tests/examples/test_evaluations.py
 
 # Clients and harnesses of others, unchanged, against the running service.
+# Trainers whose own modules are tried. Git fetches their sources; TRAINERS_FROM is a folder of clones in the place of GitHub.
+TRAINERS := slime miles
+$(BRIDGES)/trainers/%/.ready: tests/sockets/trainer_sources.py | $(READY)
+	@echo "Fetching the sources of $* (once)"
+	@rm -rf $(@D)
+	@$(PYTHON) -m tests.sockets.trainer_sources $(BRIDGES)/trainers $*
+	@touch $@
+
 test-sockets: export ROLLOUT_TINKER = $(CURDIR)/$(BRIDGES)/tinker
+test-sockets: export ROLLOUT_TRAINERS = $(CURDIR)/$(BRIDGES)/trainers
 test-sockets: $(BRIDGES)/tinker/.ready
+	@for name in $(TRAINERS); do $(MAKE) --no-print-directory $(BRIDGES)/trainers/$$name/.ready || true; done
 	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)

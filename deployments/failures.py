@@ -124,6 +124,12 @@ class AgentTimedOut(AgentFailed):
     same_call_can_succeed = False
 
 
+class VerifierFailed(RolloutFailure):
+    """The verifier of a task judged nothing: it gave no reward, or no number, or was ended after its time."""
+
+    kind = "environment"
+
+
 class SessionLost(RolloutFailure):
     """The state at a replica of the environment is gone, and the environment lets no rollout begin anew."""
 

@@ -11,6 +11,7 @@ import typer
 import yaml
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 
+from deployments.agents.settings import agent_deployment
 from service.settings import SERVICE_DEPLOYMENTS
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import read_config
@@ -83,11 +84,17 @@ def config_for(path: Path, model: Path | None, tasks: Sequence[str], port: int |
             application.args.setdefault("images", {})
     own: dict[str, Any] = application.args["environments"]
     application.args["environments"] = {task: own.get(task) or entry_of(task, own) for task in tasks}
+    agents = [agent_deployment(task) for task, entry in application.args["environments"].items() if "agent" in entry]
+    if agents:
+        application.args.setdefault("sessions", {})
     entries = {entry.name: entry for entry in application.deployments}
     cores = RayActorOptionsSchema(num_cpus=CORES_OF_A_TASK)
     application.deployments = [
         *(entries[name] for name in SERVICE_DEPLOYMENTS if name in entries),
-        *(entries.get(task) or DeploymentSchema(name=task, num_replicas=1, ray_actor_options=cores) for task in tasks),
+        *(
+            entries.get(name) or DeploymentSchema(name=name, num_replicas=1, ray_actor_options=cores)
+            for name in (*tasks, *agents)
+        ),
     ]
     return config
 

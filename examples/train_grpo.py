@@ -402,8 +402,8 @@ def add_gradients(
         input_ids = batch.input_ids[some, :last]
         # Padding is on the right, which causal attention does not see: no attention mask is needed.
         shown = images(some)
-        if (types := shown.get("mm_token_type_ids")) is not None:
-            shown["mm_token_type_ids"] = types[:, :last]
+        for name in shown.keys() & {"mm_token_type_ids", "token_type_ids"}:
+            shown[name] = shown[name][:, :last]
         output = model(input_ids=input_ids, logits_to_keep=last - first + 1, **shown)
         logits = output.logits[:, :-1][mask]
         logprobs = logits.gather(1, input_ids[:, first:][mask][:, None])[:, 0] - logits.logsumexp(-1)

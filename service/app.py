@@ -78,6 +78,7 @@ def build(settings: ServiceSettings) -> Application:
             environment.shadow,
             images,
             settings.images,
+            environment.user_simulator,
         )
         for task_name, environment in settings.environments.items()
     }

@@ -17,6 +17,7 @@ from deployments import logs
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.images.remote_images import RemoteImages
+from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, policy_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -26,7 +27,7 @@ from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_re
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
 from deployments.upstream.ray_serve.serve_internals import running_http_options
 from service.access.access_control import AccessControl
-from service.access.exposure import HttpOptions, own_address, refuse_exposed
+from service.access.exposure import refuse_exposed
 from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
@@ -158,7 +159,7 @@ class Ingress:
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
             image_store = RemoteImages(images)
-            request_images = RequestImages(image_store, settings.images)
+            request_images = RequestImages(image_store, settings.images, takes_images=described.takes_images)
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)

@@ -13,7 +13,7 @@ from deployments.environments.shadows import ShadowSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
-from deployments.models.settings import ChatModelSettings, RewardModelSettings
+from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -50,7 +50,9 @@ class TracingSettings(StrictSettings):
 
 
 MIB = 2**20
+GAME_TASK = "deployments.agents.game_program:GameTask"
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
+HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
 and `Images` if it has `sessions` and `images`; each task has one more, named after it, and with an agent another one,
@@ -83,21 +85,50 @@ class EnvironmentSettings(StrictSettings):
     data: DataSettings | None = None
     """Where the task's samples come from; without it the environment makes them."""
     models: dict[str, ChatModelSettings] = Field(default_factory=dict)
-    """Models behind OpenAI-compatible servers that the environment may ask, by the names that it uses for them."""
+    """Models that the environment may ask, by the names that it uses for them: behind OpenAI-compatible servers, or
+    policies of this service."""
+    user_simulator: UserSimulatorSettings | None = None
+    """A user who talks back, for an environment that has one; by default a scripted one, where it has that."""
     reward_models: list[str] = Field(default_factory=list)
     """Those of the service's `reward_models` that the environment may ask."""
     shadow: dict[str, ShadowSettings] = Field(default_factory=dict)
     """Further judges, by name, whose verdicts are in no reward: `shadow_rewards` of a result has them."""
 
+    @property
+    def all_models(self) -> dict[str, ChatModelSettings]:
+        """The models that the task may ask, by their fields."""
+        models = {f"models.{name}": model for name, model in self.models.items()}
+        if self.agent is not None and (game := self.agent.game) is not None:
+            models |= {f"agent.game.models.{name}": model for name, model in game.models.items()}
+            if "rivals" in game.model_fields_set:
+                models["agent.game.rivals"] = game.rivals
+        return models
+
+    @model_validator(mode="after")
+    def has_the_model_of_its_user(self) -> Self:
+        if self.user_simulator is not None and self.user_simulator.model not in self.models:
+            raise ValueError(f"user_simulator.model: there is no {self.user_simulator.model} under models")
+        if self.user_simulator is not None and self.agent is not None:
+            raise ValueError("user_simulator talks to the policy, and here an agent plays: leave one of them out")
+        return self
+
     @model_validator(mode="after")
     def has_an_environment(self) -> Self:
         if self.agent is not None and self.agent.scored_by == "agent" and self.shadow:
             raise ValueError("shadow judges the steps of an environment, and here the agent scores: leave it out")
+        if self.agent is not None and self.agent.harbor is not None and self.import_path not in ("", HARBOR_TASKS):
+            raise ValueError("import_path: the verifier of a Harbor task judges it: leave it out beside agent.harbor")
+        if self.agent is not None and self.agent.game is not None:
+            if self.import_path not in ("", GAME_TASK):
+                raise ValueError("import_path has no meaning beside agent.game, which brings its task: leave it out")
+            self.import_path, self.arguments = GAME_TASK, {"settings": self.agent.game}
         if self.import_path:
             return self
         if self.agent is None or self.agent.scored_by != "agent":
             raise ValueError("import_path is missing: name the class that judges the task, as package.module:Class")
         self.import_path = PLAIN_AGENT_TASK
+        if self.agent.harbor is not None:
+            self.import_path, self.arguments = HARBOR_TASKS, {"settings": self.agent.harbor.model_dump()}
         return self
 
 
@@ -218,6 +249,14 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
+    def refuse_another_cache_of_images(self) -> Self:
+        if self.images is not None and (self.engine.model_extra or {}).get("mm_processor_cache_gb"):
+            raise ValueError(
+                "engine.mm_processor_cache_gb has no meaning beside images, which are kept once: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_agents_without_sessions(self) -> Self:
         if self.sessions is None and (tasks := ", ".join(self.agents_by_task)):
             raise ValueError(f"environments.{tasks}.agent is played in sessions: add `sessions: {{}}`")
@@ -232,6 +271,17 @@ class ServiceSettings(StrictSettings):
             taken |= names.keys()
         if clash := [name for name in map(agent_deployment, self.agents_by_task) if name in taken]:
             raise ValueError(f"environments: {', '.join(clash)} is the deployment of an agent; choose another name")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_own_policies_that_cannot_be_asked(self) -> Self:
+        for task_name, environment in self.environments.items():
+            for name, model in environment.all_models.items():
+                field = f"environments.{task_name}.{name}"
+                if model.base_url is None and isinstance(self.engine, SimulatedEngineSettings):
+                    raise ValueError(f"{field}: beside engine.simulated no policy can be asked: give it a base_url")
+                if model.base_url is None and self.access.keys_file is not None and model.api_key_variable is None:
+                    raise ValueError(f"{field}.api_key_variable is missing: this service asks for keys")
         return self
 
     @model_validator(mode="after")

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
+from deployments.agents import nim
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.environments import math_latex, replies, retrieval
+from deployments.environments import math_latex, replies, retrieval, shop
 from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
@@ -26,13 +27,13 @@ from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
-from rollout_env.models import escape_control_tokens
+from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import middlewares, upload_chunk
 from service.images import request_images
 from service.jobs import submission
-from service.model_server import answers, call_bodies, call_images
+from service.model_server import answers, call_bodies, call_images, tinker_dialect
 from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
@@ -88,6 +89,7 @@ CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
+TINKER = "service/model_server/tinker_dialect.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
 ANSWERS = [
     *("answer:", "answer:\n", "answer ", "Answer: x ", "Answer: x\n", "*", " ", "\n", "\\boxed{", "a", "x ", "\\fbox{"),
@@ -234,6 +236,11 @@ READERS = {
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
     ),
+    "control tokens in a game": Reader(
+        lambda text: escape_control_tokens(text, MARKERS_BESIDE_MOVES),
+        ["<", "[", "[/", "[IMG", "[TOOL_A", "[UNUSED0", "A", "[INST", "]"],
+        ("clients/rollout_env/models.py::MARKERS_BESIDE_MOVES",),
+    ),
     "marks in a rendering": Reader(
         chat_template.MARK.split,
         ["\ue000", "\ue0001", "\ue000\ue001", "\ue0001\ue001", "1"],
@@ -284,6 +291,17 @@ READERS = {
     ),
     "textarena's moves": Reader(
         textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
+    ),
+    "moves of Nim": Reader(
+        nim.MOVE.findall,
+        ["take ", "take 1 ", "take 1 from", "take 1 from A", "take", " ", "1", "\n"],
+        ("deployments/agents/nim.py::MOVE",),
+        before="take ",
+    ),
+    "amounts in the shop": Reader(
+        lambda text: shop.says("84.50", text),
+        ["8", "84.5", "84.50", "184.50", "84.501", ".", " "],
+        ("deployments/environments/shop.py::says",),
     ),
     "reasoning_gym's expression": Reader(
         lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),
@@ -353,6 +371,18 @@ READERS = {
         ["a", "!", "\n"],
         ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
     ),
+    "model path of Tinker": Reader(
+        lambda text: refused(lambda: tinker_dialect.demand_of(text)),
+        ["a", "1", "/", "a/", "sampler_weights/", "a/sampler_weights/", "a/1", "."],
+        (f"{TINKER}::MODEL_PATH",),
+        before="tinker://",
+    ),
+    "sampler of Tinker": Reader(
+        lambda text: refused(lambda: tinker_dialect.Sampler.of_id(text)),
+        ["a", "1", ":", ":1", "a:1:", "."],
+        (f"{TINKER}::SAMPLER",),
+        before=f"{'0' * 32}-",
+    ),
     "name of a tensor": Reader(
         lambda text: layout.WRAPPERS.sub("", text),
         ["module.", "_orig_mod.", "base_model.", "base_model.model.", "a.", "_"],
@@ -369,6 +399,10 @@ OF_OUR_OWN_TEXT = {
     "deployments/data/task_data.py::extract": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
+    "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
+    "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
     "deployments/policy/versions/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",

@@ -14,8 +14,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from benchmarks.reference_model import chosen, spans_of, token_ids_of
+from benchmarks.reference_model import chosen, spans_of
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.tensors import image_inputs, to_tensors
 from tests.paths import TINY_MODEL
 
 TILE = 64
@@ -45,6 +46,23 @@ def vision_tokenizer() -> Any:
     return tokenizer
 
 
+def language_config(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def save_vision_model(folder: Path, seed: int = 0) -> Path:
     """Idefics3 with random weights in float32, a byte tokenizer, and pictures that are split into tiles."""
     tokenizer = vision_tokenizer()
@@ -52,21 +70,7 @@ def save_vision_model(folder: Path, seed: int = 0) -> Path:
     pictures = Idefics3ImageProcessorPil(do_image_splitting=True, size=size, max_image_size=tile)
     Idefics3Processor(pictures, tokenizer, image_seq_len=TOKENS_OF_TILE).save_pretrained(folder)
     config = Idefics3Config(
-        text_config={
-            "model_type": "llama",
-            "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 2048,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "tie_word_embeddings": False,
-        },
+        text_config={**language_config(tokenizer), "tie_word_embeddings": False},
         vision_config={
             "hidden_size": 64,
             "intermediate_size": 96,
@@ -125,18 +129,11 @@ class SeenByTransformers:
 
     def differences(self, result: SampleResult, pictures: Mapping[str, bytes]) -> torch.Tensor:
         """Of each generated token: the recorded log-probability less the one that is computed anew."""
-        ids = token_ids_of(result)
-        taken = torch.tensor([ids])
-        for _, places, _ in spans_of(result):
-            sampled = taken[0, 1:][places]
-            sampled[sampled == self.placeholder] = SAMPLED_PLACEHOLDER
-        shown = [pictures[place.media] for message in result.message_log for place in message.mm_ranges or ()]
-        inputs: dict[str, Any] = {"input_ids": taken}
-        if shown:
-            opened: Any = [[Image.open(BytesIO(data)).convert("RGB") for data in shown]]
-            inputs |= dict(self.processor.image_processor(opened, return_tensors="pt"))
-            if "mm_token_type_ids" in self.processor.model_input_names:
-                inputs["mm_token_type_ids"] = (taken == self.placeholder).long()
+        rollouts = [result.model_copy(update={"total_reward": 0.0})]
+        tensors = to_tensors(rollouts, pad_token_id=0)
+        inputs = image_inputs(rollouts, tensors, pictures, self.processor)
+        sampled = (tensors.input_ids == self.placeholder) & tensors.loss_mask.bool()
+        inputs["input_ids"] = tensors.input_ids.masked_fill(sampled, SAMPLED_PLACEHOLDER)
         with torch.inference_mode():
-            expected = chosen(self.model(**inputs).logits[0].log_softmax(-1), ids)
+            expected = chosen(self.model(**inputs).logits[0].log_softmax(-1), tensors.input_ids[0])
         return torch.cat([said - expected[places] for _, places, said in spans_of(result)])

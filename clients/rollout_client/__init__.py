@@ -48,7 +48,7 @@ from rollout_client.errors import (
     WeightsDiffer,
 )
 from rollout_client.responses import PlayedRollouts as RolloutResponse
-from rollout_client.results import Staleness, resumed, staleness
+from rollout_client.results import Staleness, resumed, seats_of, staleness
 from rollout_client.version import __version__
 from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.safetensors_file import NotSafetensors
@@ -124,5 +124,6 @@ __all__ = [
     "play_agent",
     "read_rollouts",
     "resumed",
+    "seats_of",
     "staleness",
 ]

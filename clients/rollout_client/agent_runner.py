@@ -12,7 +12,7 @@ from rollout_client.calls.progress import counting_bar
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.errors import RolloutError
-from rollout_client.results import branches_beside
+from rollout_client.results import branches_beside, main_branch
 
 AgentReward = float | dict[str, float] | None
 """One number, or named parts whose sum is the reward; `None` if the agent does not judge itself."""
@@ -39,15 +39,16 @@ class AgentRollout:
     def as_result(self) -> SampleResult:
         """The run as one rollout, in the form of a task that an agent plays.
 
-        It has the log and the rewards of the branch that was generated last, and the others as its `branches`. Its
-        total reward is `None` if that of the run is.
+        It has the log and the rewards of the branch that was generated last, of the seats of a game of the first one,
+        and the others as its `branches`. Its total reward is `None` if that of the run is.
 
         Raises:
             ValueError: nothing was generated.
         """
         if not self.samples:
             raise ValueError(f"Nothing was generated in the run of sample {self.idx}.")
-        *others, main = self.samples
+        main = main_branch(self.samples)
+        others = [sample for sample in self.samples if sample is not main]
         unknown = {"total_reward": None} if self.total_reward is None else {}
         return main.model_copy(update={"branches": branches_beside(main, others), **unknown})
 

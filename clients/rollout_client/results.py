@@ -246,6 +246,21 @@ def resumed(sample: SampleResult) -> SampleInput:
     )
 
 
+def main_branch(branches: Sequence[SessionSample]) -> SessionSample:
+    """The branch that is the rollout's own log: the one generated last, but of the seats of a game the first.
+
+    Which seat moves last depends on who wins: a trainer that reads the log alone would see winners.
+    """
+    last = branches[-1]
+    seats = [branch for branch in branches if are_seats(last, branch)]
+    return min([last, *seats], key=lambda branch: min(branch.rewards)) if seats else last
+
+
+def are_seats(one: SessionSample, other: SessionSample) -> bool:
+    """Whether each has rewards, and none of the other's names: seats of a game name their own."""
+    return bool(one.rewards and other.rewards) and one.rewards.keys().isdisjoint(other.rewards)
+
+
 def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[Branch]:
     """The other branches of a session, beside the one that is the rollout's own log."""
     known = set(main.generation_ids)
@@ -255,8 +270,35 @@ def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> lis
         generated = zip(places, sample.generation_ids, strict=True)
         shared = [place for place, generation_id in generated if generation_id in known]
         known.update(sample.generation_ids)
-        branches.append(Branch.model_construct(message_log=sample.message_log, shared_messages=shared))
+        own = sample.rewards if are_seats(main, sample) else None
+        branches.append(Branch.model_construct(message_log=sample.message_log, shared_messages=shared, rewards=own))
     return branches
+
+
+def seats_of(sample: SampleResult) -> list[SampleResult]:
+    """The seats of the policy in a game, each as a rollout with its own log and rewards; any other rollout alone.
+
+    The name of its reward says the seat, such as `seat_0`: seats of one number and one `idx` are a group, because they
+    begin alike. Branches that share the rewards of the rollout stay with its own log.
+    """
+    own = [branch for branch in sample.branches if branch.rewards is not None]
+    shared = [branch for branch in sample.branches if branch.rewards is None]
+    first = sample.model_copy(update={"branches": shared})
+    return [first] if not own else [first, *(seat_of(sample, branch) for branch in own)]
+
+
+def seat_of(sample: SampleResult, branch: Branch) -> SampleResult:
+    """The branch as a rollout. `metrics` are those of the whole game."""
+    rewards = branch.rewards or {}
+    is_known = sample.total_reward is not None
+    return sample.model_copy(
+        update={
+            "message_log": branch.message_log,
+            "branches": [],
+            "rewards": rewards,
+            "total_reward": sum(rewards.values()) if is_known else None,
+        }
+    )
 
 
 UNKNOWN_VERSION = -1
@@ -294,10 +336,16 @@ class TokenRow:
         )
 
 
+def images_shown(log: Sequence[Message]) -> list[str]:
+    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
+    twice."""
+    return [shown.media for message in log for shown in message.mm_ranges or ()]
+
+
 def token_row(sample: SampleResult) -> TokenRow:
     """Raises `ValueError` if a generated message does not have one log-probability per token, or the rollout shows
     images: a model that is given its tokens alone has other log-probabilities."""
-    if any(message.mm_ranges for message in sample.message_log):
+    if images_shown(sample.message_log):
         raise ValueError("A rollout shows images, and a row of tokens has none: use to_tensors and image_inputs.")
     row = TokenRow([], [], [], [], prompt_length(sample.message_log))
     for message in sample.message_log:

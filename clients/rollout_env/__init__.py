@@ -27,6 +27,7 @@ from rollout_env.records import (
     TemporaryFailure,
 )
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
+from rollout_env.users import ModelUser, SimulatedUser, UserScenario, UserTurn, UserTurnMissing
 
 __all__ = [
     "AnyCall",
@@ -40,6 +41,7 @@ __all__ = [
     "ModelRefused",
     "ModelReply",
     "ModelUnavailable",
+    "ModelUser",
     "OutcomeInvalid",
     "PlayResult",
     "Reply",
@@ -50,6 +52,7 @@ __all__ = [
     "ScriptedChatModel",
     "ScriptedRewardModel",
     "Session",
+    "SimulatedUser",
     "StartOutcome",
     "StepOutcome",
     "StopString",
@@ -57,6 +60,9 @@ __all__ = [
     "TemporaryFailure",
     "ToolCall",
     "Turn",
+    "UserScenario",
+    "UserTurn",
+    "UserTurnMissing",
     "aplay",
     "check",
     "escape_control_tokens",

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from rollout_env.models import ChatModel, RewardModel
 from rollout_env.records import ChatMessage, JsonObject, StartOutcome, StepOutcome
+from rollout_env.users import SimulatedUser
 
 
 class Session(ABC):
@@ -90,6 +91,14 @@ class TaskEnvironment(ABC):
         the models that it needs: an exception keeps the environment from starting.
         """
         self.chat_models, self.reward_models = chat_models, reward_models
+
+    def use_user(self, user: SimulatedUser) -> None:
+        """Hands over the user that `user_simulator` of the entry describes. Without this method no entry has one.
+
+        Called once, after `use_models`. A step asks the user after each response that makes no calls, returns the turn
+        as its observation with the turn's `metrics`, and judges the conversation once the user has ended it.
+        """
+        raise NotImplementedError
 
     def start(self, message_log: list[ChatMessage], extra_env_info: Any) -> StartOutcome | Awaitable[StartOutcome]:
         """Makes the first observation of a sample and its state, such as the text of a new game. Optional.
@@ -188,6 +197,10 @@ class TaskEnvironment(ABC):
 
 def has_a_start(environment_class: type[TaskEnvironment]) -> bool:
     return environment_class.start is not TaskEnvironment.start
+
+
+def has_a_user(environment_class: type[TaskEnvironment]) -> bool:
+    return environment_class.use_user is not TaskEnvironment.use_user
 
 
 def steps_in_batches(environment_class: type[TaskEnvironment]) -> bool:

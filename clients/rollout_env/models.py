@@ -12,14 +12,22 @@ MARKER_CHARACTERS = re.compile("[<~\u25c1]|\\[(?=[/|]|[a-z]?[A-Z])")
 """Characters of which each control token of common model families has one: `<|im_end|>`, `</s>`, `[INST]`, `]~b]`."""
 
 
-def escape_control_tokens(text: str) -> str:
+MARKERS_BESIDE_MOVES = re.compile(
+    "[<~\u25c1]|\\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{1,20}|IMG[A-Z_]{0,10}|THINK|MODEL_SETTINGS"
+    "|[gs]?MASK|UNUSED[A-Z0-9_]{0,20})\\])"
+)
+"""The same in the text of a game, where moves and speakers are often in square brackets, such as `[A C]`: these stay,
+and of control tokens in square brackets those of Mistral and GLM are known."""
+
+
+def escape_control_tokens(text: str, markers: re.Pattern[str] = MARKER_CHARACTERS) -> str:
     """The text with the characters of control tokens escaped as in JSON, such as `\\u003c|im_end|>`.
 
     A model's server reads the text of a control token in a message as that token, so a policy's output could end the
     message to its judge and continue in the judge's place. The server's tokens are unknown here; escaped, none matches.
     Escaped JSON keeps its value, and models can still read other escaped text.
     """
-    return MARKER_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return markers.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def json_data(value: Any) -> str:
@@ -48,6 +56,8 @@ class ModelReply:
     """`length` if it was cut off."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cost: float | None = None
+    """Price of these tokens, in the currency of the config's `prices`; `None` without prices or counts of tokens."""
     seconds: float = 0.0
     """Time from the call to the answer, including waits for capacity and for retries."""
     attempts: int = 1

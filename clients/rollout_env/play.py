@@ -235,9 +235,9 @@ def with_text(message: Any) -> Any:
         case {"content": [*parts]} if all(
             isinstance(part, Mapping) and part.keys() & {"text", "image"} for part in parts
         ):
-            images = [part["image"] for part in parts if "image" in part]
+            images = [part["image"] for part in parts if part.get("image") is not None]
             shown = {"images": images} if images else {}
-            return {**message, "content": "".join(part.get("text", "") for part in parts), **shown}
+            return {**message, "content": "".join(part.get("text") or "" for part in parts), **shown}
         case {"mm_ranges": [*ranges]}:
             return {**message, "images": [shows["media"] for shows in ranges]}
         case _:

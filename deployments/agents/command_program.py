@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from deployments.agents.command_sandbox import CommandLaunch, CommandSandbox
-from deployments.agents.programs import AgentCall, AgentProgram, LastSaid, last_of, reward_of
+from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost
 
@@ -39,7 +39,7 @@ class CommandProgram(AgentProgram):
         self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
         self._limits = ["prlimit", *limits_of(settings)]
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         async with run_folder() as folder:
             (folder / SAMPLE_FILE).write_bytes(orjson.dumps(call.sample))
             code = await self._exit_code(call, folder, said)
@@ -49,7 +49,7 @@ class CommandProgram(AgentProgram):
                 raise AgentFailed(f"The agent {describe_exit(code)}. {said.sentence}")
             return reward_in(folder)
 
-    async def _exit_code(self, call: AgentCall, folder: Path, said: LastSaid) -> int:
+    async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
         argv = [*self._limits, *self._settings.argv]
         async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(said) as stderr:
             environment = {
@@ -118,7 +118,7 @@ async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
+async def stderr_tail(said: RunNotes) -> AsyncIterator[int]:
     """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
 
     A process that outlives the command may hold it open.
@@ -137,7 +137,7 @@ async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
         transport.close()
 
 
-async def keep_tail(stderr: asyncio.StreamReader, said: LastSaid) -> None:
+async def keep_tail(stderr: asyncio.StreamReader, said: RunNotes) -> None:
     """Reads the stderr of a process and keeps its tail."""
     tail, said.sentence = b"", "It wrote nothing to stderr."
     while part := await stderr.read(STDERR_BYTES):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deployments.agents import relay
-from deployments.agents.relay import forward_bytes
 from deployments.agents.settings import CommandSettings
 from deployments.sandbox.interface import Limits
 from deployments.sandbox.isolation import NAMESPACES, folder_mounts, private_mounts, system_mounts
 from deployments.sandbox.launch import WORK, HeldFds, default_interpreters
+from deployments.sandbox.programs import relay
+from deployments.sandbox.programs.relay import forward_connection
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
 PORT = 8000
@@ -67,18 +67,10 @@ class CommandSandbox:
     @asynccontextmanager
     async def around(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
         """The launch of the command inside the sandbox. Its connection to the service is open within the block."""
-        address = urlsplit(base_url)
         socket = folder.with_name(f"{folder.name}.sock")
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                service = await asyncio.open_connection(
-                    address.hostname, address.port, ssl=True if address.scheme == "https" else None
-                )
-            except OSError:
-                writer.close()
-                return
-            await asyncio.gather(forward_bytes(reader, service[1]), forward_bytes(service[0], writer))
+            await forward_connection(reader, writer, base_url)
 
         server = await asyncio.start_unix_server(connected, socket)
         try:
@@ -86,7 +78,7 @@ class CommandSandbox:
                 binds = ["--bind", str(folder), WORK, "--bind", str(socket), SOCKET]
                 filtered = [] if self._filter is None else ["--seccomp", str(held.add(self._filter))]
                 start = [*self._walls, *binds, "--remount-ro", "/", "--chdir", WORK, *filtered]
-                inside = f"http://127.0.0.1:{PORT}{address.path}"
+                inside = f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
                 yield CommandLaunch([*start, *self._relay, *argv], inside, WORK, tuple(held.fds))
         finally:
             server.close()

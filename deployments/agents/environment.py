@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deployments.agents.command_program import CommandProgram
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, LastSaid
+from deployments.agents.game_program import GameProgram
+from deployments.agents.harbor_program import HarborProgram
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentTimedOut
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -19,7 +21,7 @@ from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironmen
 RUNS_OF_TASK = f"{__name__}:AgentRunsOfTask"
 """Import path of the environment that the host loads."""
 COMMANDS_AT_ONCE = 16
-"""Default limit of concurrent commands of a replica."""
+"""Default limit of concurrent commands or sandboxes of a replica."""
 SECONDS = "agent_s"
 """The metric with the wall time of a run."""
 ENDED_WITHIN_S = 1.0
@@ -35,9 +37,9 @@ class AgentRunsOfTask(TaskEnvironment):
     ExtraEnvInfo = AgentCall
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+        """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
-        if self.max_concurrent_steps is None and settings.command is not None:
+        if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
         self._program = program_of(settings)
         self._timeout_s = settings.timeout_s
@@ -51,11 +53,12 @@ class AgentRunsOfTask(TaskEnvironment):
         """
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
-        reward = await self._run(extra_env_info)
-        return StepOutcome(None, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at})
+        said = RunNotes()
+        reward = await self._run(extra_env_info, said)
+        metrics = {**said.metrics, SECONDS: loop.time() - begun_at}
+        return StepOutcome(None, reward, terminated=True, metrics=metrics)
 
-    async def _run(self, call: AgentCall) -> dict[str, float]:
-        said = LastSaid()
+    async def _run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         running = asyncio.create_task(self._program.run(call, said))
         try:
             await asyncio.wait([running], timeout=self._timeout_s)
@@ -76,11 +79,15 @@ class AgentRunsOfTask(TaskEnvironment):
 
 
 def program_of(settings: AgentSettings) -> AgentProgram:
-    """Raises `AgentNotLoadable`, `SandboxUnusable` or `KeyMissing`."""
+    """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
+    if settings.harbor is not None:
+        return HarborProgram(settings, settings.harbor)
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:
         return CommandProgram(settings.command)
+    if settings.game is not None:
+        return GameProgram(settings.game)
     assert settings.harness is not None
     return HarnessProgram(settings.harness)
 

@@ -1,13 +1,14 @@
 """The ways to run an agent: what a run gets, what it answers, how it fails.
 
 `CallableProgram` is a Python function of this process. `HarnessProgram` is an HTTP server, which is asked once for each
-rollout and answers when the run has ended. A command is `CommandProgram` (`command_program.py`).
+rollout and answers when the run has ended. A command is `CommandProgram`
+(`command_program.py`), a game `GameProgram` (`game_program.py`).
 """
 
 import importlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from deployments.agents.settings import HarnessSettings
 from deployments.environments.bridges.support import is_loopback
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.strict_settings import bearer_headers
-from rollout_client.agent_runner import Agent
+from rollout_client.agent_runner import AgentReward
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
 
@@ -41,16 +42,19 @@ class AgentCall(BaseModel):
 
 
 @dataclass(slots=True)
-class LastSaid:
-    """The last output of one run, for the message of its failure."""
+class RunNotes:
+    """Notes that a program makes of one run while it goes on."""
 
     sentence: str = ""
+    """Its last output, for the message of its failure."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the rollout, once it has ended."""
 
 
 class AgentProgram(Protocol):
     """Runs an agent. Runs share nothing and may overlap."""
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         """Returns when the run has ended: its reward by names, empty if it gives none.
 
         Cancelling the call ends the run, within a second.
@@ -116,7 +120,7 @@ class HarnessProgram(AgentProgram):
         self._headers = bearer_headers(settings.api_key_variable)
         self._client: httpx.AsyncClient | None = None
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002
         try:
             status, body = await self._answer(call)
         except httpx.TransportError as error:
@@ -157,14 +161,18 @@ class AgentNotLoadable(Exception):
 
 
 class CallableProgram(AgentProgram):
-    def __init__(self, import_path: str) -> None:
-        """Raises `AgentNotLoadable`."""
-        self._agent = load_agent(import_path)
+    def __init__(self, import_path: str, further: Sequence[str] = ()) -> None:
+        """Raises `AgentNotLoadable`. `further` names arguments that the function takes beside the usual three."""
+        self._agent = load_agent(import_path, further)
 
-    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
+        return await self.play(call)
+
+    async def play(self, call: AgentCall, *further: Any) -> dict[str, float]:
+        """A run with further arguments. Raises what `run` raises."""
         sample = SampleInput.model_validate(call.sample)
         try:
-            reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample)
+            reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample, *further)
         except TemporaryFailure as error:
             raise EnvironmentLost(f"The agent cannot be run just now: {last_of(str(error))}") from error
         except Exception as error:
@@ -172,8 +180,9 @@ class CallableProgram(AgentProgram):
         return reward_of(reward, "What the agent returned")
 
 
-def load_agent(import_path: str) -> Agent:
-    """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of three arguments."""
+def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
+    """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of its arguments."""
+    arguments = ("base_url", "api_key", "sample", *further)
     module_name, _, name = import_path.partition(":")
     if not (module_name and name):
         raise AgentNotLoadable(f"{import_path!r} is not an import path: write package.module:function.")
@@ -183,12 +192,13 @@ def load_agent(import_path: str) -> Agent:
         raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
     if not (callable(agent) and is_async(agent)):
         raise AgentNotLoadable(
-            f"{import_path} is not an async function: write async def {name}(base_url, api_key, sample)."
+            f"{import_path} is not an async function: write async def {name}({', '.join(arguments)})."
         )
     try:
-        inspect.signature(agent).bind("base_url", "api_key", "sample")
+        inspect.signature(agent).bind(*arguments)
     except TypeError as error:
-        raise AgentNotLoadable(f"{import_path} must take base_url, api_key and sample: {error}.") from error
+        *first, last = arguments
+        raise AgentNotLoadable(f"{import_path} must take {', '.join(first)} and {last}: {error}.") from error
     return agent  # type: ignore[no-any-return]
 
 

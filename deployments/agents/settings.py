@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from deployments.agents.game_settings import GameSettings
+from deployments.harbor.settings import HarborSettings
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
 
@@ -51,7 +53,7 @@ class HarnessSettings(StrictSettings):
 
 
 class AgentSettings(StrictSettings):
-    """The program that plays the rollouts of a task: one of `import_path`, `command` and `harness`."""
+    """The program that plays the rollouts of a task: one of `import_path`, `command`, `harness` and `game`."""
 
     import_path: str | None = None
     """`package.module:function` of an `async def agent(base_url, api_key, sample)`, as the client's `play_agent` takes
@@ -60,9 +62,14 @@ class AgentSettings(StrictSettings):
     """A process for each rollout."""
     harness: HarnessSettings | None = None
     """A program behind an HTTP server."""
+    harbor: HarborSettings | None = None
+    """The rollouts are tasks in Harbor's format: each gets a sandbox of its own, in which the command runs, or which
+    the function gets as its fourth argument, and the task's verifier scores it."""
+    game: GameSettings | None = None
+    """A game whose seats the policy and others play."""
     scored_by: Literal["environment", "agent"] = "environment"
     """`environment`: the task's environment judges the last conversation of the rollout, in one step. `agent`: the
-    agent says what its rollout is worth."""
+    agent says what its rollout is worth; always so for a game and for tasks of Harbor."""
     timeout_s: float = Field(default=600.0, gt=0, le=LONGEST_RUN_S)
     """Seconds after which a run is ended, from its start; a run that waits for a place uses none of them."""
     limits: SessionLimits = SessionLimits()
@@ -72,9 +79,28 @@ class AgentSettings(StrictSettings):
 
     @model_validator(mode="after")
     def is_one_program(self) -> Self:
-        given = [name for name in ("import_path", "command", "harness") if getattr(self, name) is not None]
+        given = [name for name in ("import_path", "command", "harness", "game") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"name one of import_path, command and harness, got {' and '.join(given) or 'none'}")
+            raise ValueError(f"name one of import_path, command, harness and game, got {' and '.join(given) or 'none'}")
+        if self.game is not None and "scored_by" in self.model_fields_set and self.scored_by != "agent":
+            raise ValueError("scored_by: a game says the rewards of its seats itself: leave this out")
+        if self.game is not None:
+            self.scored_by = "agent"
+        return self
+
+    @model_validator(mode="after")
+    def is_scored_by_the_verifier_of_its_task(self) -> Self:
+        if self.harbor is None:
+            return self
+        if "scored_by" in self.model_fields_set and self.scored_by != "agent":
+            raise ValueError("scored_by: the verifier of a Harbor task scores it: leave scored_by out")
+        self.scored_by = "agent"
+        if self.harness is not None or self.game is not None:
+            raise ValueError("harbor: a harness or game gets no sandbox: name a command, or a function that takes one")
+        if self.command is not None and not self.command.sandbox:
+            raise ValueError("harbor: its command runs in the sandbox of the task: write sandbox: true")
+        if self.command is not None and "passed_variables" in self.command.model_fields_set:
+            raise ValueError("harbor: passed_variables does not reach a sandbox: name them in environment_variables")
         return self
 
 

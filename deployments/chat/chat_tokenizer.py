@@ -284,7 +284,10 @@ class TransformersChatTokenizer(ChatTokenizer):
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
             if images_shown(messages):
-                raise UnsupportedTokenizer("Observations of the format 'raw' show no images: use the format 'chat'.")
+                raise UnsupportedTokenizer(
+                    "The observation shows an image, and observation_format 'raw' has no place for it: send "
+                    "observation_format 'chat' with the sample."
+                )
             contents = [message["content"] for message in messages]
             return Bridge("".join(contents), list(accumulate(map(len, contents[:-1]))))
         return self._bridges.bridge(messages, calls, options)

@@ -23,14 +23,15 @@ from deployments.images.remote_images import RemoteImages
 from deployments.images.settings import ImagesSettings
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
-from deployments.models.settings import ChatModelSettings
+from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import bytes_of_step_result, results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
+from deployments.rpc.own_address import running_address
 from deployments.upstream.ray_serve.install import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
-from rollout_env import TaskEnvironment
+from rollout_env import ModelUser, TaskEnvironment
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
 from rollout_env.steps import abandoned_threads, call
@@ -124,8 +125,9 @@ class EnvironmentHost:
         shadows: Mapping[str, ShadowSettings] = NO_SHADOWS,
         images: Any = None,
         images_settings: ImagesSettings | None = None,
+        user_simulator: UserSimulatorSettings | None = None,
     ) -> None:
-        """Makes the environment and its shadow judges.
+        """Makes the environment, its user and its shadow judges.
 
         Args:
             reward_models: the handles of their deployments, by name.
@@ -141,12 +143,13 @@ class EnvironmentHost:
         self._task_name = task_name
         self._shadows = Shadows(shadows, step_timeout_s)
         self._environment = load_environment(import_path, arguments)
-        asked = (
-            {name: HttpChatModel(settings, name) for name, settings in chat_models.items()},
-            {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()},
-        )
-        self._environment.use_models(*asked)
-        self._shadows.use_models(*asked)
+        chats = {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
+        rewards = {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
+        self._environment.use_models(chats, rewards)
+        self._shadows.use_models(chats, rewards)
+        if user_simulator is not None:
+            played = user_simulator.model_dump(exclude={"model"})
+            self._environment.use_user(ModelUser(chats[user_simulator.model], **played))
         observed = None if images_settings is None else ObservedImages(RemoteImages(images), images_settings)
         self._steps = StepRunner(self._environment, task_name, step_timeout_s, self._shadows, observed)
         self._heartbeats = Heartbeats()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -12,8 +12,8 @@ from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_
 from rollout_env.steps import validated_step
 
 
-class PartSettings(BaseModel):
-    """One environment among several."""
+class EnvironmentPart(BaseModel):
+    """An environment within another one."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -21,14 +21,9 @@ class PartSettings(BaseModel):
     """`package.module:Class` of its `TaskEnvironment`, which must have neither a start nor sessions."""
     arguments: dict[str, Any] = {}
     """Keyword arguments of the class."""
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Factor of its rewards."""
-    judges_cut_replies: bool = True
-    """False gives it a reward of 0 for a reply that its length has cut (`finish_reason: length`), whatever it finds
-    there: an unfinished reply is then neither right nor wrong."""
 
     @model_validator(mode="after")
-    def can_be_made(self) -> "PartSettings":
+    def can_be_made(self) -> Self:
         try:
             environment_class = load_environment_class(self.import_path)
             checked_arguments(environment_class, self.arguments, self.import_path)
@@ -37,6 +32,16 @@ class PartSettings(BaseModel):
         if has_a_start(environment_class) or has_sessions(environment_class):
             raise ValueError(f"{self.import_path} has a start or sessions, which a part cannot have")
         return self
+
+
+class PartSettings(EnvironmentPart):
+    """One environment among several."""
+
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Factor of its rewards."""
+    judges_cut_replies: bool = True
+    """False gives it a reward of 0 for a reply that its length has cut (`finish_reason: length`), whatever it finds
+    there: an unfinished reply is then neither right nor wrong."""
 
 
 def refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:

@@ -50,6 +50,9 @@ def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed:
 
 
 MOST_SHOWN = 5
+TOWER_ADVICE = (
+    " Modules of a vision tower take adapters with enable_tower_connector_lora: true under engine in the config."
+)
 
 
 class AdapterDoesNotFit(Exception):
@@ -141,8 +144,13 @@ class Adapters:
         if unplaced:
             more = f" and {len(unplaced) - MOST_SHOWN} more" if len(unplaced) > MOST_SHOWN else ""
             raise AdapterDoesNotFit(
-                f"The model in the engine has no module for {', '.join(unplaced[:MOST_SHOWN])}{more}."
+                f"The model in the engine has no module for {', '.join(unplaced[:MOST_SHOWN])}{more}.{self._advice()}"
             )
+
+    def _advice(self) -> str:
+        lora = self._llm.vllm_config.lora_config
+        takes_towers = lora is not None and lora.enable_tower_connector_lora
+        return TOWER_ADVICE if self._llm.model_config.is_multimodal_model and not takes_towers else ""
 
     def hold(self, adapter: LoadedAdapter) -> None:
         """Keeps the adapter of a named policy, until `serve` or `give_up`."""

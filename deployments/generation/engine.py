@@ -267,6 +267,7 @@ class VLLMEngine(Engine):
             max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
             returns_experts=config.aux_output_config.enable_return_routed_experts,
             takes_images=self.images is not None,
+            image_token_ids=() if self.images is None else self.images.token_ids,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

@@ -21,6 +21,7 @@ from vllm.inputs import MultiModalInput, mm_input
 from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 from vllm.multimodal.processing.context import TimingContext
 from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected, ImagesLost
@@ -54,6 +55,11 @@ class ProcessedImage:
     """The pixels, and what else the model's processor made of them."""
     bytes: int
 
+    @property
+    def seen_ids(self) -> set[int]:
+        ids = self.tokens.token_ids
+        return {*ids} if self.is_embed is None else {ids[place] for place in self.is_embed.nonzero()[:, 0].tolist()}
+
 
 class EngineImages:
     """Images of the prompts of one engine, whose model sees."""
@@ -62,10 +68,17 @@ class EngineImages:
         """Processes a dummy image, which takes a second.
 
         Raises:
-            ImagesUnsupported: the model sees no images, or has no placeholder of one token for an image.
+            ImagesUnsupported: the model sees no images, has no placeholder of one token for an image, or attends within
+                images in a way that this build of vLLM leaves out.
         """
         if not llm.model_config.is_multimodal_model:
             raise ImagesUnsupported(f"{llm.model_config.model} sees no images: leave images out of the config.")
+        if llm.model_config.is_mm_prefix_lm and current_platform.is_cpu():
+            raise ImagesUnsupported(
+                f"The tokens of an image attend to those behind them in {llm.model_config.model}, which vLLM's build "
+                "for processors leaves out: log-probabilities would not be the model's. Serve it on a GPU, or leave "
+                "images out of the config."
+            )
         self._processor = llm.renderer.get_mm_processor()
         self._tokenizer = llm.get_tokenizer()
         self._store = store
@@ -81,6 +94,8 @@ class EngineImages:
         self._placeholder = self._placeholder_of(DUMMY)
         self.canary = self._processed_picture(DUMMY, CANARY_IMAGE)
         """The image that prompts of the canary show, by the name `CANARY_IMAGE`."""
+        self.token_ids = tuple(sorted({self._placeholder, *self.canary.seen_ids}))
+        """The placeholder, and the tokens that the model replaces by what it sees."""
 
     async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """The tokens of images of the store.
@@ -155,7 +170,9 @@ class EngineImages:
 
     def _process(self, data: bytes, name: str) -> ProcessedImage:
         with Image.open(BytesIO(data)) as picture:
-            return self._processed_picture(picture.convert("RGB"), name)
+            # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
+            # does `image_inputs` of the client.
+            return self._processed_picture(picture, name)
 
     def _processed_picture(self, picture: Image.Image, name: str) -> ProcessedImage:
         made, place = self._applied(picture, name)

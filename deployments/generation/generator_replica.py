@@ -13,13 +13,14 @@ from ray.serve.handle import DeploymentHandle
 from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.remote_images import RemoteImages
 from deployments.instruments import flush_periodically
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
-from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.store_client import policy_store_client
 from deployments.seeds import replica_seed
@@ -91,6 +92,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._split_special_tokens = settings.split_special_tokens
         self._serving: ServingLayers | None = None
+        self._aborts = CallAborts(self._engine.interrupt)
         store = policy_store_client(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
@@ -139,8 +141,13 @@ class GeneratorReplica(GeneratorReplicaBase):
                 self._sessions,
                 self._grammar_time_limit_s,
                 self._split_special_tokens,
+                self._aborts,
             )
         return self._serving.answer(request)
+
+    async def abort_calls(self, calls: CallsToAbort) -> None:
+        """Ends calls of SGLang's API with the tokens that they have, also those that come later."""
+        await self._aborts.abort(calls)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()

@@ -273,6 +273,10 @@ class WeightUpdater:
         is_recomputed = options.mode != "wait" and mode != "wait" and options.reset_prefix_cache
         self._recomputed_tokens = self._ongoing_tokens() if is_recomputed else 0
         await pause_scheduler(self._llm, mode, options.reset_prefix_cache)
+        if not options.reset_prefix_cache:
+            # What the old weights saw of images is dropped by a swap in the worker alone: vLLM's scheduler would go on
+            # counting on it, and the engine die at the next prompt with such an image.
+            await self._llm.reset_encoder_cache()
         self._paused_at = time.perf_counter()
         self.is_paused = True
 

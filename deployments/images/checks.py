@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import Literal, NamedTuple
 
 from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL.JpegImagePlugin import MARKER, JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
@@ -22,6 +22,11 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 PNG_HEADER_BYTES = 24
 WEBP_HEADER_BYTES = 30
 WEBP_CHUNK = slice(12, 16)
+MOST_JPEG_STEPS = 4096
+"""Segments before the first scan, and bytes between them. Pillow takes microseconds for each, and joins those of Exif
+one by one. A profile or a description of `max_image_bytes` has some hundred segments."""
+MOST_JPEG_SCANS = 100
+"""A scan of 30 bytes is a pass over all blocks of the picture. Encoders write about ten."""
 
 
 class Size(NamedTuple):
@@ -61,8 +66,31 @@ def webp_size(data: bytes) -> Size:
 
 
 def jpeg_size(data: bytes) -> Size:
+    first_scan = jpeg_header_end(data)
+    if (scans := data.count(b"\xff\xda", first_scan)) > MOST_JPEG_SCANS:
+        raise ImageRefused(f"it has {scans} scans, and may have {MOST_JPEG_SCANS}; encode it again")
     # Reads the markers alone, and allocates nothing for the pixels.
     return Size(*opened(JpegImageFile, data).size)
+
+
+def jpeg_header_end(data: bytes) -> int:
+    """The place of the first scan, or of the marker that Pillow refuses. It steps through the header as Pillow does.
+
+    Raises:
+        ImageRefused: these are more than `MOST_JPEG_STEPS` steps.
+    """
+    place = steps = 2
+    while steps <= MOST_JPEG_STEPS:
+        found = data.find(b"\xff", place)
+        marker = int.from_bytes(data[found : found + 2], "big")
+        is_known = found >= 0 and (marker in MARKER or marker in (0xFF00, 0xFFFF))
+        if not is_known or marker == 0xFFDA:
+            return max(found, 0)
+        steps += found - place + 1
+        has_length = marker in MARKER and MARKER[marker][2] is not None
+        length = int.from_bytes(data[found + 2 : found + 4], "big") if has_length else 0
+        place = found + (1 if marker == 0xFFFF else 2 + length)
+    raise ImageRefused(f"its header has more than {MOST_JPEG_STEPS} segments; encode it again")
 
 
 @dataclass(frozen=True, slots=True)

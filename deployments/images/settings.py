@@ -9,8 +9,8 @@ GIB = 2**30
 
 
 class ImagesSettings(StorageSettings):
-    keep_s: float = Field(default=86_400, gt=0)
-    """An image that nobody has used for so many seconds is forgotten."""
+    keep_s: float = Field(default=86_400, ge=600)
+    """An image that nobody has used for so many seconds is forgotten. Engines say every 300 s what they show."""
     keep_at_least_s: float = Field(default=900, ge=0)
     """Where there is no room for another image, those go first that were not used for the longest time, and none that
     was used within so many seconds. A rollout uses its images whenever a model or a client reads them."""

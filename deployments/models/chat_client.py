@@ -1,4 +1,4 @@
-"""Asks a model behind an OpenAI-compatible server: bounded, retried and timed.
+"""Asks a model behind an OpenAI-compatible server, or a policy of this service: bounded, retried and timed.
 
 Guarantees: at most `max_concurrent_calls` requests are under way; a call makes at most 1 + `retries` attempts, none of
 which starts later than `give_up_after_s` after the first; the key is in no message and no log.
@@ -7,20 +7,21 @@ which starts later than `give_up_after_s` after the first; the key is in no mess
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity.wait import wait_base
 
-from deployments.models.settings import ChatModelSettings
+from deployments.models.settings import ChatModelSettings, ModelPrices
 from deployments.strict_settings import bearer_headers
 from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable
 
 MAY_PASS = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 20.0
+TOKENS_OF_A_PRICE = 1_000_000
 LONGEST_QUOTE = 300
 """Characters of a server's refusal that are shown."""
 SENT_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls")
@@ -49,17 +50,19 @@ class PauseBetweenAttempts(wait_base):
 class HttpChatModel(ChatModel):
     """One model for one environment replica. Its calls belong to one event loop."""
 
-    def __init__(self, settings: ChatModelSettings, name: str) -> None:
+    def __init__(self, settings: ChatModelSettings, name: str, own_url: Callable[[], str] | None = None) -> None:
         """Reads the key.
 
         Args:
             name: name of the model in the config, for messages.
+            own_url: says the address of this service, for a model without `base_url`. Blocks.
 
         Raises:
             KeyMissing: the variable of the key is not set.
         """
         self._settings = settings
         self._name = name
+        self._own_url = own_url
         headers = bearer_headers(settings.api_key_variable)
         limits = httpx.Limits(max_connections=settings.max_concurrent_calls, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(timeout=settings.timeout_s, headers=headers, limits=limits)
@@ -68,7 +71,7 @@ class HttpChatModel(ChatModel):
     async def chat(self, messages: Sequence[ChatMessage], **parameters: Any) -> ModelReply:
         started = time.monotonic()
         body = {
-            "model": self._settings.model,
+            **({} if self._settings.model is None else {"model": self._settings.model}),
             **self._settings.parameters,
             **parameters,
             "messages": [sent(message) for message in messages],
@@ -89,11 +92,11 @@ class HttpChatModel(ChatModel):
 
     async def _attempt(self, body: Mapping[str, Any]) -> Any:
         """Raises `AttemptFailed` or `ModelRefused`."""
-        url = f"{str(self._settings.base_url).rstrip('/')}/chat/completions"
+        url = await self._url()
         try:
             # The timeouts of httpx are those of single reads: a server that sends a byte a second never reaches them.
             async with asyncio.timeout(self._settings.timeout_s):
-                response = await self._http.post(url, json=body)
+                response = await self._http.post(url, json=body, params=self._settings.query)
         except TimeoutError as error:
             raise AttemptFailed(f"no answer within {self._settings.timeout_s:g} s") from error
         except httpx.TransportError as error:
@@ -108,6 +111,14 @@ class HttpChatModel(ChatModel):
         except ValueError as error:
             raise AttemptFailed("an answer that is not JSON") from error
 
+    async def _url(self) -> str:
+        """Where to ask. That of this service is asked for at each attempt: a replica may have started before it."""
+        base_url = str(self._settings.base_url)
+        if self._settings.base_url is None:
+            assert self._own_url is not None
+            base_url = f"{await asyncio.to_thread(self._own_url)}/v1"
+        return f"{base_url.rstrip('/')}/chat/completions"
+
     def _give_up(self, state: RetryCallState) -> NoReturn:
         failure = state.outcome.exception() if state.outcome else None
         attempts = "attempt" if state.attempt_number == 1 else "attempts"
@@ -121,13 +132,15 @@ class HttpChatModel(ChatModel):
             choice = answer["choices"][0]
             message = choice["message"]
             usage = answer.get("usage") or {}
+            prompt_tokens, completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
             return ModelReply(
                 content=message.get("content") or "",
                 tool_calls=list(message.get("tool_calls") or []),
                 reasoning_content=message.get("reasoning_content") or message.get("reasoning"),
                 finish_reason=choice.get("finish_reason") or "stop",
-                prompt_tokens=usage.get("prompt_tokens"),
-                completion_tokens=usage.get("completion_tokens"),
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                cost=cost_of(prompt_tokens, completion_tokens, self._settings.prices),
                 seconds=seconds,
                 attempts=attempts,
             )
@@ -135,6 +148,13 @@ class HttpChatModel(ChatModel):
             raise ModelRefused(
                 f"The server of the model {self._name} sent no chat completion: {str(answer)[:LONGEST_QUOTE]}"
             ) from error
+
+
+def cost_of(prompt_tokens: int | None, completion_tokens: int | None, prices: ModelPrices | None) -> float | None:
+    """The price of a reply; `None` where it is not known."""
+    if prices is None or prompt_tokens is None or completion_tokens is None:
+        return None
+    return (prompt_tokens * prices.prompt + completion_tokens * prices.completion) / TOKENS_OF_A_PRICE
 
 
 def sent(message: ChatMessage) -> dict[str, Any]:

@@ -63,6 +63,9 @@ class GeneratorDescription:
     """Whether the engine returns the experts that each token was routed to."""
     takes_images: bool = False
     """Whether prompts may show images."""
+    image_token_ids: tuple[int, ...] = ()
+    """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
+    replaces by what it sees."""
 
 
 @dataclass(frozen=True, slots=True)

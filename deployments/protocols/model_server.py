@@ -1,4 +1,4 @@
-"""Records that travel between the ingress and a generator's replica for calls of OpenAI's and Anthropic's APIs.
+"""Records that travel between the ingress and a generator's replica for calls of model servers' APIs.
 
 The ingress passes bytes on: the replica parses, renders and generates with vLLM's own serving layers
 (`deployments/generation/serving`). `RemoteGenerator` (`service/remote/generator.py`) is the caller.
@@ -22,9 +22,15 @@ Endpoint = Literal[
     "models",
     "tokenize",
     "detokenize",
+    "generate",
+    "inference/v1/generate",
 ]
-GENERATED: tuple[Endpoint, ...] = ("chat/completions", "completions", "responses", "messages")
+TOKEN_ENDPOINTS: tuple[Endpoint, ...] = ("generate", "inference/v1/generate")
+"""The endpoints whose prompts and answers are token ids: SGLang's and vLLM's."""
+GENERATED: tuple[Endpoint, ...] = ("chat/completions", "completions", "responses", "messages", *TOKEN_ENDPOINTS)
 """The endpoints whose calls generate."""
+WITH_SEVERAL_PROMPTS: tuple[Endpoint, ...] = ("completions", "generate")
+"""The endpoints whose calls may have several prompts."""
 BYTES_PER_TOKEN = 4
 """Bytes of a body for each token, about: only the replica knows how many tokens a prompt has."""
 
@@ -43,6 +49,20 @@ class ServedRequest(GenerationRequest):
     """How tokens are sampled where a call of a session does not say."""
     generation_index: int = 0
     """Index of the session in its group."""
+    received_at: float = 0.0
+    """When the ingress received it, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsToAbort:
+    """Calls of SGLang's API that shall end with the tokens that they have."""
+
+    key: str | None
+    """The name of their caller's key; `None` for callers without one."""
+    rid: str
+    """The beginning of their request ids; empty for all of them."""
+    until: float
+    """Those that the ingress received before this time, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,14 @@ class ModelServer(Protocol):
 
         Raises before the first part:
             RolloutFailure: no replica could answer.
+        """
+        ...
+
+    async def abort_calls(self, calls: CallsToAbort) -> None:
+        """Ends calls with the tokens that they have, also those that have not reached a replica yet.
+
+        Raises:
+            GenerationLost: no replica answers.
         """
         ...
 

@@ -34,11 +34,15 @@ class Usage:
 
 
 class RunUsage:
-    """Measures one run by its first process, whose namespace holds all others. Costs microseconds a process."""
+    """Measures one run by its first process, whose namespace holds all others. Costs microseconds a process.
 
-    def __init__(self, first_pid: int) -> None:
+    Args:
+        proc: the run's own `/proc`, if it was opened already; closed by `close`.
+    """
+
+    def __init__(self, first_pid: int, proc: int | None = None) -> None:
         self._first_pid = first_pid
-        self._proc: int | None = None
+        self._proc = proc
 
     def read(self) -> Usage | None:
         """Current usage of the run; None if it cannot be read: not begun, ended, or forbidden."""

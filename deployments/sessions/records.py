@@ -9,7 +9,7 @@ The prompt consists of the engine's own ids for what was generated, and of rende
 client beside the engine renders; `prepared_prompt` says what it must render and puts the ids together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Protocol
@@ -28,6 +28,16 @@ ChatMessage = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that its caller has tokenized, in the place of messages."""
+
+    token_ids: Sequence[int]
+
+
+Conversation = Sequence[ChatMessage] | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class ChatContext:
     """Arguments of the chat template beside the messages. Conversations under different ones share nothing."""
 
@@ -42,7 +52,7 @@ class Plan:
     after: int | None
     """The generated message that the call continues, by its number in the record; `None`: it continues none."""
     covered: int
-    """How many messages `token_ids` stand for. At least one message is left to render."""
+    """How many messages `token_ids` stand for. At least one message of a chat is left to render."""
     token_ids: Sequence[int]
     """The ids up to the end of that generated message, exactly as the engine had them."""
     response_ids: Sequence[int]
@@ -101,7 +111,8 @@ class EngineCall:
     context: ChatContext
     plan: Plan
     rendered: Sequence[RenderedMessage]
-    """The messages after those that the plan covers, at least one, without the generation prompt."""
+    """The messages after those that the plan covers, without the generation prompt. There is at least one, unless the
+    prompt was tokenized by its caller and ends with a generated message."""
     generation_prompt: Sequence[int]
     """The ids after the last message that begin the response."""
     generated: Sequence[GeneratedMessage]
@@ -213,6 +224,21 @@ def prepared_prompt(
     else:
         ending = packed_ids(())
     return PreparedPrompt(token_ids, (*whole[:-1], replace(whole[-1], token_ids=last)), ending, spans)
+
+
+def prompt_of_tokens(plan: Plan, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> PreparedPrompt:
+    """The prompt of a call whose caller has tokenized it: what is new in it is one message of role `user`.
+
+    Raises:
+        PromptRejected: it continues a conversation with images, whose tokens alone do not say what they show.
+    """
+    if plan.images:
+        raise PromptRejected("The prompt continues a conversation with images: go on with messages.")
+    new = packed_ids(token_ids[len(plan.token_ids) :])
+    # The further field tells it from a message that a chat template renders.
+    message = {"role": "user", "content": decode(new), "is_tokenized": True}
+    rendered = (RenderedMessage(message, new),) if new else ()
+    return PreparedPrompt(packed_ids(token_ids), rendered, packed_ids(()))
 
 
 def with_images(message: ChatMessage, token_ids: Sequence[int], images: ImagesByName) -> RenderedMessage:

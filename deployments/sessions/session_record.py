@@ -33,10 +33,18 @@ from deployments.sessions.message_comparison import (
     response_keys,
     shown_text,
 )
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from deployments.sessions.records import (
+    ChatContext,
+    ChatMessage,
+    Conversation,
+    EngineCall,
+    GeneratedMessage,
+    Plan,
+    TokenPrompt,
+)
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import MediaRange
-from rollout_client.contract.sessions import CallDrift
+from rollout_client.contract.sessions import CallDrift, MessageDrift
 
 BEGINS_RESPONSE = b"generation prompt"
 """The key of the ids between a prompt's last message and a response. No digest has this length."""
@@ -79,6 +87,12 @@ class Node:
             # Packed ids are copied as a whole. One by one, 250,000 of them would keep the store's loop for 10 ms.
             ids.extend(packed_ids(node.token_ids))
         return ids
+
+    def children(self) -> Iterator["Node"]:
+        """All nodes after this one, each once."""
+        for nodes in self.rendered_children.values():
+            yield from nodes
+        yield from {node.number: node for nodes in self.responses.values() for node in nodes}.values()
 
     def next_for(self, message: ChatMessage) -> Iterator["Node"]:
         """The nodes after this one that hold the message, those first that were generated."""
@@ -148,8 +162,10 @@ class SessionRecord:
         """Every message that the engine has generated, in the order in which they were added."""
         return [node.generated for node in self._generated.values() if node.generated is not None]
 
-    def plan(self, messages: Sequence[ChatMessage], context: ChatContext, policy: str | None = None) -> Plan:
+    def plan(self, conversation: Conversation, context: ChatContext, policy: str | None = None) -> Plan:
         """Finds the last message of a conversation that continues what was generated. Changes nothing.
+
+        A prompt of token ids continues the longest beginning of it that was generated, whatever its context.
 
         Args:
             policy: the named policy whose versions count; `None` for the one without a name.
@@ -157,6 +173,11 @@ class SessionRecord:
         Raises:
             PromptRejected: the messages or tools are nested too deeply.
         """
+        if isinstance(conversation, TokenPrompt):
+            last = self._last_generated_in(packed_ids(conversation.token_ids))
+            covered = 0 if last is None else sum(node.message is not None for node in last.path())
+            return self._plan_after(last, covered, policy)
+        messages = conversation
         steps = self._matching(messages, context)
         covered, after = self._last_generated(steps, messages)
         drift, seen = [], []
@@ -172,6 +193,16 @@ class SessionRecord:
             newest = (node.newest_after(role == "assistant") for node in steps[-1])
             recorded = next((message for message in newest if message is not None), None)
             drift.extend(new_messages_drift(messages, len(steps) - 1, recorded))
+        return self._plan_after(after, covered, policy, drift, seen)
+
+    def _plan_after(
+        self,
+        after: Node | None,
+        covered: int,
+        policy: str | None,
+        drift: Sequence[MessageDrift] = (),
+        seen: Sequence[tuple[int, bytes]] = (),
+    ) -> Plan:
         return Plan(
             after=None if after is None else after.number,
             covered=covered,
@@ -229,6 +260,20 @@ class SessionRecord:
             message = f"The session has generated no message {generation_id!r}."
             raise GenerationUnknown.of("generation_id", message, generation_id)
         return node
+
+    def _last_generated_in(self, token_ids: Sequence[int]) -> Node | None:
+        """The generated message with which the longest recorded beginning of the ids ends; of equal ones the newest."""
+        best, waiting = (0, -1), [(root, 0) for root in self._roots.values()]
+        last: Node | None = None
+        while waiting:
+            node, length = waiting.pop()
+            if node.generated is not None and (length, node.number) > best:
+                best, last = (length, node.number), node
+            for child in node.children():
+                end = length + len(child.token_ids)
+                if token_ids[length:end] == packed_ids(child.token_ids):
+                    waiting.append((child, end))
+        return last
 
     def _matching(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[list[Node]]:
         """For 0, 1, 2, ... messages the nodes that hold the last of them, up to the last place where there are any.

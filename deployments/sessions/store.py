@@ -27,7 +27,7 @@ from deployments.sessions.journal import (
     session_of,
 )
 from deployments.sessions.message_comparison import drift_report
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
+from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_book import CallToRecord, Now, SessionBook, plan_calls
 from deployments.sessions.session_table import KeptSession
@@ -149,7 +149,7 @@ class SessionStore(StoreReplica[SessionBook]):
 
     # Called by a generator replica.
 
-    async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
+    async def plan(self, session_id: str, call_id: str, conversation: Conversation, context: ChatContext) -> Plan:
         """Begins a call and finds what its conversation continues. Doing it again begins no other call.
 
         Raises:
@@ -160,7 +160,7 @@ class SessionStore(StoreReplica[SessionBook]):
         book = await self._state.started()
         kept = book.get(session_id)
         read = await self._read(book, kept)
-        plan = read.record.plan(messages, context, read.opened.request.policy.name)
+        plan = read.record.plan(conversation, context, read.opened.request.policy.name)
         book.begin_call(kept, call_id, self._now())
         return plan
 

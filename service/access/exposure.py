@@ -8,37 +8,16 @@ Serve builds the application, and every ingress replica when it starts.
 import os
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Protocol
 
+from deployments.rpc.own_address import HttpOptions
 from service.settings import AccessSettings
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ServiceExposed(Exception):
     """Strangers could use the service, or read what it sends; the message says what to change."""
-
-
-class HttpOptions(Protocol):
-    """Those of Serve, or of a config for it."""
-
-    @property
-    def host(self) -> str | None: ...
-
-    @property
-    def port(self) -> int: ...
-
-    @property
-    def ssl_certfile(self) -> str | None: ...
-
-
-def own_address(options: HttpOptions) -> str:
-    """The address of the service for programs on a node where Serve has a proxy."""
-    scheme = "http" if options.ssl_certfile is None else "https"
-    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
-    return f"{scheme}://{host}:{options.port}"
 
 
 def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:

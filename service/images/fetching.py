@@ -18,6 +18,8 @@ from deployments.images.settings import ImagesSettings
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MOST_REDIRECTS = 3
 FETCHES_AT_ONCE = 16
+MOST_FETCHED_BYTES = 2**28
+"""Images behind the addresses of one request. All are in memory at once, for none is kept before all are checked."""
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host. Raises `OSError` if it is not known."""
 
@@ -25,6 +27,25 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 async def addresses_of(host: str, port: int) -> Sequence[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
+
+
+class FetchRoom:
+    """Bounds what one request fetches. Fetches that have begun when it is full come on top."""
+
+    def __init__(self) -> None:
+        self._fetched_bytes = 0
+
+    def refuse_full(self) -> None:
+        """Raises `ImageRefused`."""
+        if self._fetched_bytes >= MOST_FETCHED_BYTES:
+            raise ImageRefused(
+                f"the addresses before it lead to {self._fetched_bytes} bytes, and those of a request may lead to "
+                f"{MOST_FETCHED_BYTES}; split the request, or upload the images"
+            )
+
+    def take(self, content: bytes) -> bytes:
+        self._fetched_bytes += len(content)
+        return content
 
 
 class ImageFetcher:
@@ -46,16 +67,17 @@ class ImageFetcher:
         self._transport = transport
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, room: FetchRoom) -> bytes:
         """The body behind an `http` or `https` address.
 
         Raises:
-            ImageRefused: its host is not listed, or it gives no body within the bounds.
+            ImageRefused: its host is not listed, it gives no body within the bounds, or there is no room.
         """
         async with self._slots:
+            room.refuse_full()
             try:
                 async with asyncio.timeout(self._settings.fetch_timeout_s):
-                    return await self._fetch(httpx.URL(url))
+                    return room.take(await self._fetch(httpx.URL(url)))
             except TimeoutError as error:
                 raise ImageRefused(
                     f"its host has not given it within images.fetch_timeout_s ({self._settings.fetch_timeout_s:g} s); "

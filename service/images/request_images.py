@@ -20,7 +20,7 @@ from rollout_client.contract.messages import ImagePart, PromptMessage
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
-from service.images.fetching import ImageFetcher
+from service.images.fetching import FetchRoom, ImageFetcher
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
 from service.rollouts.progress import ProgressLog
 
@@ -36,6 +36,7 @@ NOT_KEPT = "there is no such image: it has expired, or it is another key's; uplo
 NOT_TAKEN = (
     "the service takes no images; leave it out, or serve a model that takes them, with `images: {}` in the config"
 )
+MODEL_TAKES_NONE = "the model that is served takes no images; leave it out, or serve a model that takes them"
 
 
 class RequestImages:
@@ -43,11 +44,19 @@ class RequestImages:
 
     Args:
         fetcher: of images that are named by their address; by default one over the network.
+        takes_images: whether the model does; requests may show none to another one.
     """
 
-    def __init__(self, store: ImageStore, settings: ImagesSettings, fetcher: ImageFetcher | None = None) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        settings: ImagesSettings,
+        fetcher: ImageFetcher | None = None,
+        takes_images: bool = True,
+    ) -> None:
         self.store = store
         self.settings = settings
+        self._takes_images = takes_images
         self._checks = ImageChecks(settings)
         self._fetcher = fetcher or ImageFetcher(settings)
         # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not all.
@@ -127,11 +136,14 @@ class RequestImages:
         """
         if not sources:
             return {}
+        if not self._takes_images:
+            raise refused(sources, dict.fromkeys((source for source, _ in sources), MODEL_TAKES_NONE))
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
         given = [source for source in each if source not in known]
-        contents = dict(zip(given, await asyncio.gather(*map(self._content, given)), strict=True))
+        room = FetchRoom()
+        contents = dict(zip(given, await asyncio.gather(*(self._content(each, room) for each in given)), strict=True))
         read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
         names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
         asked = list(dict.fromkeys([*known.values(), *names.values()]))
@@ -147,12 +159,12 @@ class RequestImages:
             await self.store.put([*new.values()], caller.name)
         return names | {source: name for source, name in known.items() if source != name}
 
-    async def _content(self, source: str) -> bytes | ImageRefused:
+    async def _content(self, source: str, room: FetchRoom) -> bytes | ImageRefused:
         try:
             if not is_address(source):
                 async with self._decoding:
                     return await asyncio.to_thread(decoded, source, self.settings)
-            return await self._fetcher.fetch(source)
+            return await self._fetcher.fetch(source, room)
         except ImageRefused as error:
             return error
 

@@ -31,6 +31,8 @@ LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
     "completions": (b"data: [DONE]",),
     "messages": (b"event: message_stop",),
     "responses": (b"event: response.completed", b"event: response.incomplete"),
+    "generate": (b"data: [DONE]",),
+    "inference/v1/generate": (b"data: [DONE]",),
 }
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
 

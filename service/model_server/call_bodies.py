@@ -91,9 +91,14 @@ def in_utf8(body: bytes) -> bytes:
 
 CHOICES_FIELD = "n"
 PROMPT_FIELD = "prompt"
-CHOICES_FIELDS: Mapping[Endpoint, str] = {"chat/completions": CHOICES_FIELD, "completions": PROMPT_FIELD}
+CHOICES_FIELDS: Mapping[Endpoint, str] = {
+    "chat/completions": CHOICES_FIELD,
+    "completions": PROMPT_FIELD,
+    "generate": "sampling_params.n",
+    "inference/v1/generate": "sampling_params.n",
+}
 """The endpoints whose calls may ask for several, with the field that says how many. A text completion may have several
-prompts, each with `n` choices.
+prompts, each with `n` choices, and so may a call of `/generate`.
 """
 CHOICES_FIELD_IN_JSON = re.compile(rb'"(?:n|\\u006[eE])"')
 choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
@@ -122,7 +127,11 @@ def choices_of(endpoint: Endpoint, body: bytes, most: int) -> int:
     except (ValueError, RecursionError, ValidationError):
         return 1
     prompts = prompts_in(fields.get(PROMPT_FIELD)) if endpoint == "completions" and isinstance(fields, dict) else 1
-    choices = max(asked or 1, 1) * prompts
+    return not_too_many(endpoint, max(asked or 1, 1) * prompts, most)
+
+
+def not_too_many(endpoint: Endpoint, choices: int, most: int) -> int:
+    """The number of choices. Raises `RequestProblem` (422) if it is above `most`."""
     if choices > most:
         field = CHOICES_FIELDS[endpoint]
         message = f"{choices} choices are more than limits.max_rollouts_per_request allows, which is {most}"

@@ -1,6 +1,7 @@
-"""Calls of OpenAI's and Anthropic's APIs in the ingress: who may make them, what they count, which replica answers."""
+"""Calls of model servers' APIs in the ingress: who may make them, what they count, which replica answers."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,6 +14,8 @@ from deployments.protocols.generation import RequestShare, SamplingOptions, incl
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     GENERATED,
+    TOKEN_ENDPOINTS,
+    CallsToAbort,
     Endpoint,
     ModelServer,
     ServedPart,
@@ -27,7 +30,7 @@ from service.admission.key_usage import KeyUsage
 from service.scheduling.priority import share_of
 
 PRIORITY: Priority = "interactive"
-"""Somebody waits for a call of these APIs."""
+"""Somebody waits for a call of OpenAI's and Anthropic's APIs."""
 FORGET_AFTER_S = 600.0
 ANY_WEIGHTS = PolicyDemand()
 
@@ -60,9 +63,23 @@ class ModelCalls:
         self._admission = admission
         self._token_timeout_s = token_timeout_s
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
-        """By session."""
+        """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
-        """Calls by session."""
+        """Likewise."""
+        self._token_calls: Counter[str | None] = Counter()
+        """Calls of token ids by the name of their caller's key."""
+
+    def token_calls_of(self, caller: Caller) -> int:
+        """How many calls of token ids of the caller's key are in flight."""
+        return self._token_calls[caller.name]
+
+    async def abort(self, rid: str, caller: Caller) -> None:
+        """Ends the caller's calls of `/generate` whose `rid` begins so, with the tokens that they have.
+
+        Raises:
+            GenerationLost: no replica answers.
+        """
+        await self._server.abort_calls(CallsToAbort(caller.name, rid, time.time()))
 
     async def answer(
         self,
@@ -74,6 +91,7 @@ class ModelCalls:
         choices: int = 1,
         demand: PolicyDemand = ANY_WEIGHTS,
         share: RequestShare | None = None,
+        routing_key: str | None = None,
     ) -> ModelAnswer:
         """Returns when the answer has begun.
 
@@ -82,6 +100,7 @@ class ModelCalls:
             choices: how many answers the body asks for.
             demand: which weights make all of the answer; they were waited for.
             share: the party as which it shares the engines; by default one of its own.
+            routing_key: calls of one key go where the earlier ones have left their prefix, as far as it is free.
 
         Raises:
             RolloutFailure: no replica could answer.
@@ -89,6 +108,9 @@ class ModelCalls:
         request = self._request(endpoint, body, request_id, caller, choices)
         if share is not None:
             request = replace(request, share=share)
+        if routing_key is not None:
+            party = f"key {caller.name or ''} {routing_key}"
+            request = replace(request, rollout_id=party, group=party)
         request = of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await begun(self._counted(request, caller))
 
@@ -108,37 +130,41 @@ class ModelCalls:
             endpoint=endpoint,
             body=body,
             choices=choices,
+            received_at=time.time(),
         )
 
     async def _counted(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
         """The parts of the answer. The tokens of the call count against the quota of the caller's key."""
         usage = self._admission.usage_of(caller)
         self._in_flight[request.rollout_id] += 1
+        counts = request.endpoint in TOKEN_ENDPOINTS
+        self._token_calls[caller.name] += counts
         try:
             served = self._server.serve(request)
             async with aclosing(served if usage is None else metered(served, request, usage)) as parts:
                 async for part in parts:
                     yield part
         finally:
+            self._token_calls[caller.name] -= counts
             self._in_flight[request.rollout_id] -= 1
             if not self._in_flight[request.rollout_id]:
                 del self._in_flight[request.rollout_id]
             self._end(request)
 
     def _end(self, request: ServedRequest) -> None:
-        """A session that makes no call for long is forgotten by the scheduler: its prefix is no longer cached."""
-        if request.session_id is None:
-            self._server.release(request.rollout_id)
+        """A session or key that makes no call for long is forgotten by the scheduler, as its prefix is."""
+        party = request.rollout_id
+        if party == request.generation_id:
+            self._server.release(party)
             return
-        if (before := self._forgetting.pop(request.session_id, None)) is not None:
+        if (before := self._forgetting.pop(party, None)) is not None:
             before.cancel()
-        forget = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, request.session_id)
-        self._forgetting[request.session_id] = forget
+        self._forgetting[party] = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, party)
 
-    def _forget(self, session_id: str) -> None:
-        del self._forgetting[session_id]
-        if session_id not in self._in_flight:
-            self._server.release(session_id)
+    def _forget(self, party: str) -> None:
+        del self._forgetting[party]
+        if party not in self._in_flight:
+            self._server.release(party)
 
 
 async def metered(

@@ -22,7 +22,14 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.protocols.images import ImageTokens
-from deployments.protocols.model_server import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.model_server import (
+    CallsToAbort,
+    ModelServer,
+    ServedPart,
+    ServedParts,
+    ServedRequest,
+    ServedTokens,
+)
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
@@ -220,6 +227,17 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             answering.cancel()
             del self._parts[request.generation_id]
             self._end(scheduled, new_tokens, failed)
+
+    async def abort_calls(self, calls: CallsToAbort) -> None:
+        replicas = self.replicas()
+        asked = [self._handle.options(session_id=replica).abort_calls.remote(calls) for replica in replicas]
+        done = await asyncio.gather(
+            *(call_result(one, one, GenerationLost, GENERATOR_REPLICA) for one in asked), return_exceptions=True
+        )
+        # The calls of a replica that is gone have ended with it; its failure is told if no other one has answered.
+        failures = [one for one in done if isinstance(one, BaseException)]
+        if failures and len(failures) == len(done):
+            raise failures[0]
 
     def note_rolling(self, rolling: RollingActivation | None) -> None:
         """Sends generations from now on to replicas with a version that they accept; `None`: all have the same."""

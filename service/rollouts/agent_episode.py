@@ -21,7 +21,7 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionRequest, SessionSample
-from rollout_client.results import branches_beside
+from rollout_client.results import branches_beside, main_branch
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
@@ -185,12 +185,14 @@ class AgentEpisode(Episode):
 
     def result(self) -> SampleResult:
         result = super().result()
-        if others := self._branches[:-1]:
-            main = self._branches[-1]
+        if len(self._branches) > 1:
+            main = main_branch(self._branches)
+            others = [branch for branch in self._branches if branch is not main]
             plain: list[Any] = [
                 {
                     "message_log": list(map(plain_message, branch.message_log)),
                     "shared_messages": branch.shared_messages,
+                    **({} if branch.rewards is None else {"rewards": branch.rewards}),
                 }
                 for branch in branches_beside(main, others)
             ]
@@ -204,7 +206,7 @@ class AgentEpisode(Episode):
         self.status = "stale" if self.versions.is_stale else self.interrupted_by or self._ended_by or "completed"
 
     def _take_log(self, run: AgentRunOutcome) -> None:
-        """Makes the last branch the log, in place of everything from the run before."""
+        """Makes the main branch the log, in place of everything from the run before."""
         self._begin()
         self._branches = run.branches
         self.metrics.add_environment_metrics(
@@ -212,7 +214,7 @@ class AgentEpisode(Episode):
         )
         if not run.branches:
             return
-        main = run.branches[-1]
+        main = main_branch(run.branches)
         self._rewards = dict(main.rewards)
         length, has_generated = 0, False
         for message in main.message_log:

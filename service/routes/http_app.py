@@ -6,7 +6,7 @@ from fastapi.routing import APIRoute
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
 from service.http.openapi import complete_document
-from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, status, tasks, tinker
+from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, sglang, status, tasks, tinker
 from service.routes.dependencies import AppServices
 from service.ui import routes as ui
 
@@ -16,6 +16,7 @@ ROUTERS = (
     score.router,
     blobs.router,
     model_server.router,
+    sglang.router,
     sessions.router,
     tasks.router,
     status.info_router,

@@ -1,4 +1,4 @@
-"""The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
+"""The routes of a model server: OpenAI's, Anthropic's and vLLM's APIs, as vLLM answers them, and SGLang's."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,22 +8,33 @@ from fastapi.responses import Response
 from pydantic import JsonValue
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.protocols.model_server import GENERATED, Endpoint
-from rollout_client.contract.base import PolicyDemand, PolicyName
+from deployments.protocols.generation import RequestShare
+from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
+from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import CHOICES_FIELD, CHOICES_FIELDS, choices_of, refuse_lone_surrogates
+from service.model_server.call_bodies import (
+    CHOICES_FIELD,
+    CHOICES_FIELDS,
+    choices_of,
+    not_too_many,
+    refuse_lone_surrogates,
+)
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
+from service.model_server.token_bodies import choices_in, demand_of, fields_of
 from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.scheduling.priority import share_of
 
 SHORTEN = "shorten the conversation"
+ROUTING_KEY = "x-smg-routing-key"
+"""The header with which trainers tell SGLang's router that calls share a prefix."""
 MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
     {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
 )
@@ -34,21 +45,30 @@ QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """The body of a call, and what the ingress must know of it."""
+
+    body: bytes
+    choices: int
+    fields: dict[str, Any]
+    """Those of a call of token ids; empty for others, which the replica alone parses."""
+
+
 async def read_call(
     endpoint: Endpoint, request: Request, rollouts: RolloutService, admitted: AdmittedRequest
-) -> tuple[bytes, int]:
-    """The body of a call, and the choices that it asks for.
-
-    A call may be as large as a sample: one replica reads it at once.
-    """
+) -> ReadCall:
+    """Reads a call, which may be as large as a sample: one replica reads it at once."""
     refuse_other_than_json(request.headers)
     most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
     body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
     call = bytes(body)
     refuse_lone_surrogates(call)
-    choices = choices_of(endpoint, call, rollouts.limits.max_rollouts_per_request)
+    most = rollouts.limits.max_rollouts_per_request
+    fields = fields_of(call) if endpoint in TOKEN_ENDPOINTS else {}
+    choices = not_too_many(endpoint, choices_in(endpoint, fields), most) if fields else choices_of(endpoint, call, most)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
-    return call, choices
+    return ReadCall(call, choices, fields)
 
 
 MODELS: dict[str, Any] = {
@@ -81,6 +101,18 @@ async def nothing_demanded() -> PolicyDemand:
     return ANY_WEIGHTS
 
 
+async def share_of_trainer(
+    caller: AuthorizedCaller,
+    priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
+) -> RequestShare:
+    # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
+    return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
+
+
+async def share_of_its_own() -> None:
+    """Each call is a party."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallRoute:
     """A route that answers calls of one endpoint of a model server: here, and below a session."""
@@ -90,6 +122,11 @@ class CallRoute:
     summary: str
     description: str
     example: dict[str, JsonValue]
+
+    @property
+    def path_in_session(self) -> str:
+        """Below the address of a session, from which each API's clients go on as they do from a server's own."""
+        return f"/{self.endpoint}" if self.endpoint in TOKEN_ENDPOINTS else f"/v1/{self.endpoint}"
 
     def documented(self) -> dict[str, Any]:
         """Summary, responses and body, as arguments of a route's decorator."""
@@ -165,6 +202,24 @@ CALL_ROUTES = (
         {"messages": QUESTION},
     ),
     CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
+    CallRoute(
+        "generate",
+        "generate",
+        "Generate from token ids or a text, as SGLang does",
+        "SGLang's `/generate`: prompts of ids or texts, one or several, and answers of ids with `meta_info`, for "
+        "trainers that were written for it.\n\n`weight_version` of the body says which weights may answer, `lora_path` "
+        "which named policy. A field that is not served is refused by its name. Log-probabilities are those of the "
+        "distribution that was sampled from.",
+        {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 64}, "return_logprob": True},
+    ),
+    CallRoute(
+        "inference/v1/generate",
+        "generate_tokens",
+        "Generate from token ids, as vLLM does",
+        "vLLM's API of token ids: a prompt of ids, and choices of ids with `weight_versions`: which weights made which "
+        "of them.\n\n`weight_version` of the body says which weights may answer, as in `POST /generate`.",
+        {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 64, "logprobs": 0}},
+    ),
 )
 
 
@@ -180,12 +235,27 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         request_id: RequestId,
         caller: AuthorizedCaller,
         demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
+        share: Annotated[
+            RequestShare | None, Depends(share_of_trainer if endpoint in TOKEN_ENDPOINTS else share_of_its_own)
+        ],
     ) -> Response:
-        body, choices = await read_call(endpoint, request, rollouts, admitted)
+        read = await read_call(endpoint, request, rollouts, admitted)
+        body = read.body
         if services.images is not None:
             body = await with_names_of_images(endpoint, body, services.images, caller)
+        demand = demand_of(read.fields, demand)
         await rollouts.policy.wait_for_version(demand)
-        answer = calls.answer(endpoint, body, request_id, caller, choices=choices, demand=demand)
+        routing_key = request.headers.get(ROUTING_KEY) if endpoint in TOKEN_ENDPOINTS else None
+        answer = calls.answer(
+            endpoint,
+            body,
+            request_id,
+            caller,
+            choices=read.choices,
+            demand=demand,
+            share=share,
+            routing_key=routing_key,
+        )
         return await response_to(endpoint, body, answer, request_id)
 
     return call

@@ -40,6 +40,7 @@ from service.images.request_images import refuse_images_of_sample
 from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
 from service.model_server.call_images import with_names_of_images
+from service.model_server.token_bodies import refuse_demand
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
@@ -266,9 +267,10 @@ def call_of(endpoint: Endpoint) -> Any:
         request_id: RequestId,
     ) -> Response:
         admitted, caller = admitted_call
-        body, choices = await read_call(endpoint, request, rollouts, admitted)
-        body = await with_names_of_images(endpoint, body, services.images, caller)
-        answer = sessions.answer(endpoint, body, request_id, opened, caller, choices)
+        read = await read_call(endpoint, request, rollouts, admitted)
+        refuse_demand(read.fields)
+        body = await with_names_of_images(endpoint, read.body, services.images, caller)
+        answer = sessions.answer(endpoint, body, request_id, opened, caller, read.choices)
         return await response_to(endpoint, body, answer, request_id)
 
     return call
@@ -279,7 +281,7 @@ NOT_IN_SESSIONS: tuple[Endpoint, ...] = ("completions", "detokenize")
 for route in CALL_ROUTES:
     if route.endpoint not in NOT_IN_SESSIONS:
         router.add_api_route(
-            f"/{{session_id}}/v1/{route.endpoint}",
+            f"/{{session_id}}{route.path_in_session}",
             call_of(route.endpoint),
             methods=["POST"],
             name=f"session_{route.name}",

@@ -27,6 +27,7 @@ class ScoreBounds:
     max_sequences: int
     max_model_len: int
     vocab_size: int
+    image_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,14 @@ def sequence_problems(
             message=f"{highest} is not a token of the model; its ids are 0 to {bounds.vocab_size - 1}",
             value=highest,
         )
+    for image_token in bounds.image_token_ids:
+        if image_token in token_ids:
+            yield FieldProblem(
+                field=f"{field}[{token_ids.index(image_token)}]",
+                message=f"{image_token} means an image, and text alone is scored; leave out sequences that show images",
+                value=image_token,
+            )
+            break
     if start >= len(token_ids):
         message = f"{field} has {len(token_ids)} tokens; its last position is {len(token_ids) - 1}"
         yield FieldProblem(field="start", message=message, value=start)

@@ -62,7 +62,8 @@ class Scoring:
     def bounds(self) -> ScoreBounds:
         """Limits of one request."""
         engine = self._describe()
-        return ScoreBounds(self._limits.max_rollouts_per_request, engine.max_model_len, engine.vocab_size)
+        most = self._limits.max_rollouts_per_request
+        return ScoreBounds(most, engine.max_model_len, engine.vocab_size, engine.image_token_ids)
 
     async def score(
         self, request: ParsedScoreRequest, request_id: str, on_score: OnScore, caller: Caller = ANYBODY

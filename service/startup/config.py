@@ -75,7 +75,7 @@ def set_access(config: ServeDeploySchema, keys_file: Path | None, guarded_by: st
 def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
-    Those of data and keys are relative to the config alone.
+    Those of data, keys and Harbor's tasks are relative to the config alone.
 
     The app builder does the same for paths that are relative to the repository.
     """
@@ -93,6 +93,11 @@ def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
             data = environment.get("data") if isinstance(environment, dict) else None
             if isinstance(data, dict) and "files" in data:
                 data["files"] = resolved_files(data["files"], folder)
+            agent = environment.get("agent") if isinstance(environment, dict) else None
+            harbor = agent.get("harbor") if isinstance(agent, dict) else None
+            if isinstance(harbor, dict):
+                named = {name: harbor[name] for name in ("tasks", "checkouts") if name in harbor}
+                harbor.update({name: resolved_files(paths, folder) for name, paths in named.items()})
 
 
 def resolved_files(names: Any, folder: Path) -> Any:

@@ -24,11 +24,12 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
+from deployments.rpc.own_address import own_address
 from deployments.storage.databases import cluster_folder, session_folder
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
 from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
-from service.access.exposure import HAPROXY, own_address
+from service.access.exposure import HAPROXY
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 from service.startup.config import APP_BUILDER

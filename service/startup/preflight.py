@@ -11,18 +11,22 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
+from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.versions.run_identity import RunIdentity
+from deployments.sandbox.providers.interface import ProviderUnusable
+from deployments.sandbox.providers.opening import opened
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
-from rollout_env.environment import has_a_start
+from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
@@ -94,6 +98,12 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
         try:
             environment_class = load_environment_class(environment.import_path)
             checked_arguments(environment_class, environment.arguments, environment.import_path)
+            if environment.user_simulator is not None and not has_a_user(environment_class):
+                yield (
+                    f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
+                    "no use_user): leave it out, or name deployments.environments.conversation:ConversationEnvironment "
+                    "with this one as its judge."
+                )
             for shadow in environment.shadow.values():
                 refuse_unloadable(shadow)
             if environment.data is not None:
@@ -111,13 +121,23 @@ def agent_problem(agent: AgentSettings) -> str | None:
     """The reason why the agent could not run, as far as this machine shows it."""
     try:
         if agent.import_path is not None:
-            load_agent(agent.import_path)
+            load_agent(agent.import_path, ("sandbox",) if agent.harbor is not None else ())
+        if agent.game is not None:
+            load_game(agent.game)
         if agent.harness is not None:
             bearer_headers(agent.harness.api_key_variable)
+        if agent.harbor is not None:
+            tasks_within(agent.harbor, agent.timeout_s)
+            opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
+            return None
         if agent.command is not None and agent.command.sandbox:
             CommandSandbox(agent.command)
     except AgentNotLoadable as error:
-        return f"import_path: {error}"
+        return f"{'import_path' if agent.game is None else 'game'}: {error}"
+    except HarborTaskRefused as error:
+        return f"harbor.tasks: {error}"
+    except ProviderUnusable as error:
+        return f"harbor.sandbox: {error}"
     except SandboxUnusable as error:
         return str(error)
     except KeyMissing as error:
@@ -158,11 +178,11 @@ def parser_problems(responses: ResponseSettings) -> Iterator[str]:
 
 def key_problems(settings: ServiceSettings) -> Iterator[str]:
     for task_name, environment in settings.environments.items():
-        for name, model in environment.models.items():
+        for name, model in environment.all_models.items():
             try:
                 bearer_headers(model.api_key_variable)
             except KeyMissing as error:
-                yield f"args.environments.{task_name}.models.{name}.api_key_variable: {error}."
+                yield f"args.environments.{task_name}.{name}.api_key_variable: {error}."
 
 
 def policy_problems(settings: ServiceSettings) -> Iterator[str]:

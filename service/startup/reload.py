@@ -18,10 +18,10 @@ from ray import serve
 from rich.console import Console
 
 from deployments.environments.shadows import refuse_unloadable
+from deployments.rpc.own_address import own_address
 from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
 from deployments.upstream.ray_serve.serve_internals import forget_serve_client, running_http_options, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.access.exposure import own_address
 from service.settings import EnvironmentSettings
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ServiceNotStarted

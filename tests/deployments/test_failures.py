@@ -29,6 +29,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "EnvironmentLost": ("environment", True),
         "AgentFailed": ("environment", False),
         "AgentTimedOut": ("environment", True),
+        "VerifierFailed": ("environment", False),
         "SessionLost": ("environment", True),
         "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),

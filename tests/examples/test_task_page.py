@@ -34,6 +34,12 @@ def test_a_demo_serves_its_tasks_alone() -> None:
     assert application.args["engine"]["model"] == str(Path("models/tiny").resolve())
 
 
+def test_a_game_is_served_with_sessions_and_the_deployment_that_plays_it() -> None:
+    [application] = config_for(CONFIG, None, ["nim", "math"]).applications
+    assert application.args["sessions"] == {}
+    assert [entry.name for entry in application.deployments] == ["Ingress", "Generator", "nim", "math", "nim_agent"]
+
+
 def test_a_task_that_shows_images_is_played_by_the_embedded_model_that_sees() -> None:
     [application] = config_for(CONFIG, None, ["shapes"]).applications
     assert application.args["engine"]["model"] == str(EMBEDDED_MODEL_THAT_SEES)

@@ -32,7 +32,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the tests of this folder last and in the order of their files.
+    """Runs the tests of this folder last and in the order of their files, those of one `folder` of a model together.
 
     Most of them share one service, and starting and stopping replicas of it takes most of their time. In random order
     (as pytest-randomly puts all other tests) a second generator would be started several times. Tests with a service of
@@ -40,9 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     last one, so that it need not be stopped again.
     """
 
-    def place(item: pytest.Item) -> tuple[bool, bool, Path, int]:
+    def place(item: pytest.Item) -> tuple[bool, bool, Path, int, int]:
         shares_the_service = "service_url" in getattr(item, "fixturenames", ())
-        return item.path.name == SCALES_UP, shares_the_service, item.path, item.reportinfo()[1] or 0
+        model = item.callspec.indices.get("folder", 0) if hasattr(item, "callspec") else 0
+        return item.path.name == SCALES_UP, shares_the_service, item.path, model, item.reportinfo()[1] or 0
 
     live = sorted((item for item in items if item.path.is_relative_to(HERE)), key=place)
     items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live

@@ -1,6 +1,6 @@
-"""An agent of OpenAI's client, which a service in the tests runs for its rollouts."""
+"""Agents of OpenAI's client, and a game, which a service in the tests runs for its rollouts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -40,3 +40,20 @@ async def shows_its_sample(base_url: str, api_key: str, sample: SampleInput) -> 
         messages += [first.choices[0].message.model_dump(exclude_none=True), again]
         await model.chat.completions.create(model="any", messages=messages)
     return 1.0
+
+
+class Echo:
+    """Two players hear each other, twice each; the one who begins wins."""
+
+    def __init__(self, seed: int) -> None:
+        self._said = [f"Game {seed}."]
+
+    def turn(self) -> tuple[int, str] | None:
+        moves = len(self._said) - 1
+        return None if moves == 4 else (moves % 2, f"You hear: {self._said[-1]}")
+
+    def move(self, text: str) -> None:
+        self._said.append(text)
+
+    def rewards(self) -> Mapping[int, float]:
+        return {0: 1.0, 1: -1.0}

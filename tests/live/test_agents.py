@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -18,11 +19,16 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from examples.task_configs import config_for
-from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
+from rollout_client import AsyncRolloutClient, RolloutClient, Sampling, seats_of
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
 from rollout_client.tensors import to_tensors
+from rollout_env import escape_control_tokens, reply_text
 from service.startup.local_service import local_service
+from tests.clients.cli import command_line
+from tests.deployments.agents.harbor_rollouts import COMMAND as COMMAND_OF_TASKS
+from tests.deployments.agents.harbor_rollouts import TASKS, reward_of, sample_of
+from tests.deployments.agents.test_harbor_program import works
 from tests.deployments.agents.test_programs import assert_ended
 from tests.endurance.session_laws.__main__ import play_sessions
 from tests.endurance.session_laws.log_probabilities import Differences, add_scored
@@ -47,6 +53,7 @@ DEEP_CALL = {
 }
 COMMAND = Path(__file__).parent / "command_agent.py"
 ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
+FEW_TOKENS: Any = {"max_tokens": 64, "temperature": 0}
 MINUTES = 14_000
 """Tokens that take one or two."""
 
@@ -55,6 +62,7 @@ MINUTES = 14_000
 def url() -> Iterator[str]:
     config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMALL_MODEL, ("math",))
     config.applications[0].args["sessions"] = {}
+    config.applications[0].args["engine"]["num_cpus"] = 0.5
     config.applications[0].args["environments"] |= {
         "asked_twice": {"agent": {"import_path": "tests.live.played_by_agents:asks_twice", "scored_by": "agent"}},
         "commanded": {
@@ -65,7 +73,18 @@ def url() -> Iterator[str]:
                 "limits": {"max_calls": 2},
             },
         },
+        "echo": {
+            "agent": {"game": {"import_path": "tests.live.played_by_agents:Echo", "rivals": {"parameters": FEW_TOKENS}}}
+        },
+        "shop": {
+            "import_path": "deployments.environments.shop:ShopEnvironment",
+            "models": {"customer": {"parameters": FEW_TOKENS}},
+            "user_simulator": {"model": "customer", "persona": "You are curt."},
+        },
     }
+    if works():
+        harbor = {"agent": {"harbor": {"tasks": str(TASKS)}, "command": COMMAND_OF_TASKS}}
+        config.applications[0].args["environments"]["tasks"] = harbor
     with local_service(config, Console(stderr=True)) as service_url:
         yield service_url
 
@@ -511,6 +530,20 @@ def test_a_call_that_leaves_no_place_for_what_its_session_includes_is_refused(cl
         model.chat.completions.create(model="any", messages=[QUESTION], temperature=0)
 
 
+@pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+def test_a_task_of_harbor_is_played_in_its_sandbox_and_rewarded_by_its_verifier(client: RolloutClient) -> None:
+    results = client.rollout([sample_of(number) for number in range(6)], sampling=Sampling(**GREEDY)).samples
+    assert [(result.status, result.rewards) for result in results] == [
+        ("completed", {"reward": reward_of(number)}) for number in range(6)
+    ]
+    for result in results:
+        assert [message.role for message in result.message_log] == ["user", "assistant"]
+        timings = {"sandbox_create_s", "agent_run_s", "verifier_s", "sandbox_destroy_s"}
+        assert timings <= (result.metrics.environment or {}).keys()
+    [example] = client.example_samples("tasks", 1)
+    assert (example.id, example.extra_env_info) == ("examples/count-lines", {"task": "examples/count-lines"})
+
+
 def commanded(client: RolloutClient, *does: str, **options: Any) -> list[SampleResult]:
     """The rollouts of an agent that is a command, which does this beside a call of the model."""
     samples = [
@@ -616,3 +649,65 @@ def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: Ro
         assert after == before
         asyncio.run(chat(session))
         assert len(session.samples()) == 2
+
+
+def test_both_seats_of_a_game_come_back_with_the_engines_own_tokens_and_rewards_of_their_own(
+    client: RolloutClient,
+) -> None:
+    sampling = {"max_new_tokens": 24, "temperature": 1.0}
+    answer = client.rollout(client.example_samples("echo", count=1), num_generations=2, sampling=sampling)
+    seats = [seat for sample in answer.samples for seat in seats_of(sample)]
+    assert [(seat.idx, seat.rewards) for seat in seats] == [(0, {"seat_0": 1.0}), (0, {"seat_1": -1.0})] * 2
+    for seat in seats:
+        assert [message.role for message in seat.message_log] == ["user", "assistant"] * 2
+        assert [message.generation_logprobs is not None for message in seat.message_log] == [False, True] * 2
+    first, second = seats[:2]
+    heard = escape_control_tokens(reply_text({"role": "assistant", "content": first.message_log[1].content}))
+    assert heard in escape_control_tokens(second.message_log[0].content)
+    for seat, score in zip(seats, client.score(list(map(ids_of, seats))).scores, strict=True):
+        assert score.logprobs is not None
+        place = 0
+        for message in seat.message_log:
+            expected = score.logprobs[place : place + len(message.token_ids)]
+            if message.generation_logprobs is not None:
+                assert list(message.generation_logprobs) == pytest.approx(expected, abs=0.2)
+            place += len(message.token_ids)
+
+
+def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: RolloutClient) -> None:
+    [example] = client.example_samples("echo", count=1)
+    sample = {"task_name": "echo", "extra_env_info": {**example.extra_env_info, "seats": {"0": {"version": 0}}}}
+    [result] = client.rollout([sample], sampling={"max_new_tokens": 24}).samples
+    assert (result.error, result.rewards, result.branches) == (None, {"seat_1": -1.0}, [])
+    assert result.metrics.environment["opponent_calls"] == 2
+    assert result.metrics.environment["seat_0_reward"] == 1.0
+
+
+def test_policies_of_the_service_play_a_league(url: str) -> None:
+    service = SimpleNamespace(url=url)
+    contestants = ("--league", "current", "--league", "0")
+    done = command_line.rollout(
+        service, "eval", "echo", *contestants, "--count", "2", "--max-new-tokens", "24", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["games"], document["first_seat"]) == (4, 1.0), "the one who begins wins"
+    assert [(row["elo"], row["won"], row["lost"]) for row in document["league"]] == [(pytest.approx(1000), 2, 2)] * 2
+
+
+def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
+    question, asks_back = (
+        {"role": role, "content": text, "token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        for role, text in (("user", QUESTION["content"]), ("assistant", "What is 4 + 5?"))
+    )
+    # It was generated elsewhere, so that the rollout's one turn is the step, which asks the user.
+    asks_back |= {"generation_logprobs": [0.0] * len(asks_back["token_ids"]), "finish_reason": "stop"}
+    sample = {"task_name": "shop", "message_log": [question, asks_back], "extra_env_info": {"seed": 1}}
+    [result] = client.rollout([sample], max_rollout_turns=1).samples
+    assert result.error is None
+    _, _, said = result.message_log
+    assert (said.role, said.generation_logprobs, bool(said.content)) == ("user", None, True)
+    metrics = result.metrics.environment
+    assert (metrics["user_calls"] >= 1, metrics["user_completion_tokens"] >= 1) == (True, True)
+    assert metrics["user_prompt_tokens"] > len("You are curt.")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
+from service.images.request_images import MODEL_TAKES_NONE
 from service.startup.config import read_config
 from service.startup.local_service import local_service
 from service.startup.ports import free_port
@@ -36,6 +37,7 @@ def images_config() -> Any:
     application.args["environments"] = {
         "painting": {"import_path": "tests.live.painting_environment:PaintingEnvironment"}
     }
+    application.args["jobs"] = {}
     application.args["images"] = {"max_bytes": MOST_BYTES, "keep_at_least_s": 0}
     replicas_of = {"Ingress": 2, "painting": 1, "Generator": 1}
     application.deployments = [
@@ -80,6 +82,19 @@ def test_what_an_environment_shows_is_kept_by_its_name(client: RolloutClient) ->
     assert error is not None
     assert "takes no images" in error.message
     assert [client.image(name_of_image(painted(color))) for color in colors] == [painted(color) for color in colors]
+
+
+def test_a_model_that_takes_no_images_is_shown_none_in_requests_and_jobs(client: RolloutClient) -> None:
+    name = client.upload_image(painted("red"))
+    content = [{"type": "image", "image": name}, {"type": "text", "text": "Which color?"}]
+    sample = {"messages": [{"role": "user", "content": content}], "extra_env_info": {"colors": ["red"]}}
+    samples: list[Any] = [{"task_name": "painting", **sample}]
+    for start in (client.rollout, client.jobs.submit):
+        with pytest.raises(RequestRejected) as refused:
+            start(samples)
+        [error] = refused.value.problem.errors
+        assert (error.field, error.message) == ("samples[0].messages[0].content[0].image", MODEL_TAKES_NONE)
+    assert [job.state for job in client.jobs.all()] == ["failed"]
 
 
 def test_an_image_that_cannot_be_decoded_is_not_kept(client: RolloutClient) -> None:

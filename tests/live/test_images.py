@@ -299,3 +299,34 @@ def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_t
         by_pushed, by_original = differences
         assert by_pushed < NEAR
         assert by_original < NEAR if state is original else by_original > 20 * NEAR
+
+
+def test_weights_that_are_pushed_beside_a_kept_prefix_cache_are_what_sees_pictures_that_were_seen_before(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
+) -> None:
+    running, loop = engine
+    original = load_file(folder / "model.safetensors")
+    [name] = loop.run(images.put([picture(64, 64, 94)]))
+    [tokens] = loop.run(running.image_tokens([name]))
+
+    def request(first: int) -> GenerationRequest:
+        span = ImageSpan(name, 1, 1 + len(tokens.token_ids))
+        options = SamplingOptions(temperature=0.0, ignore_eos=True)
+        return GenerationRequest(f"kept-{first}", [first, *tokens.token_ids], 4, (), options, images=(span,))
+
+    def seen(first: int) -> list[float]:
+        return [*loop.run(running.generate(request(first))).logprobs]
+
+    before = seen(72)
+    doubled = {name: tensor * (2 if "vision_model" in name else 1) for name, tensor in original.items()}
+    found = []
+    for version, state in enumerate((doubled, original), 11):
+        file = tmp_path / f"{version}.safetensors"
+        save_file(state, file)
+        loop.run(running.canary.remember())
+        loop.run(running.weights.stage(version, file))
+        loop.run(running.weights.swap(SwapOptions(reset_prefix_cache=False)))
+        loop.run(running.canary.try_current())
+        found.append(seen(72))
+    assert found[0] != pytest.approx(before, abs=1e-4)
+    assert found[1] == pytest.approx(before, abs=1e-4)

@@ -366,6 +366,11 @@ def test_weights_that_do_not_fit_the_vision_tower_are_refused_before_anything_is
         client.push_weights(original | {name: original[name][:-1]})
     with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Missing: {name}\."):
         client.push_weights({each: tensor for each, tensor in original.items() if each != name})
+    unknown = original | {f"{name}s": 2 * original[name]}
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Not known there: {name}s\."):
+        client.push_weights(unknown)
+    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Not known there: {name}s\."):
+        client.push_weights(unknown, kind="partial")
 
 
 @pytest.mark.parametrize("tower", TOWERS)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from deployments.protocols.model_server import ModelServer, ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.model_server import CallsToAbort, ModelServer, ServedPart, ServedRequest, ServedTokens
 
 JSON_PARTS = [
     ServedPart(b'{"id":', 200, "application/json"),
@@ -18,6 +18,7 @@ class ScriptedModelServer(ModelServer):
         self.requests: list[ServedRequest] = []
         self.released: list[str] = []
         self.was_left = False
+        self.aborted: list[CallsToAbort] = []
 
     async def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         self.requests.append(request)
@@ -32,6 +33,9 @@ class ScriptedModelServer(ModelServer):
         except (GeneratorExit, asyncio.CancelledError):
             self.was_left = True
             raise
+
+    async def abort_calls(self, calls: CallsToAbort) -> None:
+        self.aborted.append(calls)
 
     def release(self, rollout_id: str) -> None:
         self.released.append(rollout_id)

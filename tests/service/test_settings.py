@@ -66,8 +66,45 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": {**SIMULATED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
         ({"engine": {**ENGINE, "simulated": {}}, "environments": {"math": MATH}}, "max_model_len"),
         (
+            {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "environments": {"math": MATH}, "images": {}},
+            "mm_processor_cache_gb has no meaning beside images",
+        ),
+        (
             {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
             "policy.folder has no meaning",
+        ),
+        (
+            {"engine": ENGINE, "environments": {"math": {**MATH, "user_simulator": {"model": "user"}}}},
+            "user_simulator.model: there is no user under models",
+        ),
+        (
+            {"engine": SIMULATED, "environments": {"math": {**MATH, "models": {"user": {}}}}},
+            "environments.math.models.user: beside engine.simulated no policy can be asked",
+        ),
+        (
+            {
+                "engine": ENGINE,
+                "access": {"keys_file": "keys.yaml"},
+                "environments": {"math": {**MATH, "models": {"user": {"policy": "run-b"}}}},
+            },
+            "environments.math.models.user.api_key_variable is missing",
+        ),
+        (
+            {
+                "engine": ENGINE,
+                "sessions": {},
+                "environments": {"math": {**MATH, "agent": {"game": {"import_path": "games:game"}}}},
+            },
+            "import_path has no meaning beside agent.game",
+        ),
+        (
+            {
+                "engine": ENGINE,
+                "environments": {
+                    "math": {**MATH, "agent": AGENT, "models": {"a": {}}, "user_simulator": {"model": "a"}}
+                },
+            },
+            "user_simulator talks to the policy, and here an agent plays",
         ),
         ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
         ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),

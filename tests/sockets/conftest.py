@@ -3,5 +3,8 @@ need them are not collected."""
 
 import os
 
-OF_TARGETS = {"ROLLOUT_TINKER": ("test_tinker.py",), "ROLLOUT_TRAINERS": ("test_published_deltas.py",)}
+OF_TARGETS = {
+    "ROLLOUT_TINKER": ("test_tinker.py",),
+    "ROLLOUT_TRAINERS": ("test_trainers.py", "test_published_deltas.py"),
+}
 collect_ignore = [name for variable, names in OF_TARGETS.items() if variable not in os.environ for name in names]

@@ -53,12 +53,24 @@ class ImagePart(Strict):
 
 
 ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+FIELDS_OF_OTHERS = {"text": "image", "image": "text"}
+"""The field that a part of this type has not. A column of Parquet gives it to all parts, as null."""
+
+
+def without_null_of_others(part: object) -> object:
+    if isinstance(part, dict) and isinstance(type_ := part.get("type"), str):
+        other = FIELDS_OF_OTHERS.get(type_)
+        if other in part and part[other] is None:
+            return {name: value for name, value in part.items() if name != other}
+    return part
 
 
 def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Says in one sentence what is wrong, where pydantic would say it for each kind of content."""
+    """Says in one sentence what is wrong, where pydantic would say it for each kind of content. A part may have the
+    field of another kind, if it is null."""
+    given = [*map(without_null_of_others, content[: MOST_PARTS + 1])] if isinstance(content, list) else content
     try:
-        return validate(content)
+        return validate(given)
     except ValidationError as error:
         message = (
             "Input should be a text, or a list of parts: {'type': 'text', 'text': ...} or {'type': 'image', 'image': "
@@ -241,6 +253,10 @@ class GivenMessage(Message):
     @model_validator(mode="after")
     def has_ranges_of_its_tokens(self) -> Self:
         place = 0
+        if self.mm_ranges and self.generation_logprobs is not None:
+            raise ValueError(
+                "mm_ranges of tokens that were generated: no sampled token stands for an image, leave it out"
+            )
         for shown in self.mm_ranges or ():
             if not place <= shown.start < shown.end <= len(self.token_ids):
                 raise ValueError(
@@ -286,13 +302,17 @@ def check_rows(name: str, rows: int, message: GivenMessage) -> None:
 
 
 class Branch(Lenient):
-    """A further conversation of a rollout that an agent has played: of a subagent, or one that it has left."""
+    """A further conversation of a rollout that an agent has played: of a subagent, of another seat, or one that it has
+    left."""
 
     message_log: list[Message]
     """Prompt and responses, with their tokens."""
     shared_messages: list[int] = []  # noqa: RUF012 - pydantic copies it
     """Indexes in `message_log` of generated messages that the rollout's own log, or an earlier branch, has too. A loss
     that must count each token once leaves them out."""
+    rewards: dict[str, float] | None = None
+    """Its own rewards by names, in place of those of the rollout: those of another seat of a game. Null where it shares
+    the rollout's."""
 
 
 MOST_DIGITS = 6

@@ -295,7 +295,8 @@ class SampleResult(Lenient):
     """The answer that the environment last extracted from a response."""
     branches: list[Branch] = []  # noqa: RUF012 - pydantic copies it
     """The other conversations of a task that an agent plays. `message_log` has the one whose last response was
-    generated last; all of them share `rewards`."""
+    generated last; all of them share `rewards`, unless they have their own. Of a game, `message_log` is that of the
+    first seat of the policy, and each further seat is a branch with its own rewards."""
     metrics: SampleMetrics
     """Turns, lengths and reward of the rollout."""
 

@@ -13,13 +13,17 @@
 `trl` and `tinker` have the tokens that the engine saw and generated. The others have texts, which their readers render
 with a chat template: calls and reasoning that were parsed are fields of the message there. A row ends with its last
 trained response: what the environment said after that is in no row.
+
+Images stand before the text of their message, by name or as files: in `images` of a row and as parts of its messages,
+for verl as `<image>` in its texts, for `openai` as `image_url`. Rows of tokens have no place for them.
 """
 
+from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -33,18 +37,22 @@ from rollout_client.data_out.training_rows import (
     Row,
     Turns,
     datum_row,
+    in_parts,
     labelled_row,
     openai_row,
+    prompt_key,
     template_fields,
     trained_tokens,
     verl_row,
 )
 from rollout_client.errors import RolloutError, needed_for
-from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated, seats_of
 
 ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 Value = TypeVar("Value")
+ImageFile = Callable[[str], Path | None]
+MESSAGES_OF_TRL = ("prompt", "completion", "chosen", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +126,20 @@ class Export:
 
 
 def export_rollouts(
-    rollouts: Iterable[SampleResult], format: ExportFormat, selection: ExportSelection = ExportSelection()
+    rollouts: Iterable[SampleResult],
+    format: ExportFormat,
+    selection: ExportSelection = ExportSelection(),
+    image_file: ImageFile | None = None,
 ) -> Export:
     """The rows of `rollouts` in `format`, in their order; pairs in the order of their groups.
 
     A group is made of the rollouts that have task, `input_row` or `idx`, `id` and prompt in common, wherever they
-    stand. A rollout that needs a reward and has no final one is left out, as is everything that the format cannot hold.
+    stand; each seat of a game is a rollout of its own. A rollout that needs a reward and has no final one is left out,
+    as is everything that the format cannot hold.
+
+    Args:
+        image_file: the file of an image by its name, or `None` if there is none: rows then have paths, those of
+            `openai` data URLs. By default they have the names.
 
     Raises:
         NothingToExport: there is no row.
@@ -131,10 +147,13 @@ def export_rollouts(
     """
     if format == "dpo" and selection.best_of_group:
         raise ValueError("best_of_group keeps one rollout of each group, and a pair (dpo) needs two.")
-    exporter = Exporter(format, selection)
+    exporter = Exporter(format, selection, image_file)
+    rollouts = chain.from_iterable(map(seats_of, rollouts))
     rows = list(exporter.pair_rows(rollouts) if format == "dpo" else exporter.rows(rollouts))
     if not rows:
         raise NothingToExport(format, exporter.left_out)
+    if any("images" in row for row in rows):
+        rows = [with_images(row, format) for row in rows]
     if any("chat_template_kwargs" in row for row in rows):
         # TRL cannot take the null that a reader of the file gives to the others.
         rows = [{**row, "chat_template_kwargs": row.get("chat_template_kwargs", {})} for row in rows]
@@ -144,12 +163,13 @@ def export_rollouts(
 class Exporter:
     """Makes rows and counts what it leaves out."""
 
-    def __init__(self, format: ExportFormat, selection: ExportSelection) -> None:
+    def __init__(self, format: ExportFormat, selection: ExportSelection, image_file: ImageFile | None = None) -> None:
         self.left_out: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.rollouts = 0
         self._format = format
         self._selection = selection
+        self._image_file = image_file
 
     def rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
         kept = self._kept(rollouts)
@@ -176,8 +196,6 @@ class Exporter:
         reward, least = final_reward(sample), self._selection.min_reward
         if sample.status not in self._selection.statuses:
             raise DoesNotFit(f"status {sample.status}")
-        if any(message.mm_ranges for message in sample.message_log):
-            raise DoesNotFit("it shows images, and no format has a place for them")
         if reward is None and (self._selection.needs_rewards or self._format in ("dpo", "kto")):
             raise DoesNotFit("no final reward")
         if least is not None and reward is not None and reward < least:
@@ -198,17 +216,26 @@ class Exporter:
             return datum_row(trained_tokens(sample, turns))
         conversation = Conversation.of(sample, turns)
         if self._format == "openai":
-            return openai_row(conversation, sample)
+            return openai_row(conversation, sample, self._source)
         if self._format == "verl":
-            return verl_row(conversation, sample)
+            return verl_row(conversation, sample, self._source)
         if self._format == "sft":
-            return {**conversation.chat(), **template_fields(sample)}
+            return {**conversation.chat(self._source), **template_fields(sample)}
         conversation.check_no_observation()
         return {
-            **conversation.chat(),
+            **conversation.chat(self._source),
             "label": reward_of(sample) >= self._selection.passes_at,
             **template_fields(sample),
         }
+
+    def _source(self, name: str) -> str:
+        if self._image_file is None:
+            return name
+        if (file := self._image_file(name)) is None:
+            raise DoesNotFit("an image that the service does not have any more")
+        if self._format != "openai":
+            return str(file)
+        return f"data:image/{file.suffix[1:]};base64,{b64encode(file.read_bytes()).decode()}"
 
     def _note(self, sample: SampleResult) -> None:
         if sample.branches:
@@ -223,20 +250,19 @@ class Exporter:
     def pair_rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
         for group in groups_of(self._kept(rollouts)):
             given = [
-                (sample, conversation)
+                (sample, *pairable)
                 for sample in group
-                if (conversation := self._try(partial(self._pairable, sample))) is not None
+                if (pairable := self._try(partial(self._pairable, sample))) is not None
             ]
             apart = list(self._pairs_apart(given))
             alike = [pair for pair in apart if can_be_compared(given[pair[0]][1], given[pair[1]][1])]
             taken = alike[: self._selection.pairs_per_group]
             for better, worse in taken:
-                (sample, conversation), (_, other) = given[better], given[worse]
-                chosen = conversation.chat()
-                rejected = other.chat()["completion"]
-                pair = {"prompt": chosen["prompt"], "chosen": chosen["completion"], "rejected": rejected}
-                yield {**pair, **template_fields(sample)}
-            for place, (sample, _) in enumerate(given):
+                (sample, _, chat), (*_, other) = given[better], given[worse]
+                row = {"prompt": chat["prompt"], "chosen": chat["completion"], "rejected": other["completion"]}
+                row |= {"images": chat["images"]} if "images" in chat else {}
+                yield {**row, **template_fields(sample)}
+            for place, (sample, *_) in enumerate(given):
                 if any(place in pair for pair in taken):
                     self._note(sample)
                 elif any(place in pair for pair in alike):
@@ -247,9 +273,9 @@ class Exporter:
                     gap = f" by {self._selection.min_gap:g}" if self._selection.min_gap else ""
                     self.left_out[f"no reward of its group differs{gap}"] += 1
 
-    def _pairs_apart(self, given: Sequence[tuple[SampleResult, Conversation]]) -> Iterator[tuple[int, int]]:
+    def _pairs_apart(self, given: Sequence[tuple[SampleResult, Conversation, Row]]) -> Iterator[tuple[int, int]]:
         """The better and the worse one of each pair whose rewards are far enough apart, the largest gap first."""
-        rewards = [reward_of(sample) for sample, _ in given]
+        rewards = [reward_of(sample) for sample, *_ in given]
         pairs = [
             (one, other) if rewards[one] > rewards[other] else (other, one)
             for one, other in combinations(range(len(rewards)), 2)
@@ -260,10 +286,10 @@ class Exporter:
             if gap > 0 and gap >= self._selection.min_gap:
                 yield better, worse
 
-    def _pairable(self, sample: SampleResult) -> Conversation:
+    def _pairable(self, sample: SampleResult) -> tuple[Conversation, Row]:
         conversation = Conversation.of(sample, self._selection.turns)
         conversation.check_no_observation()
-        return conversation
+        return conversation, conversation.chat(self._source)
 
 
 def can_be_compared(one: Conversation, other: Conversation) -> bool:
@@ -277,9 +303,17 @@ def groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
     for sample in rollouts:
         row = (sample.model_extra or {}).get("input_row", sample.idx)
         first = (generated_places(sample) or [len(sample.message_log)])[0]
-        prompt = tuple((message.role, message.content) for message in sample.message_log[:first])
-        groups[sample.task_name, row, sample.id, prompt].append(sample)
+        groups[sample.task_name, row, sample.id, tuple(prompt_key(sample.message_log[:first]))].append(sample)
     return list(groups.values())
+
+
+def with_images(row: Row, format: ExportFormat) -> Row:
+    """The row in the form of those that show images: the readers take one form for all rows of a file."""
+    if format == "verl":
+        return {**row, "images": row.get("images", [])}
+    chats: dict[str, Any] = {name: row[name] for name in MESSAGES_OF_TRL if name in row}
+    messages: Row = {name: [*map(in_parts, chat)] for name, chat in chats.items()}
+    return {**row, **messages, "images": row.get("images", [])}
 
 
 def reward_of(sample: SampleResult) -> float:

@@ -5,17 +5,22 @@ were parsed are fields of the message there, and not in its content.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollout_client.contract.messages import JsonObject, Message
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results import generated_places, is_generated
+from rollout_client.results import generated_places, images_shown, is_generated
 
 Row = JsonObject
 Turns = Literal["all", "last"]
 """Which responses of a rollout are trained: all of them, or the last one, with those before it in its prompt."""
+ImageSource = Callable[[str], str]
+"""Names an image in a row, by its name `sha256:...`: that name, a path or a data URL. Raises `DoesNotFit`."""
+VERL_IMAGE = "<image>"
+VERL_PLACEHOLDERS = (VERL_IMAGE, "<video>")
+TRL_ROLES = ("system", "user", "assistant", "tool")
 IGNORED = -100
 """Label of a token that TRL leaves out of the loss."""
 
@@ -50,12 +55,31 @@ class Conversation:
         return [message.content for message in self.messages]
 
     @property
-    def prompt_key(self) -> list[tuple[str, str]]:
-        return [(message.role, message.content) for message in self.messages[: self.start]]
+    def prompt_key(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        return prompt_key(self.messages[: self.start])
 
-    def chat(self) -> Row:
+    def chat(self, source_of: ImageSource) -> Row:
+        """Raises `DoesNotFit` for images where TRL takes none."""
         messages: list[Any] = [template_message(message) for message in self.messages]
-        return {"prompt": messages[: self.start], "completion": messages[self.start :]}
+        images: Row = {}
+        if names := images_shown(self.messages):
+            self._check_images()
+            images = {"images": [source_of(name) for name in names]}
+            for message, written in zip(self.messages, messages, strict=True):
+                if message.mm_ranges:
+                    written["content"] = [{"type": "image"} for _ in message.mm_ranges] + text_parts(written["content"])
+        return {"prompt": messages[: self.start], "completion": messages[self.start :], **images}
+
+    def _check_images(self) -> None:
+        if images_shown(self.messages[self.start :]):
+            raise DoesNotFit(
+                "an image after the first trained response, and TRL takes images in the prompt alone: take the last "
+                "response with turns=last"
+            )
+        if any(message.mm_ranges and message.role == "tool" for message in self.messages):
+            raise DoesNotFit("an image in a message of role tool, where TRL takes none")
+        if others := [message.role for message in self.messages if message.role not in TRL_ROLES]:
+            raise DoesNotFit(f"a message of role {others[0]}, which TRL takes in no row with images")
 
     def check_no_observation(self) -> None:
         """Raises `DoesNotFit` if a message that the model did not write would be trained."""
@@ -63,6 +87,20 @@ class Conversation:
             raise DoesNotFit(
                 "several responses, and the format trains on all between them: take the last with turns=last"
             )
+
+
+def prompt_key(messages: Sequence[Message]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Equal for equal prompts: the role, text and images of each message."""
+    return [(message.role, message.content, tuple(images_shown([message]))) for message in messages]
+
+
+def text_parts(text: Any) -> list[Any]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def in_parts(message: Any) -> Any:
+    """The message with its text as a part of its content, as those have it that show images."""
+    return {**message, "content": text_parts(message["content"])} if isinstance(message["content"], str) else message
 
 
 def template_message(message: Message, arguments_as_text: bool = False) -> Row:
@@ -99,8 +137,8 @@ def template_fields(sample: SampleResult) -> Row:
     return fields
 
 
-def verl_row(conversation: Conversation, sample: SampleResult) -> Row:
-    """verl trains on every assistant message, and has no mask of its own."""
+def verl_row(conversation: Conversation, sample: SampleResult, source_of: ImageSource) -> Row:
+    """verl trains on every assistant message, and has no mask of its own. Its texts have a word for each image."""
     trained = [conversation.is_trained(place) for place in range(len(conversation.messages))]
     if any(
         message.role == "assistant" and not each for message, each in zip(conversation.messages, trained, strict=True)
@@ -108,6 +146,12 @@ def verl_row(conversation: Conversation, sample: SampleResult) -> Row:
         raise DoesNotFit("an assistant message that must not be trained, and verl trains on all of them")
     messages: list[Any] = [template_message(message, arguments_as_text=True) for message in conversation.messages]
     row: Row = {"messages": messages}
+    if names := images_shown(conversation.messages):
+        if any(word in said["content"] for said in messages for word in VERL_PLACEHOLDERS):
+            raise DoesNotFit("a text with <image> or <video> beside images, and verl takes the word for one of them")
+        for message, said in zip(conversation.messages, messages, strict=True):
+            said["content"] = VERL_IMAGE * len(message.mm_ranges or ()) + said["content"]
+        row["images"] = [{"image": source_of(name)} for name in names]
     if sample.tools:
         row["tools"] = list(sample.tools)
     if "enable_thinking" in (sample.chat_template_kwargs or {}):
@@ -115,7 +159,7 @@ def verl_row(conversation: Conversation, sample: SampleResult) -> Row:
     return row
 
 
-def openai_row(conversation: Conversation, sample: SampleResult) -> Row:
+def openai_row(conversation: Conversation, sample: SampleResult, source_of: ImageSource) -> Row:
     """OpenAI's roles are fixed: what an environment says is said by the user. Weights are those of assistants alone."""
     messages: list[Any] = []
     for place, message in enumerate(conversation.messages):
@@ -125,6 +169,11 @@ def openai_row(conversation: Conversation, sample: SampleResult) -> Row:
             said["role"] = "user"
         if message.role == "assistant":
             said["weight"] = int(conversation.is_trained(place))
+        if names := images_shown([message]):
+            if said["role"] != "user":
+                raise DoesNotFit(f"an image in a message of role {message.role}, where the form takes none")
+            shown = [{"type": "image_url", "image_url": {"url": source_of(name)}} for name in names]
+            said["content"] = shown + text_parts(said["content"])
         messages.append(said)
     return {"messages": messages, **({"tools": list(sample.tools)} if sample.tools else {})}
 
@@ -137,6 +186,8 @@ def trained_tokens(sample: SampleResult, turns: Turns) -> tuple[list[int], list[
     """
     places = generated_places(sample)
     trained = set(places if turns == "all" else places[-1:])
+    if images_shown(sample.message_log):
+        raise DoesNotFit("it shows images, and a row of tokens has no place for them")
     token_ids: list[int] = []
     mask: list[int] = []
     for place, message in enumerate(sample.message_log):

@@ -1,7 +1,8 @@
 """Rollouts as the padded tensors of a training step: `to_tensors`. Needs the extra `torch`."""
 
+from rollout_client.results import images_shown
 from rollout_client.tensors.credit import Credit, turn_advantages
-from rollout_client.tensors.images import image_inputs, images_shown
+from rollout_client.tensors.images import image_inputs
 from rollout_client.tensors.included import logprobs_within
 from rollout_client.tensors.merged_rows import MergedRows
 from rollout_client.tensors.rollout_tensors import MergedTensors, NotFinal, PaddingSide, RolloutTensors, to_tensors

@@ -21,6 +21,8 @@ from rollout_client.tensors.included import IncludedRows
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
 
 REWARDS = ROLLOUTS.field("rewards")
+RANGES = '"mm_ranges":[{'
+"""In the JSON of a message that shows images."""
 BRANCHES = TypeAdapter(list[Branch])
 
 
@@ -80,6 +82,15 @@ class ArrowRollouts(Rollouts):
         column = self.response.rollouts[FURTHER_FIELDS.name]
         fields = [column[position].as_py() for position in positions]
         return [BRANCHES.validate_python(from_json(text or "{}").get("branches", [])) for text in fields]
+
+    def with_images(self) -> set[int]:
+        found, begin = set[int](), 0
+        for log in self.response.rollouts["message_log"].chunks:
+            texts = log.flatten().field(FURTHER_FIELDS.name)
+            shown = pc.match_substring(texts, RANGES).fill_null(False)
+            found.update(begin + position for position in pc.list_parent_indices(log).filter(shown).to_pylist())
+            begin += len(log)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

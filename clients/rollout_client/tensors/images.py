@@ -9,19 +9,17 @@ from torch import Tensor
 
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.tensors.rollout_tensors import MergedTensors, RolloutTensors
+from rollout_client.results import images_shown
+from rollout_client.tensors.rollout_tensors import RolloutTensors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from rollout_client.calls.arrow_bodies import ArrowResponse
 
-TOKEN_TYPES = "mm_token_type_ids"
-IMAGE_TOKEN_TYPE = 1
-
-
-def images_shown(log: Sequence[Message]) -> list[str]:
-    """The names of the images in a message log, `sha256:...`, in the order of their tokens; one shown twice is there
-    twice."""
-    return [shown.media for message in log for shown in message.mm_ranges or ()]
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""Names that processors give the types of tokens: Gemma 3's is the second one, under which others may have zeros."""
+OF_TEXT = {"input_ids", "attention_mask", *TOKEN_TYPES}
 
 
 def image_inputs(
@@ -39,43 +37,56 @@ def image_inputs(
     Args:
         samples: those that `tensors` were made of.
         pictures: the content of each image by its name, as `client.image` returns it.
-        processor: that of the model, `AutoProcessor.from_pretrained(model)`, with the settings that the engine has.
+        processor: that of the model, `AutoProcessor.from_pretrained(model)`, with the settings that the engine has. It
+            gets each image alone, as in the engine.
         rows: those of `tensors` that the model is given, in the order of `input_ids[rows]`; by default all.
 
     Returns:
-        The tensors that the image processor makes, such as `pixel_values`, and for models that take positions of images
-        from it, as those of Qwen do, `mm_token_type_ids` [B, T]: 1 for a token that stands for a part of an image, by
-        `mm_ranges`, else 0. None if no rollout shows an image.
+        The tensors that the processor makes of images, such as `pixel_values`, and for models that take positions or
+        attention of images from it, as those of Qwen and Gemma, `mm_token_type_ids` or `token_type_ids` [B, T]: 1 for a
+        token that stands for a part of an image, by `mm_ranges`, else 0. None if no rollout shows an image.
 
     Raises:
         KeyError: `pictures` lacks an image.
-        ValueError: `tensors` are merged, which have no row of its own for each rollout.
     """
-    from PIL import Image
-
-    if isinstance(tensors, MergedTensors):
-        raise ValueError("Images have no place in merged rows: call to_tensors without merge.")
-
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
-    shown = [
-        [Image.open(BytesIO(pictures[name])).convert("RGB") for name in names]
-        for log in logs
-        if (names := images_shown(log))
-    ]
+    shown = [[picture_of(pictures[name])] for log in logs for name in images_shown(log)]
     if not shown:
         return {}
-    made = processor.image_processor(images=shown, return_tensors="pt")
-    inputs = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-    if TOKEN_TYPES in processor.model_input_names:
-        ids, starts = tensors.input_ids[places], tensors.attention_mask[places].argmax(dim=1)
-        within = torch.zeros_like(ids)
-        for row, log, start in zip(within, logs, starts.tolist(), strict=True):
-            for first, last in image_places(log):
-                row[start + first : start + last] = IMAGE_TOKEN_TYPE
-        inputs[TOKEN_TYPES] = within * (ids == processor.image_token_id)
+    made = processor(text=[processor.image_token] * len(shown), images=shown, padding=True, return_tensors="pt")
+    inputs = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in OF_TEXT}
+    for name in TOKEN_TYPES:
+        if name in made and made[name].any():
+            inputs[name] = token_types(processor, tensors.input_ids[places], tensors.attention_mask[places], logs)
     return inputs
+
+
+def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequence[Sequence[Message]]) -> Tensor:
+    """[B, T]: the type that the processor gives a token of an image, and 0 for all tokens outside of `mm_ranges`."""
+    within = torch.zeros_like(ids)
+    for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
+        for first, last in image_places(log):
+            row[start + first : start + last] = 1
+    # Text of the policy may spell the begin of a video, which would make one of the images behind it.
+    return within * torch.tensor(processor.create_mm_token_type_ids((ids * within).tolist()))
+
+
+def picture_of(data: bytes) -> "Image":
+    """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
+    white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    picture: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+    has_layer = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
+    # One color of an RGB file may be declared transparent; vLLM shows it as it is.
+    if picture.mode == "RGB" or not has_layer:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    paper = Image.new("RGB", layer.size, "white")
+    paper.paste(layer, mask=layer.getchannel("A"))
+    return paper
 
 
 def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:

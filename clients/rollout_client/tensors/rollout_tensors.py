@@ -12,8 +12,9 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from rollout_client.contract.messages import Branch
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
+from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages, images_shown
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
@@ -194,7 +195,8 @@ def to_tensors(
 
     Raises:
         ValueError: a generated message does not have one log-probability per token, the credit function does not
-            return one advantage per turn, or a rollout is longer than `token_budget`.
+            return one advantage per turn, a rollout is longer than `token_budget`, or `merge` is given for rollouts
+            that show images, or whose branches have rewards of their own.
     """
     given = rollouts_of(samples)
     finals = given.final_rewards()
@@ -207,6 +209,9 @@ def to_tensors(
     rows = list(range(len(positions)))
     if merge:
         branches = given.branches(positions)
+        refuse_images(given.with_images(), positions, branches)
+        if any(branch.rewards is not None for others in branches for branch in others):
+            raise ValueError("Seats of a game have rewards of their own: pass each as a rollout, by seats_of(sample).")
         rows += [row for row, others in enumerate(branches) for _ in others]
         columns = joined_columns(columns, columns_of([branch.message_log for others in branches for branch in others]))
     padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
@@ -234,6 +239,15 @@ def to_tensors(
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
     )
     return with_merged_rows(tensors, padding, token_budget) if merge else tensors
+
+
+def refuse_images(shown: set[int], positions: Sequence[int], branches: Sequence[Sequence[Branch]]) -> None:
+    """Raises `ValueError` for rollouts that show images: rows of other images may have equal tokens, and share none."""
+    for position, others in zip(positions, branches, strict=True):
+        if position in shown or any(images_shown(branch.message_log) for branch in others):
+            raise ValueError(
+                f"Rollout {position} shows images, and merged rows have no place for them: leave out merge."
+            )
 
 
 def with_merged_rows(tensors: RolloutTensors, padding: "Padding", token_budget: int | None) -> MergedTensors:

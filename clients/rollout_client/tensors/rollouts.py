@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results import UNKNOWN_VERSION, final_reward
+from rollout_client.results import UNKNOWN_VERSION, final_reward, images_shown
 from rollout_client.tensors.included import IncludedRows, joined_rows, listed_rows
 
 Integers = NDArray[np.int64]
@@ -154,6 +154,10 @@ class Rollouts(Protocol):
         """The further conversations of the rollouts at `positions`."""
         ...
 
+    def with_images(self) -> set[int]:
+        """The positions of rollouts whose own message log shows images."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ListedRollouts(Rollouts):
@@ -176,6 +180,9 @@ class ListedRollouts(Rollouts):
 
     def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
         return [self.samples[position].branches for position in positions]
+
+    def with_images(self) -> set[int]:
+        return {position for position, sample in enumerate(self.samples) if images_shown(sample.message_log)}
 
 
 def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:

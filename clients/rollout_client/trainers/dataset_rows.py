@@ -10,6 +10,7 @@ from rollout_client.contract.rollouts import ObservationFormat, Sampling
 
 Prompt = Sequence[Mapping[str, Any]] | str
 """Chat messages, or plain text."""
+IMAGE_PARTS = ("image", "image_url")
 SAMPLE_COLUMNS = ("id", "stop_strings", "tools", "chat_template_kwargs", "observation_format")
 """Columns of a row that become the sample's fields of the same name."""
 
@@ -63,10 +64,24 @@ class RowReader:
 
 
 def messages_of(prompt: Prompt) -> list[JsonObject]:
-    """Messages of a prompt, without null fields, which a dataset adds where another row has such a field."""
+    """Messages of a prompt, without null fields, which a dataset adds where another row has such a field.
+
+    Raises:
+        ValueError: a message shows an image.
+    """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
+    if any(shows_image(message.get("content")) for message in prompt):
+        raise ValueError(
+            "A prompt of the dataset shows images, and this adapter trains on tokens alone: leave such rows out, or "
+            "train on them with to_tensors and image_inputs."
+        )
     return [{name: value for name, value in message.items() if value is not None} for message in prompt]
+
+
+def shows_image(content: object) -> bool:
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts)
 
 
 def prompt_key(prompt: Prompt) -> str:

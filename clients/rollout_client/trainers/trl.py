@@ -199,16 +199,18 @@ class ServiceRolloutFunc:
         Raises:
             TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.
             RolloutError: the service cannot be reached or refuses the request.
-            ValueError: the service does not support one of the trainer's arguments, or a prompt is not in the dataset.
+            ValueError: the service does not support one of the trainer's arguments, a prompt is not in the dataset or
+                shows images, or a rollout does.
         """
         tokenizer = trainer.processing_class
-        if self._must_check_tokenizer:
-            self._client.check_tokenizer(tokenizer)
-            self._must_check_tokenizer = False
+        # First of all: a trainer whose prompts show images has a processor in the place of a tokenizer.
         samples = [
             {**self._fields(prompt, trainer), **self._prompt_fields(prompt, tokenizer), "idx": place}
             for place, prompt in enumerate(prompts)
         ]
+        if self._must_check_tokenizer:
+            self._client.check_tokenizer(tokenizer)
+            self._must_check_tokenizer = False
         options = rollout_options(trainer.args, self._options)
         policy = {} if self._policy_name is None else {"name": self._policy_name}
         if self._push:

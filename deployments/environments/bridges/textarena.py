@@ -8,7 +8,7 @@ import importlib
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal
@@ -144,9 +144,17 @@ class TextArenaEnvironment(TaskEnvironment):
 class Game(Session):
     """One game, which stands at a turn of the policy or is over."""
 
-    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo) -> None:
+    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
+        """Begins the game.
+
+        Args:
+            share_a_log: where the policy is all players, each observation says whose it is.
+        """
         self._task = task
+        self._names_player = task.policy_is_all and share_a_log
         self._player = info.player
+        self.player = info.player
+        """Whose turn it is."""
         self._numbers = random.Random(info.seed)
         self._opponents = {
             player: (task.opponent_of(), random.Random(f"{info.seed}-{player}")) for player in range(task.players)
@@ -192,7 +200,7 @@ class Game(Session):
             player, observation = self._env.get_observation()
             seen = text_of(observation, player, self._env.state.role_mapping)
             if self.is_over or self._task.policy_is_all or player == self._player:
-                self.seen = self._told(player, seen)
+                self.player, self.seen = player, self._told(player, seen)
                 return
             opponent, numbers = self._opponents[player]
             self._move(opponent(seen, numbers))
@@ -205,7 +213,7 @@ class Game(Session):
             own = text_of(observation, self._player, self._env.state.role_mapping)
             reason = self._env.state.game_info.get(self._player, {}).get("reason")
             return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
-        return f"You are player {player} now.\n{seen}" if self._task.policy_is_all else seen
+        return f"You are player {player} now.\n{seen}" if self._names_player else seen
 
     def _reward(self) -> float | dict[str, float]:
         """The rewards that the game gives at its end."""
@@ -213,6 +221,29 @@ class Game(Session):
         if self._task.policy_is_all and self._task.players > 1:
             return {f"player_{player}": float(rewards.get(player, 0.0)) for player in range(self._task.players)}
         return float(rewards.get(self._player, 0.0))
+
+
+class SeatedGame:
+    """A game of TextArena as a `MultiplayerGame` of `deployments/agents/game_program.py`: each player is a seat."""
+
+    def __init__(self, seed: int, game: str, players: int = 2, kwargs: dict[str, Any] | None = None) -> None:
+        """Begins the game; the arguments are those of `TextArenaEnvironment`, which says what it raises."""
+        self._game = Game(
+            TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed), share_a_log=False
+        )
+        self._rewards: Mapping[int, float] = {}
+
+    def turn(self) -> tuple[int, str] | None:
+        return None if self._game.is_over else (self._game.player, self._game.seen)
+
+    def move(self, text: str) -> None:
+        outcome = self._game.play(text)
+        if outcome.terminated:
+            given = outcome.reward if isinstance(outcome.reward, dict) else {"player_0": outcome.reward}
+            self._rewards = {int(name.removeprefix("player_")): reward for name, reward in given.items()}
+
+    def rewards(self) -> Mapping[int, float]:
+        return self._rewards
 
 
 def text_of(observation: Any, player: int, roles: dict[int, str]) -> str:

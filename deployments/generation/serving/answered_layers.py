@@ -18,6 +18,12 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest, Compl
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+    GenerateRequest,
+    GenerateResponse,
+    GenerateResponseBase,
+)
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
@@ -82,8 +88,21 @@ def fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
     vLLM's own defaults are those of the model's generation config; rollouts have none of these.
     """
     request.model = None
+    given = request.model_fields_set
+    if request.seed is not None:
+        request.seed = seed_in_group(request.seed, call)
+    for name, value in sampling_of_session(call).items():
+        if name in type(request).model_fields and (name not in given or getattr(request, name) is None):
+            setattr(request, name, value)
+    sampling = call.request.session_sampling
+    if not has_length and sampling is not None and sampling.max_new_tokens is not None:
+        setattr(request, length, sampling.max_new_tokens)
+
+
+def sampling_of_session(call: ServedCall) -> dict[str, Any]:
+    """How tokens are sampled where a call of a session does not say, by vLLM's names, without their number."""
     sampling = call.request.session_sampling or Sampling()
-    defaults: dict[str, Any] = {
+    return {
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
@@ -92,16 +111,12 @@ def fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
         "stop": list(sampling.stop_strings),
         "ignore_eos": sampling.ignore_eos,
     }
-    given = request.model_fields_set
-    given_seed: int | None = request.seed
-    if given_seed is not None and call.request.generation_index:
-        # The same program plays each session of a group: with equal seeds they would be equal.
-        request.seed = derived_seed(given_seed, call.request.generation_index)
-    for name, value in defaults.items():
-        if name in type(request).model_fields and (name not in given or getattr(request, name) is None):
-            setattr(request, name, value)
-    if not has_length and sampling.max_new_tokens is not None:
-        setattr(request, length, sampling.max_new_tokens)
+
+
+def seed_in_group(seed: int, call: ServedCall) -> int:
+    """The seed that a call of a session gives, for this session of its group."""
+    # The same program plays each session of a group: with equal seeds they would be equal.
+    return derived_seed(seed, call.request.generation_index) if call.request.generation_index else seed
 
 
 VERSIONS = "weight_versions"
@@ -176,11 +191,57 @@ class AnsweredResponses(OpenAIServingResponses):
         return answer
 
 
+NOT_IN_TOKENS = ("content_parts", "features", "kv_transfer_params", "ec_transfer_params", "priority")
+"""Fields of vLLM's API of token ids that would go past the image store, the scheduler or the replica."""
+
+
+class AnsweredTokens(ServingTokens):
+    """Token ids in, token ids out. vLLM's own answers say which weights made which tokens."""
+
+    async def serve_tokens(
+        self, request: GenerateRequest, raw_request: Request | None = None
+    ) -> GenerateResponse | ErrorResponse | AsyncGenerator[str, None]:
+        call, session = CURRENT_CALL.get(), CURRENT_CALL.get().session
+        if (asked := next((name for name in NOT_IN_TOKENS if getattr(request, name)), None)) is not None:
+            raise VLLMValidationError(f"`{asked}` is not served here: leave it out.", parameter=asked)
+        if session is not None:
+            request.model = None
+            session.answer_id = f"generate-tokens-{call.request.generation_id}"
+            fill_params(request, call)
+            refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
+            with answered_failures():
+                await session.prepare_tokens(request.token_ids, bool(request.stream))
+        answer = await super().serve_tokens(request, raw_request)
+        if isinstance(answer, ErrorResponse):
+            return answer
+        if not isinstance(answer, GenerateResponseBase):
+            return answered_events(answer, call, shows_versions=False)
+        if session is not None:
+            await record(session, {})
+        return answer
+
+
+def fill_params(request: GenerateRequest, call: ServedCall) -> None:
+    """Fills in the parameters that the caller left out, as `fill` does."""
+    params, sampling = request.sampling_params, call.request.session_sampling
+    if params.seed is not None:
+        params.seed = seed_in_group(params.seed, call)
+    defaults = sampling_of_session(call)
+    if sampling is not None and sampling.max_new_tokens is not None:
+        defaults["max_tokens"] = sampling.max_new_tokens
+    for name, value in defaults.items():
+        if not request.is_sampling_param_provided(name):
+            setattr(params, name, value)
+            if request._sampling_params_provided_keys is not None:
+                request._sampling_params_provided_keys.add(name)
+    params.__post_init__()
+
+
 async def answered_events(
     events: AsyncGenerator[str, None], call: ServedCall, shows_versions: bool
 ) -> AsyncGenerator[str, None]:
-    """The events of a chat or of a text completion. In a session those from the first `finish_reason` on wait until
-    the call is recorded.
+    """The events of a chat, a text completion or token ids. In a session those from the first `finish_reason` on wait
+    until the call is recorded.
     """
     held = list[str]()
     async with aclosing(events):

@@ -32,6 +32,8 @@ PATHS: dict[Endpoint, tuple[str, str]] = {
     "models": ("GET", "/v1/models"),
     "tokenize": ("POST", "/tokenize"),
     "detokenize": ("POST", "/detokenize"),
+    "generate": ("POST", "/generate"),
+    "inference/v1/generate": ("POST", "/inference/v1/generate"),
 }
 Message = MutableMapping[str, Any]
 logger = logging.getLogger("rollout_service.generation")

@@ -1,9 +1,11 @@
-"""vLLM's own servers of OpenAI's and Anthropic's APIs over one engine, and the replica's entry to them.
+"""vLLM's own servers of OpenAI's, Anthropic's and vLLM's APIs and SGLang's `/generate` over one engine, and the
+replica's entry to them.
 
 `serving_app` builds the application of vLLM's layers, routers and error handlers; `ServingLayers` answers calls.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import router as responses_router
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.scale_out.token_in_token_out.api_router import router as tokens_router
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.api_router import router as tokenize_router
 from vllm.entrypoints.serve.tokenize.protocol import (
@@ -36,25 +40,35 @@ from deployments.generation.serving.answered_layers import (
     AnsweredCompletions,
     AnsweredMessages,
     AnsweredResponses,
+    AnsweredTokens,
 )
 from deployments.generation.serving.asgi_calls import answer_parts, session_answer_parts
+from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
+from deployments.generation.serving.sglang_generate import AnsweredGenerate
+from deployments.generation.serving.sglang_generate import router as sglang_router
+from deployments.generation.serving.sglang_requests import SGLangRequest
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.protocols.model_server import ServedPart, ServedRequest, public_model_name
 from deployments.upstream.vllm.plugin import install_in_servers
+from rollout_client.contract.base import label_of
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
 
-ROUTERS = (chat_router, completion_router, responses_router, messages_router, models_router, tokenize_router)
+ROUTERS = (
+    *(chat_router, completion_router, responses_router, messages_router, models_router, tokenize_router),
+    *(tokens_router, sglang_router),
+)
 REQUESTS = (
+    *(GenerateRequest, SGLangRequest),
     *(ChatCompletionRequest, CompletionRequest, ResponsesRequest),
     *(AnthropicMessagesRequest, AnthropicCountTokensRequest),
     *(TokenizeCompletionRequest, TokenizeChatRequest, DetokenizeRequest),
@@ -63,11 +77,19 @@ PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_
 """The model's own chat template."""
 
 
-def serving_app(client: RecordingClient, settings: ResponseSettings, images: ImagePrompts | None = None) -> FastAPI:
+def serving_app(
+    client: RecordingClient,
+    settings: ResponseSettings,
+    aborts: CallAborts,
+    current_version: Callable[[str | None], str],
+    images: ImagePrompts | None = None,
+) -> FastAPI:
     """Builds the application. Takes tenths of a second.
 
     Args:
         settings: its parsers, so that answers and rollouts are parsed alike.
+        aborts: of calls of SGLang's API.
+        current_version: the label of the weights with which a policy generates now.
         images: `None` for an engine that takes none.
     """
     engine: Any = client
@@ -100,6 +122,8 @@ def serving_app(client: RecordingClient, settings: ResponseSettings, images: Ima
     # Asking the template how it takes an effort of none would cost renderings in the first request.
     state.anthropic_serving_messages = AnsweredMessages(engine, models, **chat, disabled_thinking_effort="none")
     state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)
+    state.serving_tokens = AnsweredTokens(engine, models, renderer, request_logger=None)
+    state.answered_generate = AnsweredGenerate(engine, models, renderer, aborts, current_version)
     state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
     init_exception_handler(app)
     install_in_servers(REQUESTS, with_messages=(ChatCompletionRequest, TokenizeChatRequest))
@@ -129,6 +153,11 @@ def template_renderer(engine: VLLMEngine, split_special_tokens: SplitSpecialToke
     return TemplateRenderer(tokenizer, config.max_model_len)
 
 
+def current_version(engine: VLLMEngine, policy: str | None) -> str:
+    """The label of the weights with which the policy generates now. It has some, because its calls are refused else."""
+    return label_of(policy, engine.weights.version_of(policy) or 0)
+
+
 class ServingLayers:
     """vLLM's serving layers of one replica."""
 
@@ -139,6 +168,7 @@ class ServingLayers:
         sessions: "SessionStore | None",
         grammar_time_limit_s: float,
         split_special_tokens: SplitSpecialTokens,
+        aborts: CallAborts,
     ) -> None:
         """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
@@ -150,7 +180,8 @@ class ServingLayers:
                 self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt, engine.image_tokens)
             if engine.images is not None:
                 images = ImagePrompts(engine, renderer)
-        self._app = serving_app(RecordingClient(engine, self._grammars), settings, images)
+        client = RecordingClient(engine, self._grammars)
+        self._app = serving_app(client, settings, aborts, partial(current_version, engine), images)
 
     def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         """Yields the answer in parts. Closing the generator breaks the call off.

@@ -10,11 +10,11 @@ dropped, and made no more: a session that another replica has begun has none her
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployments.failures import RolloutFailure
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
+from deployments.sessions.records import ChatContext, Conversation, EngineCall, Plan
 from deployments.sessions.session_record import SessionRecord
 
 MOST_BYTES = 256 * 2**20
@@ -52,7 +52,7 @@ class RecordCopies:
     async def plan(
         self,
         session_id: str,
-        messages: Sequence[ChatMessage],
+        conversation: Conversation,
         context: ChatContext,
         policy: str | None,
         in_thread: bool,
@@ -63,9 +63,9 @@ class RecordCopies:
         async with copy.lock:
             plan = copy.record.plan
             found = (
-                await asyncio.to_thread(plan, messages, context, policy)
+                await asyncio.to_thread(plan, conversation, context, policy)
                 if in_thread
-                else plan(messages, context, policy)
+                else plan(conversation, context, policy)
             )
             return found, copy.record.call_count
 

@@ -66,6 +66,8 @@ class RecordingClient:
                 # Before the engine generates what nobody could record.
                 call.session.refuse_unprepared()
             call.is_constrained = is_constrained(params)
+            # Its caller is shown no more than it asked for.
+            params = params.clone()
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
         choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)

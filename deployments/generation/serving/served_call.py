@@ -14,7 +14,13 @@ from deployments.generation.engine_requests import expert_column, logprob_column
 from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
-from deployments.protocols.model_server import GENERATED, ServedRequest, ServedTokens
+from deployments.protocols.model_server import (
+    GENERATED,
+    TOKEN_ENDPOINTS,
+    WITH_SEVERAL_PROMPTS,
+    ServedRequest,
+    ServedTokens,
+)
 from deployments.protocols.token_columns import Columns, all_rows
 from rollout_client.contract.messages import PackedNumbers
 
@@ -30,7 +36,7 @@ class GeneratedChoice:
 
     token_ids: "array[int]" = field(default_factory=lambda: packed_ids(()))
     logprobs: "array[float]" = field(default_factory=lambda: packed_logprobs(()))
-    """One for each id, in calls of a session."""
+    """One for each id, in calls of a session and in those that show ids."""
     finish_reason: str | None = None
     """Once the engine has ended it."""
     weight_versions: tuple[WeightSpan, ...] = ()
@@ -100,15 +106,23 @@ class ServedCall:
         return self.request.endpoint in GENERATED
 
     @property
+    def keeps_logprobs(self) -> bool:
+        return self.session is not None or self.request.endpoint in TOKEN_ENDPOINTS
+
+    @property
     def tokens(self) -> ServedTokens:
         new = sum(self.prompts.values()) if self.new_prompt_tokens is None else self.new_prompt_tokens
         return ServedTokens(new, sum(len(choice.token_ids) for choice in self.choices.values()))
 
     def begin_prompt(self, choices: int) -> int:
-        """The index of the first of so many choices of a prompt; a text completion may have several prompts."""
-        first = len(self.prompts) * choices if self.request.endpoint == "completions" else 0
+        """The index of the first of so many choices of a prompt."""
+        first = len(self.prompts) * choices if self.request.endpoint in WITH_SEVERAL_PROMPTS else 0
         self.prompts[first] = 0
         return first
+
+    def generation_id(self, first: int) -> str:
+        """The id of the generations of a prompt. Args: `first` as `begin_prompt` returned it."""
+        return f"{self.request.generation_id}-{first}" if first else self.request.generation_id
 
     def generation(self, prompt_token_ids: list[int], max_tokens: int | None, first: int = 0) -> GenerationRequest:
         """The request to the engine beside the prompt and vLLM's parameters.
@@ -116,10 +130,9 @@ class ServedCall:
         Args:
             first: as `begin_prompt` returned it. Each prompt can be interrupted without the others.
         """
-        generation_id = self.request.generation_id
         return replace(
             self.request,
-            generation_id=f"{generation_id}-{first}" if first else generation_id,
+            generation_id=self.generation_id(first),
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
             oldest_version=self.oldest_version,
@@ -146,7 +159,7 @@ class ServedCall:
             first: as `begin_prompt` returned it.
 
         Raises:
-            GenerationNotFinite: in a session, a log-probability is NaN or infinite.
+            GenerationNotFinite: a log-probability that is kept is NaN or infinite.
             GenerationLost, GenerationRejected: in a session that includes columns, as `generation_of` raises them.
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
@@ -157,7 +170,7 @@ class ServedCall:
             if self.columns is not None:
                 self.columns.read(choice, completion)
             choice.token_ids.extend(completion.token_ids)
-            if completion.logprobs is not None and self.session is not None:
+            if completion.logprobs is not None and self.keeps_logprobs:
                 logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))
                 refuse_not_finite(logprobs)
                 choice.logprobs.extend(logprobs)

@@ -19,12 +19,15 @@ from deployments.sessions.failures import SessionFailure, call_not_recorded
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
+    Conversation,
     EngineCall,
     GeneratedMessage,
     Plan,
     PreparedPrompt,
+    TokenPrompt,
     new_images,
     prepared_prompt,
+    prompt_of_tokens,
 )
 
 DATA = "data: "
@@ -44,6 +47,9 @@ class ShownChoices:
         if not data or data == DONE:
             return
         for choice in orjson.loads(data).get("choices") or ():
+            if "delta" not in choice:
+                # A choice of token ids: no message was shown.
+                continue
             delta, index = choice.get("delta") or {}, choice["index"]
             texts = self._content.setdefault(index, {"content": "", "reasoning": ""})
             for name in texts:
@@ -153,31 +159,41 @@ class SessionCall:
         names = new_images(self._plan, messages)
         images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
         prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer, images)
-        self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
-        self._call.oldest_version = self._plan.oldest_version
+        prompt = prepare() if is_short else await asyncio.to_thread(prepare)
+        self._note_prompt(self._plan, prompt)
+        return prompt.token_ids
+
+    async def prepare_tokens(self, token_ids: Sequence[int], is_streamed: bool) -> None:
+        """Begins a call whose caller has tokenized its prompt; `is_streamed` and failures are as in `prepare`."""
+        self._has_begun = True
+        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES
+        self._plan = await self._begun(TokenPrompt(packed_ids(token_ids)), self._context, is_short, is_streamed)
+        prepare = partial(prompt_of_tokens, self._plan, token_ids, self._calls.renderer.decode)
+        self._note_prompt(self._plan, prepare() if is_short else await asyncio.to_thread(prepare))
+
+    def _note_prompt(self, plan: Plan, prompt: PreparedPrompt) -> None:
+        self._prompt = prompt
+        self._call.oldest_version = plan.oldest_version
         if self._call.request.include.routed_experts:
-            self._call.experts_from = self._plan.experts_from
-        self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
-        return self._prompt.token_ids
+            self._call.experts_from = plan.experts_from
+        self._call.new_prompt_tokens = len(prompt.token_ids) - len(plan.token_ids)
 
     @property
     def images(self) -> Sequence[ImageSpan]:
         """Those of the prompt, once it was prepared."""
         return () if self._prompt is None else self._prompt.images
 
-    async def _begun(
-        self, messages: Sequence[ChatMessage], context: ChatContext, is_short: bool, is_streamed: bool
-    ) -> Plan:
+    async def _begun(self, conversation: Conversation, context: ChatContext, is_short: bool, is_streamed: bool) -> Plan:
         call_id = self._call.request.generation_id
         if not is_streamed:
             policy = self._call.request.policy
             begun = await self._calls.begin_with_copy(
-                self._session_id, call_id, messages, context, policy, in_thread=not is_short
+                self._session_id, call_id, conversation, context, policy, in_thread=not is_short
             )
             if begun is not None:
                 plan, self._confirmed = begun
                 return plan
-        return await self._calls.begin(self._session_id, call_id, messages, context)
+        return await self._calls.begin(self._session_id, call_id, conversation, context)
 
     def refuse_unprepared(self) -> None:
         """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""

@@ -22,7 +22,7 @@ from deployments.protocols.images import ImageTokens
 from deployments.protocols.token_columns import EXPERTS
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionUnknown
-from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
+from deployments.sessions.records import ChatContext, Conversation, EngineCall, Plan
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
@@ -57,9 +57,9 @@ class SessionCallsInFlight:
         self._hearing: asyncio.Task[None] | None = None
         self.tasks = BackgroundTasks()
 
-    async def begin(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
+    async def begin(self, session_id: str, call_id: str, conversation: Conversation, context: ChatContext) -> Plan:
         """Raises what `SessionStore.plan` raises."""
-        plan = await self._store.plan(session_id, call_id, messages, context)
+        plan = await self._store.plan(session_id, call_id, conversation, context)
         self._note(session_id, call_id)
         return plan
 
@@ -67,7 +67,7 @@ class SessionCallsInFlight:
         self,
         session_id: str,
         call_id: str,
-        messages: Sequence[ChatMessage],
+        conversation: Conversation,
         context: ChatContext,
         policy: str | None,
         in_thread: bool,
@@ -82,7 +82,7 @@ class SessionCallsInFlight:
             The plan, and what ends when the store has confirmed it. That raises `RecordOutdated`, and what
             `SessionStore.begin` raises.
         """
-        planned = await self._copies.plan(session_id, messages, context, policy, in_thread)
+        planned = await self._copies.plan(session_id, conversation, context, policy, in_thread)
         if planned is None:
             return None
         plan, known = planned

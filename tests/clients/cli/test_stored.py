@@ -138,6 +138,34 @@ def test_a_job_is_exported_with_all_of_its_groups(jobs: JobServer, tmp_path: Pat
     assert [row["prompt"][0]["content"] for row in lines_of(output)] == ["What is 1 + 1?"]
 
 
+def test_export_writes_the_images_into_a_folder_and_asks_once_for_each(jobs: JobServer, tmp_path: Path) -> None:
+    rollouts, output, folder = tmp_path / "seen.jsonl", tmp_path / "rows.jsonl", tmp_path / "images"
+    samples = [result(0, generation) for generation in range(2)]
+    kept, gone = (f"sha256:{digit * 64}" for digit in "ab")
+    for played, name in zip([*samples, late := result(1)], (kept, kept, gone), strict=True):
+        played["message_log"][0]["mm_ranges"] = [{"media": name, "start": 0, "end": 1}]
+    RolloutResponse.model_validate({**SUMMARY, "samples": [*samples, late]}).save(rollouts)
+    asked: list[str] = []
+
+    @jobs.app.get("/blobs/{name}")
+    def blob(name: str) -> Response:
+        asked.append(name)
+        if name == kept:
+            return Response(b"\x89PNG", media_type="image/png")
+        return JSONResponse({"title": "Gone", "status": 404}, 404)
+
+    export = ["export", str(rollouts), "--format", "sft", "--output", str(output), "--images", str(folder)]
+    for _ in range(2):
+        done = rollout(jobs, *export)
+        assert done.exit_code == 0, done.stderr
+        assert rows_of(done.stdout)[2] == ["left out: an image that the service does not have any more", "1"]
+    file = folder / f"{'a' * 64}.png"
+    assert [row["images"] for row in lines_of(output)] == [[str(file)]] * 2
+    assert file.read_bytes() == b"\x89PNG"
+    assert asked == [kept, gone, gone]
+    assert [path.name for path in folder.iterdir()] == [file.name]
+
+
 def test_a_job_that_failed_or_was_acknowledged_is_not_exported_in_part(jobs: JobServer, tmp_path: Path) -> None:
     document = {"type": "about:blank", "title": "Lost", "status": 503, "detail": "The job was lost."}
     jobs.events = [{"event": 1, "problem": document}]

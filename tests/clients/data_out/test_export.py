@@ -52,12 +52,119 @@ def chat(role: str, content: str) -> Json:
 PROMPT = [chat("user", "What is 1 + 1?")]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_rollout_that_shows_images_is_left_out_and_counted(form: ExportFormat) -> None:
-    ranges = [{"media": f"sha256:{'0a' * 32}", "start": 0, "end": 1}]
-    shows = [played(reward, ASKED | {"mm_ranges": ranges}, said(f"{reward}", 3, 4)) for reward in (0.0, 1.0)]
-    with pytest.raises(NothingToExport, match="it shows images, and no format has a place for them"):
-        export_rollouts(shows, form)
+RED, BLUE = (f"sha256:{digit * 64}" for digit in "ab")
+WORDS: Json = {"type": "text", "text": "What is 1 + 1?"}
+PICTURE: Json = {"type": "image"}
+
+
+def showing(message: Json, *names: str) -> Json:
+    return message | {"mm_ranges": [{"media": name, "start": 0, "end": 1} for name in names]}
+
+
+def seen(reward: float = 1.0, *names: str, generation: int = 0) -> SampleResult:
+    """A rollout whose prompt shows these images, by default a red one."""
+    log = [showing(ASKED, *(names or (RED,))), said(f"It is {generation}.", 3, 4)]
+    return played(reward, *log, generation=generation)
+
+
+def answer(text: str) -> Json:
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+def test_rows_of_trl_have_their_images_by_name_and_parts_for_them_in_every_row() -> None:
+    plain = played(1.0, chat("system", "") | {"token_ids": [9]}, ASKED, said("Two.", 3))
+    exported = export_rollouts([seen(1.0, RED, BLUE), plain], "sft")
+    assert exported.rows == [
+        {
+            "prompt": [{"role": "user", "content": [PICTURE, PICTURE, WORDS]}],
+            "completion": [answer("It is 0.")],
+            "images": [RED, BLUE],
+        },
+        {
+            "prompt": [{"role": "system", "content": []}, {"role": "user", "content": [WORDS]}],
+            "completion": [answer("Two.")],
+            "images": [],
+        },
+    ]
+    assert export_rollouts([seen()], "kto").rows[0]["label"] is True
+    [pair] = export_rollouts([seen(), seen(0.0, generation=1)], "dpo").rows
+    assert pair == {
+        "prompt": [{"role": "user", "content": [PICTURE, WORDS]}],
+        "chosen": [answer("It is 0.")],
+        "rejected": [answer("It is 1.")],
+        "images": [RED],
+    }
+
+
+def test_prompts_with_other_images_are_other_prompts() -> None:
+    with pytest.raises(NothingToExport, match="2 left out: no reward of its group differs"):
+        export_rollouts([seen(), seen(0.0, BLUE, generation=1)], "dpo")
+
+
+def test_verl_has_a_word_for_each_image_in_the_text_and_openai_a_part() -> None:
+    looked = [showing(ASKED, RED), said("It is 0.", 3, 4), showing(OBSERVED, BLUE), said("Ah.", 5)]
+    exported = export_rollouts([played(1.0, *looked), played(1.0)], "verl")
+    assert exported.rows == [
+        {
+            "messages": [
+                chat("user", "<image>What is 1 + 1?"),
+                chat("assistant", "It is 0."),
+                chat("environment", "<image>No."),
+                chat("assistant", "Ah."),
+            ],
+            "images": [{"image": RED}, {"image": BLUE}],
+        },
+        {"messages": [*PROMPT, chat("assistant", "It is 0.")], "images": []},
+    ]
+    [row] = export_rollouts([played(1.0, *looked)], "openai").rows
+    urls = [{"type": "image_url", "image_url": {"url": name}} for name in (RED, BLUE)]
+    assert row["messages"] == [
+        {"role": "user", "content": [urls[0], WORDS]},
+        {"role": "assistant", "content": "It is 0.", "weight": 1},
+        {"role": "user", "content": [urls[1], {"type": "text", "text": "No."}]},
+        {"role": "assistant", "content": "Ah.", "weight": 1},
+    ]
+
+
+def test_files_stand_as_paths_and_in_openais_form_as_data_urls(tmp_path: Path) -> None:
+    red = tmp_path / "red.png"
+    red.write_bytes(b"\x89PNG")
+    files = {RED: red}
+    assert export_rollouts([seen()], "sft", image_file=files.get).rows[0]["images"] == [str(red)]
+    assert export_rollouts([seen()], "verl", image_file=files.get).rows[0]["images"] == [{"image": str(red)}]
+    [row] = export_rollouts([seen()], "openai", image_file=files.get).rows
+    messages: Any = row["messages"]
+    assert messages[0]["content"][0]["image_url"] == {"url": "data:image/png;base64,iVBORw=="}
+    for form in ("sft", "dpo", "kto", "verl", "openai"):
+        with pytest.raises(NothingToExport, match="an image that the service does not have any more"):
+            export_rollouts([seen(1.0, BLUE), seen(0.0, BLUE, generation=1)], form, image_file=files.get)
+
+
+@pytest.mark.parametrize(
+    ("form", "log", "reason"),
+    [
+        ("trl", [showing(ASKED, RED)], "it shows images, and a row of tokens has no place for them"),
+        ("tinker", [showing(ASKED, RED)], "it shows images, and a row of tokens has no place for them"),
+        (
+            "verl",
+            [showing(ASKED, RED), chat("user", "an <image>") | {"token_ids": [5]}],
+            "a text with <image> or <video>",
+        ),
+        ("sft", [ASKED, said("a", 5), showing(OBSERVED, RED)], "an image after the first trained response, and TRL"),
+        (
+            "sft",
+            [showing(ASKED, RED), OBSERVED],
+            "a message of role environment, which TRL takes in no row with images",
+        ),
+        ("kto", [showing(chat("tool", "5") | {"token_ids": [5]}, RED)], "an image in a message of role tool"),
+        ("openai", [showing(chat("tool", "5") | {"token_ids": [5]}, RED)], "an image in a message of role tool"),
+    ],
+)
+def test_images_where_a_format_has_no_place_are_left_out_and_counted(
+    form: ExportFormat, log: list[Json], reason: str
+) -> None:
+    with pytest.raises(NothingToExport, match=f"1 left out: {reason}"):
+        export_rollouts([played(1.0, *log, said("b", 6))], form)
 
 
 def test_sft_has_the_prompt_and_what_came_from_the_first_response_to_the_last() -> None:
@@ -276,6 +383,16 @@ def test_what_gives_no_row_at_all_is_an_error_that_says_why(
 def test_the_best_of_a_group_makes_no_pair() -> None:
     with pytest.raises(ValueError, match="best_of_group keeps one rollout of each group"):
         export_rollouts(group(1.0, 0.0), "dpo", ExportSelection(best_of_group=True))
+
+
+def test_each_seat_of_a_game_is_a_row_with_its_own_reward() -> None:
+    second = {"message_log": [ASKED, said("I lost.", 5)], "rewards": {"seat_1": -1.0}}
+    exported = export_rollouts([played(1.0, rewards={"seat_0": 1.0}, branches=[second])], "kto")
+    assert [(row["completion"], row["label"]) for row in exported.rows] == [
+        ([chat("assistant", "It is 0.")], True),
+        ([chat("assistant", "I lost.")], False),
+    ]
+    assert (exported.rollouts, exported.notes) == (2, {})
 
 
 def test_branches_of_agents_are_in_no_row_and_are_counted() -> None:

@@ -2,22 +2,26 @@
 
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from rollout_client import SampleResult
 from rollout_client.data_out.export import ExportFormat, export_rollouts
 from tests.clients.scripted_service import Json, result
-from tests.paths import TINY_MODEL
+from tests.deployments.images.pictures import picture
+from tests.paths import REPOSITORY, TINY_MODEL
 
 with warnings.catch_warnings():
     # What TRL warns of on import.
     warnings.simplefilter("ignore")
-    from datasets import load_dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from datasets import Image as ImageFeature
+    from datasets import List, load_dataset
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
     from trl import (  # type: ignore[attr-defined]
         DPOConfig,
         DPOTrainer,
@@ -143,3 +147,54 @@ def test_preferences_train_a_step(
     rows = loaded(rollouts_of(tokenizer), format, tmp_path)
     made = trainer(model, args=config(**arguments(tmp_path)), train_dataset=rows, processing_class=tokenizer)
     assert trained(made) == pytest.approx(loss, abs=1e-3)
+
+
+SEEING = REPOSITORY / "models" / "shapes"
+COLORS = ("red", "green")
+QUESTION, ANSWER = "How many?", "1"
+
+
+def looked(processor: Any, color: str, name: str) -> SampleResult:
+    """A rollout about a picture of one color, with the tokens that the model's own processor makes of it."""
+    shown = Image.open(BytesIO(picture(color, size=(64, 64))))
+    content = [{"type": "image", "image": shown}, {"type": "text", "text": QUESTION}]
+    prompt, whole = (
+        processor.apply_chat_template(chat, tokenize=True, return_dict=True, add_generation_prompt=chat is asked)[
+            "input_ids"
+        ][0]
+        for asked in [[{"role": "user", "content": content}]]
+        for chat in (asked, [*asked, {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]}])
+    )
+    tokens = whole[len(prompt) :]
+    ranges = [{"media": name, "start": 1, "end": 2}]
+    log: list[Json] = [
+        {"role": "user", "content": QUESTION, "token_ids": prompt, "mm_ranges": ranges},
+        {"role": "assistant", "content": ANSWER, "token_ids": tokens, "generation_logprobs": [-0.5] * len(tokens)},
+    ]
+    return SampleResult.model_validate(result(COLORS.index(color), message_log=log, total_reward=1.0))
+
+
+def test_sft_trains_a_model_that_sees_on_the_files_of_its_images(tmp_path: Path) -> None:
+    processor: Any = AutoProcessor.from_pretrained(SEEING)  # type: ignore[no-untyped-call]
+    files = {f"sha256:{place:064}": tmp_path / f"{color}.png" for place, color in enumerate(COLORS)}
+    for color, file in zip(COLORS, files.values(), strict=True):
+        file.write_bytes(picture(color, size=(64, 64)))
+    rollouts = [looked(processor, color, name) for color, name in zip(COLORS, files, strict=True)]
+    path = tmp_path / "rows.jsonl"
+    export_rollouts(rollouts, "sft", image_file=files.get).save(path)
+    rows = load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    rows = rows.cast_column("images", List(ImageFeature()))
+    model = AutoModelForImageTextToText.from_pretrained(SEEING, dtype=torch.float32)
+    config = SFTConfig(**arguments(tmp_path), max_length=None)
+    losses = []
+    for sample, color in zip(rollouts, COLORS, strict=True):
+        prompt, response = (message.token_ids for message in sample.message_log)
+        shown = processor.image_processor(
+            images=[[Image.open(BytesIO(picture(color, size=(64, 64))))]], return_tensors="pt"
+        )
+        ids = torch.tensor([prompt + response])
+        with torch.no_grad():
+            logprobs = model(input_ids=ids, pixel_values=shown["pixel_values"]).logits.log_softmax(-1)[0]
+        losses += [-logprobs[len(prompt) - 1 + place, token] for place, token in enumerate(response)]
+    trainer: Any = SFTTrainer(model, args=config, train_dataset=rows, processing_class=processor)
+    assert trained(trainer) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-4)

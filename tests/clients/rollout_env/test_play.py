@@ -208,8 +208,8 @@ def test_images_reach_an_environment_by_their_names_as_in_the_service() -> None:
     name = f"sha256:{sha256(b'a picture').hexdigest()}"
     content = [
         {"type": "image", "image": f"data:image/png;base64,{b64encode(b'a picture').decode()}"},
-        {"type": "text", "text": "Which?"},
-        {"type": "image", "image": "sha256:0"},
+        {"type": "text", "text": "Which?", "image": None},
+        {"type": "image", "image": "sha256:0", "text": None},
     ]
     shows = StepOutcome({"role": "user", "content": "This?", "images": [b"a picture"]}, 0.0, terminated=False)
     environment = Saying(shows, says("end", terminated=True))

@@ -1,15 +1,19 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
 from rollout_client import SampleResult
+from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
+from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import token_row
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
-from tests.clients.scripted_service import result
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from tests.clients.scripted_service import SUMMARY, result
 from tests.deployments.images.pictures import picture
 
 PICTURES = {f"sha256:{digit * 64}": picture(color) for digit, color in (("0", "red"), ("1", "blue"))}
@@ -27,46 +31,90 @@ def played(generation: int, *names: str, reward: float | None = 1.0) -> SampleRe
     return SampleResult.model_validate(result(0, generation, message_log=log, total_reward=reward))
 
 
-def first_pixels(images: list[list[Any]], return_tensors: str) -> dict[str, Any]:
-    assert return_tensors == "pt"
-    return {"pixels": torch.tensor([picture.getpixel((0, 0)) for row in images for picture in row]), "rows": ["text"]}
+class FirstPixels:
+    """A processor that makes one pixel of each image, and `types` for each token of a text."""
 
+    image_token = "<image>"
 
-PROCESSOR = SimpleNamespace(image_processor=first_pixels, model_input_names=["input_ids"], image_token_id=6)
-WITH_TYPES = SimpleNamespace(
-    image_processor=first_pixels, model_input_names=["input_ids", "mm_token_type_ids"], image_token_id=6
-)
+    def __init__(self, **types: int) -> None:
+        self._types = types
+
+    def __call__(self, text: list[str], images: list[list[Any]], padding: bool, return_tensors: str) -> dict[str, Any]:
+        assert (padding, return_tensors) == (True, "pt")
+        assert text == [self.image_token] * len(images)
+        of_text = {name: torch.full((len(text), 2), value) for name, value in self._types.items()}
+        pixels = torch.tensor([picture.getpixel((0, 0)) for [picture] in images])
+        return {"pixels": pixels, "rows": ["text"], "input_ids": 1, "attention_mask": torch.ones(2), **of_text}
+
+    def create_mm_token_type_ids(self, input_ids: list[list[int]]) -> list[list[int]]:
+        """A part of an image is 6, and 8 begins a video."""
+        return [[(2 if 8 in row else 1) * (token_id == 6) for token_id in row] for row in input_ids]
 
 
 def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
     lost = played(3, BLUE, reward=None)
     samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
-    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, PROCESSOR)
+    inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, FirstPixels(token_type_ids=0))
     assert list(inputs) == ["pixels"]
     assert inputs["pixels"].tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
     assert images_shown(samples[0].message_log) == [RED, BLUE]
-    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, PROCESSOR) == {}
+    assert image_inputs([played(0)], to_tensors([played(0)], pad_token_id=0), {}, FirstPixels()) == {}
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_positions_from_them(side: Any) -> None:
+@pytest.mark.parametrize("name", ["mm_token_type_ids", "token_type_ids"])
+def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_them_from_the_processor(
+    side: Any, name: str
+) -> None:
+    processor = FirstPixels(**{name: 1})
     samples = [played(0, RED, BLUE), played(1), played(2, RED)]
     tensors = to_tensors(samples, pad_token_id=0, padding_side=side)
     # The policy has sampled the token itself, which is a token of text then.
     tensors.input_ids[tensors.input_ids == 7] = 6
-    inputs = image_inputs(samples, tensors, PICTURES, WITH_TYPES)
+    inputs = image_inputs(samples, tensors, PICTURES, processor)
     padded = [[0, 0] if row == 2 else [0] * 4 if row else [] for row in range(3)]
     marked = [[0, 1, 0, 1, 0, 0], [0, 0], [0, 1, 0, 0]]
     rows = [pad + row if side == "left" else row + pad for pad, row in zip(padded, marked, strict=True)]
-    assert inputs["mm_token_type_ids"].tolist() == rows
-    some = image_inputs(samples, tensors, PICTURES, WITH_TYPES, torch.tensor([2, 0]))
-    assert some["mm_token_type_ids"].tolist() == [rows[2], rows[0]]
+    assert inputs[name].tolist() == rows
+    some = image_inputs(samples, tensors, PICTURES, processor, torch.tensor([2, 0]))
+    assert some[name].tolist() == [rows[2], rows[0]]
 
 
-def test_tensors_that_have_no_place_for_images_are_refused() -> None:
-    samples = [played(0, RED), played(1, RED)]
-    merged = to_tensors(samples, pad_token_id=0, merge="prefix")
-    with pytest.raises(ValueError, match=r"^Images have no place in merged rows: call to_tensors without merge\.$"):
-        image_inputs(samples, merged, PICTURES, PROCESSOR)
+def test_an_image_is_one_whatever_the_policy_has_written_before_it() -> None:
+    sample = played(0, RED)
+    said = sample.message_log[-1].model_copy(update={"token_ids": [8]})
+    sample.message_log.insert(0, said)
+    inputs = image_inputs([sample], to_tensors([sample], pad_token_id=0), PICTURES, FirstPixels(mm_token_type_ids=1))
+    assert inputs["mm_token_type_ids"].tolist() == [[0, 0, 1, 0, 0]]
+
+
+def in_arrow(samples: list[SampleResult]) -> ArrowResponse:
+    encoder = ArrowResponseEncoder()
+    for position, sample in enumerate(samples):
+        encoder.add(position, sample)
+    read = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    chunked = (pa.concat_tables([table.slice(0, 1), table.slice(1)]) for table in (read.rollouts, read.tokens))
+    return ArrowResponse.of(RolloutSummary(**SUMMARY), *chunked)
+
+
+@pytest.mark.parametrize("form", [list, in_arrow])
+def test_merged_rows_are_refused_for_rollouts_that_show_images(form: Callable[[list[SampleResult]], Any]) -> None:
+    plain = played(0)
+    plain.message_log[0].mm_ranges = None
+    plain.message_log[0].content = '"mm_ranges":['
+    lost = played(3, RED, reward=None)
+    message = r"^Rollout 2 shows images, and merged rows have no place for them: leave out merge\.$"
+    with pytest.raises(ValueError, match=message):
+        to_tensors(form([plain, played(1), played(2, RED), lost]), pad_token_id=0, merge="prefix")
+    branching = SampleResult.model_validate(
+        played(2).model_dump(exclude_unset=True) | {"branches": [{"message_log": played(0, BLUE).message_log}]}
+    )
+    with pytest.raises(ValueError, match=message):
+        to_tensors(form([plain, lost, branching]), pad_token_id=0, merge="prefix")
+    merged = to_tensors(form([plain, played(1), lost]), pad_token_id=0, merge="prefix")
+    assert merged.positions.tolist() == [0, 1], "what is left out shows nothing"
+
+
+def test_a_row_of_tokens_has_no_place_for_images() -> None:
     with pytest.raises(ValueError, match="A rollout shows images, and a row of tokens has none"):
-        token_row(samples[0])
+        token_row(played(0, RED))

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollout_client import SampleResult
+from rollout_client import SampleResult, seats_of
 from rollout_client.tensors import Credit, MergedTensors, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from tests.clients.message_logs import failed, generated, given_message, rollout
 from tests.clients.scripted_service import Json
@@ -154,6 +154,15 @@ def test_each_response_of_a_forest_stands_once() -> None:
     rows = merged([forest()]).merged
     assert rows.input_ids.tolist() == [[1, 2, 3, 4, 5, 6], [7, 8, PAD, PAD, PAD, PAD]]
     assert rows.row_counts.tolist() == [[0, 2, 0, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
+
+
+def test_seats_with_rewards_of_their_own_are_refused_and_are_rollouts_by_seats_of() -> None:
+    other = {"message_log": [given_message(1), generated(3)], "rewards": {"seat_1": -1.0}}
+    game = rollout(given_message(1), generated(2), rewards={"seat_0": 1.0}, branches=[other])
+    with pytest.raises(ValueError, match=r"pass each as a rollout, by seats_of\(sample\)"):
+        to_tensors([game], pad_token_id=0, merge="prefix")
+    tensors = to_tensors(seats_of(game), pad_token_id=0, group_of=lambda seat: (seat.idx, *seat.rewards))
+    assert (tensors.total_reward.tolist(), tensors.groups.tolist()) == ([1.0, -1.0], [0, 1])
 
 
 def test_without_merge_there_are_no_branches() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
-from deployments.agents.programs import AgentCall, LastSaid
+from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed
 from deployments.sandbox.launch import default_interpreters
@@ -60,7 +60,7 @@ def rewarded(source: Callable[[int], str]) -> dict[str, float]:
             argv = [PYTHON.executable, "-S", "-c", source(port)]
             program = CommandProgram(CommandSettings(argv=argv, sandbox=True, folders=PYTHON.folders))
             base_url = f"http://127.0.0.1:{port}/v1/sessions/s"
-            return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), LastSaid())
+            return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), RunNotes())
 
     return asyncio.run(run())
 

@@ -15,7 +15,7 @@ from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.command_program import CommandProgram, limits_of
 from deployments.agents.environment import AgentRunsOfTask
-from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, LastSaid, load_agent
+from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, load_agent
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing
@@ -153,7 +153,7 @@ def test_a_command_may_leave_its_stdin_unread_however_long_it_is() -> None:
 
 async def ended_when_cancelled(program: AgentProgram, alive: Path) -> int:
     """Cancels a run once it has written its process id, and returns that."""
-    run = asyncio.create_task(program.run(CALL, LastSaid()))
+    run = asyncio.create_task(program.run(CALL, RunNotes()))
     while not (pid := written_pid(alive)):
         await asyncio.sleep(0.001)
     run.cancel()
@@ -217,7 +217,7 @@ def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) 
 
 
 def asked(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> dict[str, float]:
-    return asyncio.run(harness(answer, **settings).run(CALL, LastSaid()))
+    return asyncio.run(harness(answer, **settings).run(CALL, RunNotes()))
 
 
 def test_a_harness_is_posted_its_session_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,9 @@ def test_an_observation_that_spells_a_placeholder_shows_no_image_by_it() -> None
 
 def test_a_raw_observation_shows_no_image() -> None:
     raw = ChatOptions("raw", images=KNOWN)
-    with pytest.raises(EnvironmentRejected, match="of the format 'raw' show no images: use the format 'chat'"):
+    with pytest.raises(
+        EnvironmentRejected, match="observation_format 'raw' has no place for it: send observation_format"
+    ):
         TOKENIZER.observations([{"role": "user", "content": "", "images": [NAMES[0]]}], [72], raw, PLENTY)
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -38,6 +39,8 @@ class ScriptedLLM:
         self.unloaded: list[int] = []
         self.unplaced: list[str] = []
         """Tensors of adapters that no module of the model takes."""
+        self.model_config = SimpleNamespace(is_multimodal_model=False)
+        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(enable_tower_connector_lora=False))
         self._results = {method: list(of_method) for method, of_method in results.items()}
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -55,6 +58,9 @@ class ScriptedLLM:
 
     async def resume_generation(self) -> None:
         self.calls.append("resume")
+
+    async def reset_encoder_cache(self) -> None:
+        self.calls.append("reset_encoder_cache")
 
     async def add_lora(self, adapter: LoRARequest) -> None:
         self.calls.append(f"add_lora {adapter.lora_int_id} {adapter.lora_path}")

@@ -148,6 +148,22 @@ def test_an_adapter_with_a_tensor_that_changes_no_module_is_refused_by_name_and_
     assert llm.calls == []
 
 
+@pytest.mark.parametrize(("takes_towers", "advised"), [(False, True), (True, False)])
+def test_a_refused_adapter_of_a_model_that_sees_is_told_how_vision_towers_take_one(
+    takes_towers: bool, advised: bool
+) -> None:
+    llm: Any = ScriptedLLM()
+    llm.unplaced = [f"base_model.model.{ADAPTED}.lora_A.weight"]
+    llm.model_config.is_multimodal_model = True
+    llm.vllm_config.lora_config.enable_tower_connector_lora = takes_towers
+    with pytest.raises(AdapterDoesNotFit) as refused:
+        run(Adapters(llm).load("2", 2, adapter_folder("2")))
+    advice = (
+        "Modules of a vision tower take adapters with enable_tower_connector_lora: true under engine in the config."
+    )
+    assert str(refused.value).endswith(f".weight. {advice}") is advised
+
+
 @pytest.mark.parametrize(
     ("config", "changes"),
     [

@@ -101,7 +101,7 @@ def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
         return times, updater.loaded, llm.calls
 
     times, loaded, calls = run(play())
-    assert calls == ["pause mode=wait clear_cache=False", "swap_staged", "label 3", "resume"]
+    assert calls == ["pause mode=wait clear_cache=False", "reset_encoder_cache", "swap_staged", "label 3", "resume"]
     assert times.swap_s == 0.5, "of the slowest worker"
     assert loaded == LoadedWeights(3)
 

@@ -13,7 +13,7 @@ from deployments.storage.storage import StoredRecord
 from deployments.storage.stored_state import Planned
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 
-SETTINGS = ImagesSettings(keep_s=100, keep_at_least_s=10, max_bytes=100, max_share=0.5)
+SETTINGS = ImagesSettings.model_construct(keep_s=100, keep_at_least_s=10, max_bytes=100, max_share=0.5)
 
 
 class StoredBook:

@@ -115,6 +115,47 @@ def test_a_bomb_of_text_is_refused() -> None:
     assert refusal_of(file.getvalue()) == "it cannot be decoded (ValueError); send the whole file, undamaged"
 
 
+def jpeg_with_scans(count: int) -> bytes:
+    """A progressive JPEG file that refines the same pixels `count` times."""
+    file = BytesIO()
+    Image.new("L", (64, 64), 128).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    before = data.count(b"\xff\xda")
+    return data[:end] + data[last:end] * (count - before) + data[end:]
+
+
+def jpeg_with_segments(segment: bytes, count: int) -> bytes:
+    """A JPEG file with these behind its first segment."""
+    data = picture(form="JPEG")
+    behind = 4 + int.from_bytes(data[4:6], "big")
+    return data[:behind] + segment * count + data[behind:]
+
+
+def test_a_bomb_of_scans_is_refused() -> None:
+    assert checked_image(jpeg_with_scans(100), SETTINGS).size == (64, 64)
+    assert refusal_of(jpeg_with_scans(101)) == "it has 101 scans, and may have 100; encode it again"
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        b"\xff\xe1\x00\x0eExif\x00\x00\x2a\x2a\x2a\x2a\x2a\x2a",
+        b"\xff\xe5\x00\x02",
+        b"\xff\xff",
+        b"\xff\x00",
+        b"\x00\x00",
+        # Pillow reads no length after this marker, and goes on within it.
+        b"\xff\xf0\x00\x06\xff\xe5\x00\x02",
+    ],
+    ids=["exif", "application", "padding", "stuffing", "junk", "extension"],
+)
+def test_a_bomb_of_segments_is_refused_and_a_long_profile_is_not(segment: bytes) -> None:
+    assert refusal_of(jpeg_with_segments(segment, 5000)).startswith("its header has more than 4096 segments;")
+    profile = b"\xff\xe2\xff\xffICC_PROFILE\x00\x01\x01" + bytes(65_519)
+    assert checked_image(jpeg_with_segments(profile, 300), SETTINGS).size == (4, 3)
+
+
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])
 def test_an_animation_is_refused(form: str) -> None:
     assert refusal_of(animation(form)) == "it is animated; send one picture"

@@ -14,7 +14,7 @@ from tests import virtual_time
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 
-SETTINGS = ImagesSettings(keep_s=100, keep_at_least_s=10, max_bytes=100)
+SETTINGS = ImagesSettings.model_construct(keep_s=100, keep_at_least_s=10, max_bytes=100)
 
 
 def run(work: Callable[[ImagesInProcess], Awaitable[Any]], kept: Kept | None = None, **settings: Any) -> Any:

@@ -51,6 +51,35 @@ def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> Non
     assert reply.seconds > 0
 
 
+def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
+    async def scenario(server: ChatServer, **fields: Any) -> None:
+        policy = HttpChatModel(
+            ChatModelSettings.model_validate(fields), "rival", lambda: server.url.removesuffix("/v1")
+        )
+        await policy.chat(QUESTION)
+
+    with chat_server(lambda *_: said("A")) as server:
+        asyncio.run(scenario(server, policy="run b", version=3))
+        asyncio.run(scenario(server))
+    messages = [{"role": "user", "content": "Q"}]
+    assert server.requests == [
+        {"path": "/v1/chat/completions?policy=run+b&version=3", "messages": messages},
+        {"path": "/v1/chat/completions", "messages": messages},
+    ]
+
+
+def test_a_reply_costs_what_the_prices_of_its_tokens_say() -> None:
+    with chat_server(lambda *_: said("A")) as server:
+        priced, free = chat(server, prices={"prompt": 2.0, "completion": 10.0}), chat(server)
+    assert priced.cost == pytest.approx((7 * 2.0 + 3 * 10.0) / 1_000_000)
+    assert free.cost is None
+
+
+def test_a_model_at_an_address_needs_a_name() -> None:
+    with pytest.raises(ValidationError, match="model is missing"):
+        ChatModelSettings.model_validate({"base_url": "http://judge/v1"})
+
+
 def test_calls_and_reasoning_of_the_model_are_in_its_reply() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     with chat_server(lambda *_: said(None, tool_calls=[call], reasoning_content="Hm.")) as server:

@@ -62,6 +62,20 @@ ANTHROPIC = {
     "max_tokens": 4,
     "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
 }
+SGLANG = {
+    "rid": "a",
+    "input_ids": [[50, 51], [52]],
+    "sampling_params": {"max_new_tokens": 4, "n": 2, "top_k": 5, "stop": ["x"], "logit_bias": {"5": 1.0}},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+    "top_logprobs_num": 2,
+    "weight_version": {"min_version": 0, "exact_version": None},
+}
+TOKEN_IDS = {
+    "token_ids": [50, 51],
+    "sampling_params": {"max_tokens": 4, "n": 2, "logprobs": 1, "stop": ["x"]},
+    "output_mode": "text",
+}
 OPENED = {
     "sample": {"task_name": "math", "messages": MESSAGES[1:2], "extra_env_info": {"ground_truth": "2"}},
     "sampling": {"temperature": 1.0, "max_new_tokens": 4},
@@ -92,6 +106,10 @@ TARGETS: Mapping[str, Target] = {
     "JSON of POST /messages/count_tokens": target("/v1/messages/count_tokens", ANTHROPIC),
     "JSON of POST /tokenize": target("/v1/tokenize", TOKENIZE),
     "JSON of POST /detokenize": target("/v1/detokenize", DETOKENIZE),
+    "JSON of POST /generate": target("/v1/generate", SGLANG),
+    "JSON of POST /generate, streamed": target("/v1/generate", SGLANG | STREAMED),
+    "JSON of POST /inference/v1/generate": target("/v1/inference/v1/generate", TOKEN_IDS),
+    "JSON of POST /abort_request": target("/v1/abort_request", {"rid": "a", "abort_all": False}),
     "JSON of POST /sessions": target("/v1/sessions", OPENED),
     "JSON of POST /sessions/{id}/reward": target(f"{SESSION}/reward", {"rewards": {"correct": 1.0, "form": 0.5}}),
     "JSON of POST /sessions/{id}/v1/chat/completions": target(f"{SESSION}/v1/chat/completions", CHAT),

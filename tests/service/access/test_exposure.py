@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from ray.serve.config import HTTPOptions
 
+from deployments.rpc.own_address import own_address
 from service.access.access_control import AccessControl
-from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback, own_address
+from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback
 from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.images.failures import ImageRefused
 from deployments.images.settings import ImagesSettings
-from service.images.fetching import ImageFetcher, addresses_of, is_public
+from service.images.fetching import FetchRoom, ImageFetcher, addresses_of, is_public
 from tests import virtual_time
 
 PUBLIC = "93.184.216.34"
@@ -34,7 +34,7 @@ class Network:
         fetcher = ImageFetcher(
             ImagesSettings(allowed_hosts=listed, **settings), self._resolve, httpx.MockTransport(self._answer)
         )
-        return virtual_time.run(fetcher.fetch(url))
+        return virtual_time.run(fetcher.fetch(url, FetchRoom()))
 
     def refusal(self, url: str, *allowed: str, **settings: Any) -> str:
         with pytest.raises(ImageRefused) as refused:
@@ -179,7 +179,7 @@ def test_a_host_that_does_not_answer_or_is_not_known_is_named_by_the_kind_of_err
     )
     fetcher = ImageFetcher(ImagesSettings(allowed_hosts=["nowhere.invalid"]))
     with pytest.raises(ImageRefused, match=r"^it cannot be fetched \(gaierror\)"):
-        asyncio.run(fetcher.fetch("http://nowhere.invalid/"))
+        asyncio.run(fetcher.fetch("http://nowhere.invalid/", FetchRoom()))
 
 
 def test_an_address_leads_to_itself() -> None:

@@ -19,6 +19,7 @@ from deployments.protocols.images import name_of_image
 from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller
+from service.images import fetching
 from service.images.fetching import ImageFetcher
 from service.images.request_images import RequestImages, refuse_images
 from service.jobs.journal import JobJournal
@@ -140,6 +141,20 @@ def test_a_job_that_another_process_takes_up_shows_the_images_that_it_has_shown(
         "samples[0].messages[0].content[3].image",
         "samples[1].messages[0].content[1].image",
     ]
+
+
+def test_a_request_fetches_no_more_than_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "MOST_FETCHED_BYTES", len(RED))
+    images = Images({f"/{number}": RED for number in range(64)})
+    problems = images.problems(request_of([f"{HOST}/{number}" for number in range(64)]))
+    assert len(images.fetched) <= fetching.FETCHES_AT_ONCE
+    assert problems[-1] == (
+        "samples[0].messages[0].content[21].image",
+        f"the addresses before it lead to {len(RED) * len(images.fetched)} bytes, and those of a request may lead to "
+        f"{len(RED)}; split the request, or upload the images",
+    )
+    images.fetched.clear()
+    assert len(images_of(images.named(request_of([f"{HOST}/1"])))[0]) == 1, "another request has room of its own"
 
 
 def test_a_request_without_images_is_returned_itself() -> None:

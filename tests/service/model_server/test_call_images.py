@@ -11,7 +11,7 @@ from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import name_of_image
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from service.images.request_images import NOT_TAKEN, RequestImages
+from service.images.request_images import MODEL_TAKES_NONE, NOT_TAKEN, RequestImages
 from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of, may_show_images
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
@@ -50,11 +50,11 @@ BASE64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png
 class Service:
     """Routes of calls, of a session and outside of one, over images in this process."""
 
-    def __init__(self, takes_images: bool = True, **settings: Any) -> None:
+    def __init__(self, takes_images: bool = True, model_sees: bool = True, **settings: Any) -> None:
         self.server = ScriptedModelServer()
         given = ImagesSettings(**settings)
         self.kept = ImagesInProcess(given)
-        images = RequestImages(self.kept, given) if takes_images else None
+        images = RequestImages(self.kept, given, takes_images=model_sees) if takes_images else None
         self.sessions = SessionStore(SessionsSettings(), ScriptedStorage())
         self.http = ScriptedHttp(LIMITS, model_server=self.server, session_store=self.sessions, images=images)
 
@@ -233,3 +233,19 @@ def test_the_sample_of_a_session_is_stored_with_names() -> None:
     assert none.status_code == 422
     [problem] = none.json()["errors"]
     assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", NOT_TAKEN)
+
+
+@pytest.mark.parametrize("in_session", [True, False])
+def test_calls_show_no_images_to_a_model_that_takes_none(in_session: bool) -> None:
+    service = Service(model_sees=False)
+    refused = service.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
+    assert refused.status_code == 422
+    [problem] = refused.json()["errors"]
+    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", MODEL_TAKES_NONE)
+    assert service.call("chat/completions", {"messages": [user(TEXT)]}, in_session).status_code == 200
+    sample = {"task_name": "math", "messages": [user(TEXT, {"type": "image", "image": RED_URL})]}
+    refused = service.http.request("POST", "/v1/sessions", json={"sample": sample})
+    assert refused.status_code == 422
+    [problem] = refused.json()["errors"]
+    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", MODEL_TAKES_NONE)
+    assert (len(service.server.requests), service.kept.puts) == (1, [])

@@ -13,7 +13,7 @@ from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
-from service.model_server.calls import ModelCalls, of_session
+from service.model_server.calls import FORGET_AFTER_S, ModelCalls, of_session
 from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.scripted_model_server import ScriptedModelServer
@@ -123,3 +123,16 @@ async def test_a_call_for_several_choices_is_charged_for_each_of_them() -> None:
         assert [part async for part in answer.body] == [b"data"]
     [request] = world.server.requests
     assert (request.choices, world.wait_s()) == (3, 21)
+
+
+@virtual_time.test
+async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent_for_long() -> None:
+    world = World([ServedPart(b"{}", 200, "application/json", ServedTokens(1, 1))])
+    for key, caller in (("k", TEAM), ("k", TEAM), ("k", ANYBODY), (None, ANYBODY)):
+        answer = await world.calls.answer("generate", BODY, "r", caller, routing_key=key)
+        assert [part async for part in answer.body] == [b"{}"]
+    first, second, other, own = (request.rollout_id for request in world.server.requests)
+    assert first == second != other
+    assert world.server.released == [own]
+    await asyncio.sleep(FORGET_AFTER_S)
+    assert sorted(world.server.released) == sorted([own, first, other])

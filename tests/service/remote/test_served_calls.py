@@ -12,7 +12,7 @@ import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, RolloutFailure
 from deployments.protocols.generation import ReplicaLoad, SamplingOptions
-from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
@@ -37,6 +37,10 @@ class ScriptedServingHandle:
         self.batches: list[list[str]] = []
         self.calls: list[ScriptedCall] = []
         self.aborted: list[str] = []
+        self.told: list[tuple[str, CallsToAbort]] = []
+        """Of which calls each replica was told to abort."""
+        self.gone: set[str] = set()
+        """Replicas that do not answer."""
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=1)))
 
     def options(self, session_id: str = "", stream: bool = False) -> Any:
@@ -52,7 +56,12 @@ class ScriptedServingHandle:
             return ScriptedResponse(None)
 
         replica = session_id
-        methods = {"serve": start, "generate": None, "abort": abort, "interrupt": None}
+
+        def abort_calls(calls: CallsToAbort) -> ScriptedResponse:
+            self.told.append((replica, calls))
+            return ScriptedResponse(GenerationLost("It is gone.") if replica in self.gone else None)
+
+        methods = {"serve": start, "generate": None, "abort": abort, "interrupt": None, "abort_calls": abort_calls}
         named = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
         named.options = lambda stream: named  # noqa: ARG005
         return named
@@ -214,3 +223,24 @@ def test_a_replica_that_falls_silent_is_lost() -> None:
     handle.options = lambda **_: named  # type: ignore[method-assign]
     with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
         virtual_time.run(answered(generator_over(handle, "a"), request("one")))
+
+
+ALL_CALLS = CallsToAbort(None, "", 1.0)
+
+
+@virtual_time.test
+async def test_an_abort_goes_to_every_replica_and_one_that_is_gone_has_no_calls() -> None:
+    handle = ScriptedServingHandle(WHOLE)
+    generator = generator_over(handle, "a", "b")
+    handle.gone = {"a"}
+    await generator.abort_calls(ALL_CALLS)
+    assert handle.told == [("a", ALL_CALLS), ("b", ALL_CALLS)]
+
+
+@virtual_time.test
+async def test_an_abort_fails_where_no_replica_answers() -> None:
+    handle = ScriptedServingHandle(WHOLE)
+    generator = generator_over(handle, "a", "b")
+    handle.gone = {"a", "b"}
+    with pytest.raises(GenerationLost):
+        await generator.abort_calls(ALL_CALLS)

@@ -21,12 +21,12 @@ from deployments.images.settings import ImagesSettings
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.protocols.images import ImageTokens
+from deployments.protocols.images import ImageTokens, name_of_image
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
-from service.images.request_images import RequestImages
+from service.images.request_images import MODEL_TAKES_NONE, RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory, RequestContext
@@ -148,6 +148,25 @@ async def test_a_request_is_not_held_with_the_files_of_its_images_while_it_is_pl
     running = await Service(images=images).service.rollout(request, "request", 0)
     assert (request.samples, sample()) == ([], None)
     await running.aclose()
+
+
+def test_a_model_that_takes_no_images_is_shown_none_and_nothing_is_started() -> None:
+    store, settings = ImagesInProcess(), ImagesSettings()
+    service = Service(images=RequestImages(store, settings, takes_images=False))
+    name = name_of_image(picture())
+    shown = {**SAMPLE, "messages": [{"role": "user", "content": [{"type": "image", "image": name}]}]}
+    ranges = [{"media": name, "start": 0, "end": 1}]
+    log = [{"role": "user", "content": "", "token_ids": [1], "mm_ranges": ranges}]
+    with pytest.raises(RequestProblem) as refusal:
+        virtual_time.run(service.play(request_of(SAMPLE, shown, {"task_name": "math", "message_log": log})))
+    problem = refusal.value.problem
+    assert problem.status == 422
+    assert [(error.field, error.message) for error in problem.errors] == [
+        ("samples[1].messages[0].content[0].image", MODEL_TAKES_NONE),
+        ("samples[2].message_log[0].mm_ranges[0].media", MODEL_TAKES_NONE),
+    ]
+    assert (service.has_started_something, store.puts) == (False, [])
+    assert virtual_time.run(service.play(request_of(SAMPLE)))[0].error is None
 
 
 class Starting(ScriptedEnvironment):

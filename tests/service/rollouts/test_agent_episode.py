@@ -95,6 +95,22 @@ def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() ->
     assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
 
 
+def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own_and_the_first_is_the_rollouts() -> None:
+    won = branch(said("user", "0"), generated("AB"), rewards={"seat_0": 1.0})
+    lost = branch(said("user", "1"), generated("C"), rewards={"seat_1": -1.0})
+    result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([won, lost], calls=2))
+    assert (texts(result), result.rewards, result.total_reward) == (["0", "AB"], {"seat_0": 1.0}, 1.0)
+    [other] = result.branches
+    assert (other["message_log"][1]["token_ids"], other["rewards"]) == (ids_of("C"), {"seat_1": -1.0})
+
+
+def test_branches_of_an_agent_that_share_rewards_are_no_seats() -> None:
+    aside = branch(said("user", "S"), generated("sum"), rewards={"right": 0.5})
+    main = branch(said("user", "Q"), generated("AB"), rewards={"right": 1.0})
+    result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([aside, main], calls=2))
+    assert (texts(result), "rewards" in result.branches[0]) == (["Q", "AB"], False)
+
+
 def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() -> None:
     shown = MediaRange(media=name_of_image(b"red"), start=0, end=1)
     asks = said("user", "Q").model_copy(update={"mm_ranges": [shown]})

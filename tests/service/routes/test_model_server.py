@@ -27,7 +27,10 @@ CALLS = {
     "messages/count_tokens": b"{}",
     "tokenize": b'{"prompt": "Hi"}',
     "detokenize": b'{"tokens": [5]}',
+    "generate": b'{"input_ids": [5]}',
+    "inference/v1/generate": b'{"token_ids": [5]}',
 }
+TOKENS = ("generate", "inference/v1/generate")
 JSON = {"content-type": "application/json"}
 
 
@@ -48,7 +51,8 @@ def test_a_call_reaches_the_model_server_as_it_was_sent_and_its_answer_comes_bac
         b'{"id":"a"}',
     )
     [request] = server.requests
-    assert (request.endpoint, request.body, request.share.weight) == (endpoint, CALLS[endpoint], 16.0)
+    weight = 1.0 if endpoint in TOKENS else 16.0
+    assert (request.endpoint, request.body, request.share.weight) == (endpoint, CALLS[endpoint], weight)
     assert server.released == [request.rollout_id]
 
 
@@ -133,7 +137,7 @@ def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
         assert error["message"].startswith("5 rollouts are more than max_rollouts of the key team allows, which is 4;")
 
 
-@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "responses", "messages"])
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "responses", "messages", *TOKENS])
 def test_the_weights_of_a_call_can_be_demanded(endpoint: str) -> None:
     server = ScriptedModelServer()
     service = serving(server)

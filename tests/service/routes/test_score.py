@@ -1,6 +1,7 @@
 """`POST /score`: what comes back, what is refused, and what a failure of the fleet costs."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from rollout_client import SequenceScore
 from service.problems import JSON_WORDS
 from service.rollouts import retries
 from service.settings import RequestLimits
+from tests.service import scripted_http
 from tests.service.scoring_generator import Answer, ScoringGenerator
 from tests.service.scripted_http import LIMITS, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
@@ -56,6 +58,16 @@ def test_each_token_but_the_first_has_its_log_probability() -> None:
             {"logprobs": [None, -9], "weight_version": "7"},
         ],
     }
+
+
+def test_tokens_that_mean_an_image_are_refused_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeing = replace(scripted_http.DESCRIPTION, takes_images=True, image_token_ids=(30, 31))
+    monkeypatch.setattr(scripted_http, "DESCRIPTION", seeing)
+    service, generator = scoring()
+    message = "31 means an image, and text alone is scored; leave out sequences that show images"
+    assert errors(post(service, sequences=[[5, 6], [5, 31, 7, 31]])) == [("sequences[1][1]", message)]
+    assert generator.requests == []
+    assert post(service, sequences=[[5, 6]]).status_code == 200
 
 
 def test_scores_begin_at_the_asked_position() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols.generation import IncludedColumns, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.model_server import TOKEN_ENDPOINTS
 from deployments.protocols.token_columns import Columns, packed_rows
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
@@ -51,9 +52,16 @@ class Opened:
     def get(self, path: str = "") -> httpx.Response:
         return self.service.request("GET", self.path + path, headers=self.headers)
 
-    def call(self, endpoint: str = "chat/completions", key: str | None = None, **headers: str) -> httpx.Response:
+    def call(
+        self,
+        endpoint: str = "chat/completions",
+        key: str | None = None,
+        content: bytes = b'{"n": 2}',
+        **headers: str,
+    ) -> httpx.Response:
         sent = {"authorization": f"Bearer {key or self.info['api_key']}"} | JSON | headers
-        return self.service.request("POST", f"{self.path}/v1/{endpoint}", content=b'{"n": 2}', headers=sent)
+        below = "" if endpoint in TOKEN_ENDPOINTS else "/v1"
+        return self.service.request("POST", f"{self.path}{below}/{endpoint}", content=content, headers=sent)
 
 
 def test_a_session_has_an_address_and_a_key_of_its_own() -> None:
@@ -84,7 +92,10 @@ def test_a_further_field_that_no_json_can_hold_is_refused() -> None:
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "sample.level")
 
 
-@pytest.mark.parametrize("endpoint", ["chat/completions", "responses", "messages", "messages/count_tokens", "tokenize"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["chat/completions", "responses", "messages", "messages/count_tokens", "tokenize", *TOKEN_ENDPOINTS],
+)
 def test_a_call_reaches_the_model_server_as_one_of_the_session(endpoint: str) -> None:
     opened = Opened({"sampling": {"temperature": 0.5, "seed": 3}, "policy": {"min_version": 0}, "priority": "batch"})
     assert opened.call(endpoint).json() == {"id": "a"}
@@ -103,6 +114,20 @@ def test_a_call_reaches_the_model_server_as_one_of_the_session(endpoint: str) ->
     assert first.session_sampling.temperature == 0.5
     assert first.session_sampling == second.session_sampling
     assert opened.server.released == []
+
+
+@pytest.mark.parametrize("endpoint", TOKEN_ENDPOINTS)
+def test_a_call_of_token_ids_leaves_the_weights_to_its_session(endpoint: str) -> None:
+    opened = Opened()
+    for field, body in (
+        ("weight_version", b'{"weight_version": {"min_version": 1}}'),
+        ("lora_path", b'{"lora_path": "a"}'),
+    ):
+        refused = opened.call(endpoint, content=body)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, field)
+    assert opened.server.requests == []
+    unconstrained = b'{"weight_version": {"min_version": null, "exact_version": null}, "lora_path": null}'
+    assert opened.call(endpoint, content=unconstrained).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import read_config, set_access, set_environment
+from service.startup.config import config_of, read_config, set_access, set_environment
 from tests.paths import REPOSITORY
 
 
@@ -131,3 +131,14 @@ def test_a_keys_file_is_relative_to_the_config_and_the_command_line_replaces_it(
     assert application.args["access"] == {"keys_file": str(tmp_path / "k.yaml"), "guarded_by": "a gateway"}
     set_access(config, tmp_path / "other.yaml", None)
     assert application.args["access"]["keys_file"] == str(tmp_path / "other.yaml")
+
+
+def test_tasks_of_harbor_and_checkouts_are_relative_to_the_config(tmp_path: Path) -> None:
+    harbor = {"tasks": "tasks", "checkouts": {"https://git/x.git": "/clones/x"}}
+    arguments = {"environments": {"terminal": {"agent": {"harbor": harbor}}}}
+    content = {"applications": [{"name": "rollout", "import_path": "service.app:build_app", "args": arguments}]}
+    [application] = config_of(content, tmp_path / "serve_config.yaml").applications
+    assert application.args["environments"]["terminal"]["agent"]["harbor"] == {
+        "tasks": str(tmp_path / "tasks"),
+        "checkouts": {"https://git/x.git": "/clones/x"},
+    }

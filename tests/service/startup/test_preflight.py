@@ -22,6 +22,7 @@ from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
 MATH = "deployments.environments.math:MathEnvironment"
+HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
 
@@ -127,6 +128,29 @@ def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setenv("JUDGE_KEY", "x")
     check_config(config(environments=judged))
+
+
+def test_a_game_that_cannot_be_made_or_has_no_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RIVALS_KEY", raising=False)
+    nim = {"import_path": "deployments.agents.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
+    assert refusal(config(sessions={}, environments={"nim": {"agent": {"game": nim}}})) == [
+        "args.environments.nim.agent.game.rivals.api_key_variable: the environment variable RIVALS_KEY holds no key: "
+        "set it where the service starts."
+    ]
+    gone = {"import_path": "deployments.agents.nim:Go"}
+    [problem] = refusal(config(sessions={}, environments={"nim": {"agent": {"game": gone}}}))
+    assert problem.startswith("args.environments.nim.agent.game: deployments.agents.nim:Go makes no game: Attribute")
+
+
+def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
+    user = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
+    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    assert refusal(config(environments={"alone": {"import_path": path, **user}})) == [
+        f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
+        "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
+    ]
+    shop = {"import_path": "deployments.environments.shop:ShopEnvironment", **user}
+    check_config(config(environments={"shop": shop}))
 
 
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,3 +415,32 @@ def test_each_config_of_the_repository_starts_on_a_machine_of_its_size(
 def test_the_configs_of_the_repository_are_found() -> None:
     found = {name for name, _ in configs_of_the_repository()}
     assert found >= {"serve_config.yaml", "serve_config.cpu.yaml", "deploy/kubernetes/rayservice.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("harbor", "says"),
+    [
+        (
+            {"tasks": f"{HARBOR_EXAMPLES}/fix-median"},
+            f"agent.harbor.tasks: {HARBOR_EXAMPLES}/fix-median/task.toml: agent.timeout_sec and verifier.timeout_sec "
+            "are 180 s together, and the agent's timeout_s, which bounds the whole rollout, is 180: set it above.",
+        ),
+        ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is neither a folder of tasks nor a registry file."),
+        (
+            {
+                "tasks": str(REPOSITORY / "examples" / "harbor"),
+                "sandbox": {"provider": "docker", "options": {"port": 1}},
+            },
+            "agent.harbor.sandbox: options: got an unexpected keyword argument 'port'; the provider docker takes "
+            "socket, network, runtime.",
+        ),
+        (
+            {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "prime"}},
+            "agent.harbor.sandbox: the provider prime needs the package prime_sandboxes, which is not installed.",
+        ),
+    ],
+)
+def test_tasks_and_sandboxes_of_harbor_that_cannot_be_used_are_refused(harbor: dict[str, Any], says: str) -> None:
+    agent: dict[str, Any] = {"harbor": harbor, "command": {"argv": ["true"], "sandbox": True}}
+    agent |= {"timeout_s": 180} if harbor["tasks"].endswith("fix-median") else {}
+    assert refusal(config(sessions={}, environments={"mine": {"agent": agent}})) == [f"args.environments.mine.{says}"]

@@ -21,6 +21,13 @@ from rich.table import Table
 
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
+from rollout_client.cli.commands.league import (
+    league_document,
+    league_table,
+    play_league,
+    ratings_of,
+    refuse_beside_a_league,
+)
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
@@ -135,6 +142,10 @@ def evaluate(
     ] = None,
     passes_at: Annotated[float, typer.Option(help="A rollout passes with this reward or a higher one.")] = 1.0,
     confidence: Annotated[float, typer.Option(min=0.01, max=0.999, help="Level of the intervals.")] = 0.95,
+    league: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy of a league: current, NAME, NAME/VERSION or VERSION; give it again for each."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Append the rollouts here, as `rollout run` does; run again, it goes on.")
     ] = None,
@@ -148,7 +159,21 @@ def evaluate(
     `--policy-version` names the weights: a rollout that would need others fails. pass@k is estimated without bias
     (arXiv:2107.03374); the interval is Wilson's, over prompts. `clipped` is the share of a task's responses that their
     length has cut.
+
+    With `--league` the policies play the task, a game of two seats, against each other: each sample with each pair, in
+    both orders. The answer is their Elo.
     """
+    if league is not None:
+        refuse_beside_a_league(league, tasks or [], options, {"--samples": samples, "--k": ks, "--output": output})
+        with service.client() as client:
+            given = samples_of(client, tasks or [], None, count, seed, split)
+        totals = Totals()
+        games = play_league(service, given, league, options, chunk_size, totals)
+        ratings = ratings_of(games, league, confidence)
+        rated = {**totals.document(), **league_document(ratings, games, confidence)}
+        show(rated, as_json, league_table(ratings, games, confidence), totals_table(totals))
+        check_error_rate(totals.error_rate, max_error_rate)
+        return
     generations = options["num_generations"] or 1
     wanted = sorted(set(ks or (1, generations)))
     if wanted[-1] > generations:

@@ -15,6 +15,7 @@ from rollout_client.cli.run.inputs import read_samples
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts
+from rollout_client.data_out.image_folder import ImageFolder
 from rollout_client.data_out.training_rows import Turns
 from rollout_client.errors import error_of_problem, needed_for
 from rollout_client.results import FINAL_STATUSES
@@ -83,6 +84,13 @@ def export(
     ] = 1,
     passes_at: Annotated[float, typer.Option(help="kto: the reward from which on the label is true.")] = 1.0,
     turns: Annotated[Turns, typer.Option(help="Which responses of a rollout are trained.")] = "all",
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder where the images that rollouts show are written, or are already. Rows have their paths, "
+            "those of openai data URLs. By default they have the names of images."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write stored rollouts as training data of TRL, verl, tinker or OpenAI's form.
@@ -100,7 +108,12 @@ def export(
         passes_at=passes_at,
         turns=turns,
     )
-    exported = export_rollouts(stored_rollouts(file, job, service), format, selection)
+    rollouts = stored_rollouts(file, job, service)
+    if images is None:
+        exported = export_rollouts(rollouts, format, selection)
+    else:
+        with service.client() as client:
+            exported = export_rollouts(rollouts, format, selection, ImageFolder(images, client.image).file)
     exported.save(output)
     document = {
         "format": format,

@@ -1,13 +1,24 @@
 """The bridge to Gymnasium, over its own text environments."""
 
+import asyncio
+import sys
+from io import BytesIO
 from typing import Any
 
 import gymnasium
+import numpy
 import pytest
+from PIL import Image
 
 from deployments.environments.bridges.gymnasium import GymnasiumEnvironment, GymnasiumInfo, plain_text
+from deployments.environments.bridges.support import PackageMissing
 from deployments.environments.replies import last_tagged
+from deployments.environments.step_runner import StepRunner
+from deployments.images.observations import ObservedImages
+from deployments.images.settings import ImagesSettings
+from deployments.protocols.environments import StepRequest
 from rollout_env import SampleRejected, check, play
+from tests.deployments.images.pictures import ImagesInProcess
 
 DIRECTIONS = ["left", "down", "right", "up"]
 PATH = ["down", "down", "right", "right", "down", "right"]
@@ -100,6 +111,114 @@ def test_what_is_not_text_and_wrong_names_are_refused() -> None:
         GymnasiumEnvironment("FrozenLake-v1", actions=["up", "Up", "down", "left"])
 
 
+def pixels(file: Any) -> Any:
+    return numpy.asarray(Image.open(BytesIO(file)))
+
+
+@pytest.mark.parametrize(
+    ("observation", "texts"),
+    [
+        ("image", ["", "There was no legal action."]),
+        (
+            "both",
+            ["  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG", "There was no legal action.\n  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"],
+        ),
+    ],
+)
+def test_pictures_are_those_that_the_environment_renders_after_the_same_actions(
+    observation: Any, texts: list[str]
+) -> None:
+    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+    env.reset(seed=0)
+    first = env.render()
+    env.step(1)
+    played = play(lake(observation=observation), [*moves(["down"]), "left"], {"extra_env_info": {"seed": 0}})
+    seen: list[Any] = [outcome.observation for outcome in played.outcomes]
+    assert [message["content"] for message in seen] == texts
+    for message in seen:
+        [picture] = message["images"]
+        assert numpy.array_equal(pixels(picture), env.render())
+    start: Any = lake(observation=observation).start([], GymnasiumInfo(seed=0)).observation
+    assert numpy.array_equal(pixels(start["images"][0]), first)
+    assert not numpy.array_equal(first, env.render())
+    instruction = "Answer with <action>NAME</action>. The actions are: left, down, right, up."
+    map_shown = "\n\n[S]FFF\nFHFH\nFFFH\nHFFG" if observation == "both" else ""
+    assert start["content"] == instruction + map_shown
+
+
+def test_the_image_store_keeps_the_pictures_of_observations_by_name() -> None:
+    images = ImagesInProcess()
+
+    async def start_and_step() -> list[Any]:
+        runner = StepRunner(lake(observation="image"), "lake", 60, None, ObservedImages(images, ImagesSettings()))
+        log: Any = [{"role": "assistant", "content": moves(["down"])[0]}]
+        step = StepRequest(log, {"seed": 0}, step_id="b", owner="ann", session_id="s", turn=0)
+        start = StepRequest([], {"seed": 0}, step_id="a", owner="ann", is_start=True)
+        outcomes = [await runner.start(request, set()) for request in (start, step)]
+        await runner.close()
+        return outcomes
+
+    start, step = asyncio.run(start_and_step())
+    names = [*start.observation[0]["images"], *step.observation["images"]]
+    assert images.puts == [[name] for name in names]
+    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+    env.reset(seed=0)
+    for name in names:
+        assert numpy.array_equal(pixels(asyncio.run(images.get(name))), env.render())
+        env.step(1)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1"])
+def test_environments_without_a_text_are_played_in_pictures_too(env_id: str) -> None:
+    environment = GymnasiumEnvironment(env_id, observation="image")
+    played = play(environment, moves(["0", "1"]), {"extra_env_info": {"seed": 7}})
+    env = gymnasium.make(env_id, render_mode="rgb_array")
+    env.reset(seed=7)
+    for action, outcome in zip((0, 1), played.outcomes, strict=False):
+        env.step(action)
+        message: Any = outcome.observation
+        assert numpy.array_equal(pixels(message["images"][0]), env.render())
+
+
+def test_a_session_that_is_opened_again_shows_the_picture_that_the_first_would_have_shown() -> None:
+    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation="both")
+    played = play(environment, moves(["down", "left", "down"]), {"extra_env_info": {"seed": 5}})
+    info = GymnasiumInfo.model_validate(played.extra_env_info)
+    session = environment.open_session(played.message_log[:5], info)
+    assert session.step(played.message_log[:6], info) == played.outcomes[2]
+    session.close()
+
+
+class Pictureless(gymnasium.Env):  # type: ignore[misc]  # the package is not there where types are checked
+    observation_space = gymnasium.spaces.Text(20)
+    action_space = gymnasium.spaces.Text(5)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "dark", {}
+
+    def render(self) -> Any:
+        return numpy.zeros((4, 4), numpy.float64)
+
+
+def test_what_has_no_picture_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium.register("Pictureless-v0", entry_point=Pictureless)
+    with pytest.raises(ValueError, match=r"renders ndarray of shape \(4, 4\) and not uint8 pixels of shape"):
+        GymnasiumEnvironment("Pictureless-v0", observation="image")
+    monkeypatch.setattr(Pictureless, "metadata", {"render_modes": ["ansi"]})
+    with pytest.raises(ValueError, match=r"Pictureless-v0 renders no pictures \(rgb_array\), but \['ansi'\]"):
+        GymnasiumEnvironment("Pictureless-v0", observation="image")
+    with pytest.raises(ValueError, match="observation must be one of text, image, both, got 'picture'"):
+        lake(observation="picture")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(PackageMissing, match="FrozenLake-v1 needs a package to draw: pygame is not installed"):
+        lake(observation="image")
+
+
 def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
     class Echo(gymnasium.Env):  # type: ignore[misc]  # the package is not there where types are checked
         observation_space = gymnasium.spaces.Text(20)
@@ -137,4 +256,5 @@ def test_colours_are_told_in_words() -> None:
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lake, replies=moves(PATH), samples=2, max_block_s=30)
+    check(lambda: lake(observation="both"), replies=moves(PATH), samples=2, max_block_s=30)
     check(lambda: GymnasiumEnvironment("Taxi-v4"), replies=moves(["0", "1", "4"]), samples=2, max_block_s=30)

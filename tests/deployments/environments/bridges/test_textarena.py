@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from deployments.environments.bridges.textarena import TextArenaEnvironment, TextArenaInfo, listed_move
+from deployments.agents.game_program import load_game
+from deployments.agents.game_settings import GameSettings
+from deployments.environments.bridges.textarena import SeatedGame, TextArenaEnvironment, TextArenaInfo, listed_move
 from rollout_env import SampleRejected, check, play
 
 SINGLE = [
@@ -70,6 +72,32 @@ def test_the_policy_may_be_both_players_and_each_has_its_reward() -> None:
         "You are player 1 now.",
     ]
     assert (played.rewards, played.terminated) == ({"player_0": 1.0, "player_1": -1.0}, True)
+
+
+def test_each_player_may_be_another_party_and_sees_the_moves_of_the_others() -> None:
+    game = SeatedGame(1, "TicTacToe-v0")
+    seats = []
+    for move in ["[0]", "[3]", "[1]", "[4]", "[2]"]:
+        turn = game.turn()
+        assert turn is not None
+        seats.append(turn)
+        game.move(move)
+    assert [seat for seat, _ in seats] == [0, 1, 0, 1, 0]
+    assert seats[0][1].startswith("[GAME] You are Player 0 in Tic Tac Toe.")
+    assert "[Player 0] [0]" in seats[1][1]
+    assert "[Player 1] [3]" in seats[2][1]
+    assert "[Player 0]" not in seats[2][1]
+    assert (game.turn(), game.rewards()) == (None, {0: 1.0, 1: -1.0})
+
+
+@pytest.mark.parametrize("name", TWO_PLAYER)
+def test_an_agent_plays_games_of_two(name: str) -> None:
+    settings = GameSettings.model_validate(
+        {"import_path": "deployments.environments.bridges.textarena:SeatedGame", "arguments": {"game": name}}
+    )
+    turn = load_game(settings)(seed=2).turn()
+    assert turn is not None
+    assert turn[0] in (0, 1)
 
 
 def test_an_illegal_move_is_told_and_a_second_one_loses() -> None:

@@ -1,20 +1,27 @@
 """Images in calls through vLLM's own layers: expanded once, recorded by name, continued, and refused in a sentence."""
 
 from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+import torch
+from PIL import ExifTags, Image
+from transformers import AutoProcessor
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages
 from deployments.protocols.chat import ChatOptions
-from deployments.protocols.images import ImageTokens
+from deployments.protocols.images import ImageSpan, ImageTokens
 from deployments.sessions.journal import call_entry, call_of
 from deployments.upstream.vllm.engine_progress import StepCounter
-from rollout_client.contract.messages import Message, PromptMessage
+from rollout_client.contract.messages import MediaRange, Message, PromptMessage
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.tensors import image_inputs, to_tensors
+from tests.clients.scripted_service import result
 from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.virtual_time import runs
@@ -125,6 +132,67 @@ async def test_a_call_with_images_has_the_ids_of_a_rollout_and_is_continued_with
     assert sample.message_log[0].content == "Look:  and "
     assert expected.mm_ranges == sample.message_log[0].mm_ranges
     assert (await served.store.drift("s", "")).drift == []
+
+
+def file_of(shown: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = BytesIO()
+    shown.save(file, form, **options)
+    return file.getvalue()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    return exif
+
+
+def drawn(mode: str) -> Image.Image:
+    """Red above blue, with a transparent corner where the mode has one."""
+    shown = Image.new("RGBA", (40, 30), "red")
+    shown.paste("blue", (0, 15, 40, 30))
+    shown.paste((0, 0, 0, 0), (0, 0, 10, 10))
+    return shown.convert(mode)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        file_of(drawn("RGB"), "JPEG", exif=turned()),
+        file_of(drawn("RGB"), "PNG", exif=turned()),
+        file_of(drawn("RGBA")),
+        file_of(drawn("RGBA"), "WEBP", lossless=True),
+        file_of(drawn("LA")),
+        file_of(drawn("RGB"), transparency=(255, 0, 0)),
+        file_of(drawn("P"), transparency=0),
+        file_of(drawn("L"), transparency=76),
+    ],
+    ids=["turned", "turned-png", "rgba", "webp", "la", "one-color", "palette", "one-gray"],
+)
+@runs
+async def test_a_trainer_gives_the_model_the_pixels_that_the_engine_gives_it(file: bytes) -> None:
+    served = await Seeing().open()
+    [name] = await served.images.put([file])
+    assert served.engine.images is not None
+    [tokens] = await served.engine.images.tokens([name])
+    span = ImageSpan(name, 0, len(tokens.token_ids))
+    prompt = await served.engine.images.prompt([*tokens.token_ids], [span])
+    [given] = prompt["mm_kwargs"]["image"]
+    assert given is not None
+    log = [
+        Message(
+            role="user",
+            content="",
+            token_ids=[*tokens.token_ids],
+            mm_ranges=[MediaRange(media=name, start=0, end=len(tokens.token_ids))],
+        ),
+        Message(role="assistant", content="", token_ids=[7], generation_logprobs=[-0.5], finish_reason="stop"),
+    ]
+    sample = SampleResult.model_validate(result(0, 0, message_log=[message.model_dump() for message in log]))
+    tensors = to_tensors([sample], pad_token_id=0)
+    processor = AutoProcessor.from_pretrained(folder())  # type: ignore[no-untyped-call]
+    inputs = image_inputs([sample], tensors, {name: file}, processor)
+    seen: Any = given["pixel_values"].data
+    assert torch.equal(inputs["pixel_values"][0].to(seen.dtype), seen)
 
 
 @runs
@@ -264,3 +332,13 @@ async def test_what_cannot_be_shown_is_refused_in_a_sentence(
     assert sentence in answer["error"]["message"]
     assert await served.samples() == []
     assert served.core.given == []
+
+
+@runs
+async def test_an_engine_names_the_tokens_that_mean_an_image() -> None:
+    served = await Seeing().open()
+    [placeholder] = served.core.get_tokenizer().encode("<image>", add_special_tokens=False)
+    assert served.engine.images is not None
+    assert served.engine.images.token_ids == (placeholder,)
+    [tokens] = await served.engine.image_tokens(await served.show((100, 40)))
+    assert set(tokens.token_ids) > {placeholder}, "others stand around tiles"

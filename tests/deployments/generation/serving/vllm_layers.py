@@ -20,6 +20,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from deployments.generation.engine import VLLMEngine
+from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.layers import ServingLayers
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
@@ -143,7 +144,8 @@ class ServedEngine:
         self.storage = ScriptedStorage()
         self.store = SessionStore(SessionsSettings(), self.storage)
         store: Any = self.store
-        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations")
+        self.aborts = CallAborts(self.engine.interrupt)
+        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations", self.aborts)
         # A process of its own would compile it first.
         self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
         self._calls = 0

@@ -2,12 +2,13 @@
 
     relay.py PORT SOCKET COMMAND...
 
-It listens on PORT of the sandbox's own loopback; the replica listens on SOCKET (`command_sandbox.py`). It needs the
-standard library alone: the interpreter is any Python.
+It listens on PORT of the sandbox's own loopback, the replica (`deployments/agents/command_sandbox.py`) on SOCKET. It
+needs the standard library alone: the interpreter is any Python.
 """
 
 import asyncio
 import sys
+from urllib.parse import urlsplit
 
 
 async def main(port: int, socket: str, argv: list[str]) -> int:
@@ -23,6 +24,19 @@ async def main(port: int, socket: str, argv: list[str]) -> int:
         process = await asyncio.create_subprocess_exec(*argv)
         code = await process.wait()
     return code if code >= 0 else 128 - code
+
+
+async def forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, base_url: str) -> None:
+    """Carries a connection that came out of a sandbox to the service at `base_url`, until both sides have ended."""
+    address = urlsplit(base_url)
+    try:
+        service = await asyncio.open_connection(
+            address.hostname, address.port, ssl=True if address.scheme == "https" else None
+        )
+    except OSError:
+        writer.close()
+        return
+    await asyncio.gather(forward_bytes(reader, service[1]), forward_bytes(service[0], writer))
 
 
 async def forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

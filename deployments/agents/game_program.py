@@ -1,0 +1,243 @@
+"""An agent that is a game: each seat talks to its own player, in a conversation of its own.
+
+The seats of the policy are played in the session of the rollout, which records them exactly: each is a branch, with the
+reward of its seat. Other seats are played by models that the config names, or by other policies of this service.
+"""
+
+import asyncio
+import importlib
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import httpx
+import orjson
+
+from deployments.agents.game_settings import LARGEST_SEED, POLICY, GameSettings, Rival, Seat
+from deployments.agents.programs import (
+    TEMPORARY,
+    AgentCall,
+    AgentNotLoadable,
+    AgentProgram,
+    RunNotes,
+    last_of,
+)
+from deployments.environments.bridges.support import is_loopback
+from deployments.failures import AgentFailed, EnvironmentLost
+from deployments.models.chat_client import HttpChatModel
+from deployments.models.settings import ChatModelSettings
+from deployments.rpc.own_address import running_address
+from rollout_client.contract.rollouts import SampleInput
+from rollout_env import (
+    ChatMessage,
+    ModelRefused,
+    SampleRejected,
+    StepOutcome,
+    TaskEnvironment,
+    TemporaryFailure,
+    escape_control_tokens,
+    reply_text,
+)
+from rollout_env.models import MARKERS_BESIDE_MOVES
+from rollout_env.users import usage_of
+
+CONNECT_WITHIN_S = 10.0
+MOST_RIVALS = 64
+"""Clients of rivals that are kept: each push of a trainer makes another version to play against."""
+
+
+class MultiplayerGame(Protocol):
+    """A game that players make moves in, one after the other. Its methods may block."""
+
+    def turn(self) -> tuple[int, str] | None:
+        """The number of the seat whose move is next, from 0, and what it has seen since its last one; `None` after the
+        end."""
+        ...
+
+    def move(self, text: str) -> None:
+        """Makes the move that the next seat wrote. A move that is not permitted is the game's to handle."""
+        ...
+
+    def rewards(self) -> Mapping[int, float]:
+        """The reward of each seat, after the end."""
+        ...
+
+
+class GameTask(TaskEnvironment):
+    """Describes a game for `GET /tasks`, and makes its samples. The game itself says the rewards."""
+
+    description = "A game for several players, each of whom is a policy or another model."
+
+    def __init__(self, settings: GameSettings) -> None:
+        """Takes the fields of the game's samples."""
+        self.ExtraEnvInfo = settings.extra_env_info()  # type: ignore[misc]
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:  # noqa: ARG002
+        """Is never called. Raises `SampleRejected`."""
+        raise SampleRejected("This task judges nothing: the game gives the reward.")
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Games of different seeds, in which the policy takes each seat in turn."""
+        first = random.Random(seed).randrange(LARGEST_SEED // 2)
+        return [{"extra_env_info": {"seed": number}} for number in range(first, first + count)]
+
+
+class Player(Protocol):
+    """The player of one seat in one game."""
+
+    async def answer(self, seen: str) -> str:
+        """The player's words on what it sees now. Raises `AgentFailed` or `EnvironmentLost`."""
+        ...
+
+
+class ModelPlayer(Player):
+    """A model beside the policy. Nothing of it is recorded but what the others see of its moves."""
+
+    def __init__(self, model: HttpChatModel, prompt: list[ChatMessage], usage: Counter[str]) -> None:
+        self._model = model
+        self._conversation = prompt
+        self._usage = usage
+        """Calls, tokens, seconds and cost, which this adds to."""
+
+    async def answer(self, seen: str) -> str:
+        self._conversation.append({"role": "user", "content": seen})
+        try:
+            reply = await self._model.chat(self._conversation)
+        except ModelRefused as error:
+            raise AgentFailed(f"A player does not answer: {error}") from error
+        self._usage.update(usage_of([reply], "opponent"))
+        self._conversation.append({"role": "assistant", "content": reply.content})
+        return reply.content
+
+
+class PolicyPlayer(Player):
+    """The policy, in the session of the rollout."""
+
+    def __init__(self, session: "SessionCalls", prompt: list[ChatMessage]) -> None:
+        self._session = session
+        self._conversation: list[Any] = [*prompt]
+        self.last_generation: str | None = None
+
+    async def answer(self, seen: str) -> str:
+        self._conversation.append({"role": "user", "content": seen})
+        answer = await self._session.post("/v1/chat/completions", {"messages": self._conversation})
+        message = answer["choices"][0]["message"]
+        self._conversation.append({name: value for name, value in message.items() if value is not None})
+        self.last_generation = answer["id"]
+        return message.get("content") or ""
+
+
+class SessionCalls:
+    """Calls of one session."""
+
+    def __init__(self, http: httpx.AsyncClient, call: AgentCall) -> None:
+        self._http = http
+        self._call = call
+
+    async def post(self, path: str, body: Any) -> Any:
+        """The answer's JSON. Raises `AgentFailed` or `EnvironmentLost`."""
+        headers = {"authorization": f"Bearer {self._call.api_key}", "content-type": "application/json"}
+        try:
+            url = f"{self._call.base_url}{path}"
+            response = await self._http.post(url, content=orjson.dumps(body), headers=headers)
+        except httpx.TransportError as error:
+            raise EnvironmentLost(f"The session does not answer: {error!r}.") from error
+        if response.is_success:
+            return response.json()
+        refused = f"The session answered {response.status_code}. {last_of(response.text)}"
+        raise EnvironmentLost(refused) if response.status_code in TEMPORARY else AgentFailed(refused)
+
+
+class GameProgram(AgentProgram):
+    """Plays one game for each run."""
+
+    def __init__(self, settings: GameSettings, own_url: Callable[[], str] = running_address) -> None:
+        """Raises `AgentNotLoadable` or `KeyMissing`."""
+        self._settings = settings
+        self._make = load_game(settings)
+        self._info = settings.extra_env_info()
+        self._models = {name: HttpChatModel(model, name, own_url) for name, model in settings.models.items()}
+        self._rival = lru_cache(MOST_RIVALS)(partial(rival_model, settings.rivals, own_url))
+        self._http: httpx.AsyncClient | None = None
+
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        """Rewards the seats of the policy in the session, and returns no reward of the whole."""
+        try:
+            return await self._play(call, said)
+        except TemporaryFailure as error:
+            raise EnvironmentLost(f"A player does not answer: {error}") from error
+
+    async def _play(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        sample = SampleInput.model_validate(call.sample)
+        info: Any = self._info.model_validate(sample.extra_env_info)
+        try:
+            seats = self._settings.seated(info.seed, {int(seat): player for seat, player in info.seats.items()})
+        except ValueError as error:
+            raise AgentFailed(str(error)) from error
+        session = SessionCalls(self._client(call), call)
+        usage: Counter[str] = Counter()
+        players = [self._player(seat, session, prompt_of(sample), usage) for seat in seats]
+        game: MultiplayerGame = await asyncio.to_thread(self._make, seed=info.seed)
+        moves = 0
+        while (turn := await asyncio.to_thread(game.turn)) is not None:
+            if (moves := moves + 1) > self._settings.max_moves:
+                raise AgentFailed(f"The game had not ended after {self._settings.max_moves} moves, its max_moves.")
+            seat, seen = turn
+            # A move may spell control tokens, by which one player would speak in the game's place to another.
+            words = await players[seat].answer(escape_control_tokens(seen, MARKERS_BESIDE_MOVES))
+            await asyncio.to_thread(game.move, reply_text({"role": "assistant", "content": words}))
+        rewards = game.rewards()
+        said.metrics = {
+            "moves": moves,
+            **{f"seat_{seat}_reward": rewards[seat] for seat in range(self._settings.seats)},
+            **usage,
+        }
+        for seat, player in enumerate(players):
+            if isinstance(player, PolicyPlayer) and player.last_generation is not None:
+                reward = {"rewards": {f"seat_{seat}": rewards[seat]}, "generation_id": player.last_generation}
+                await session.post("/reward", reward)
+        return {}
+
+    def _player(
+        self, seat: Seat, session: SessionCalls, prompt: list[ChatMessage], usage: Counter[str]
+    ) -> PolicyPlayer | ModelPlayer:
+        if seat == POLICY:
+            return PolicyPlayer(session, prompt)
+        return ModelPlayer(self._rival(seat) if isinstance(seat, Rival) else self._models[seat], prompt, usage)
+
+    def _client(self, call: AgentCall) -> httpx.AsyncClient:
+        if self._http is None:
+            timeout, limits = httpx.Timeout(None, connect=CONNECT_WITHIN_S), httpx.Limits(max_connections=None)
+            self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=not is_loopback(call.base_url))
+        return self._http
+
+
+def rival_model(settings: ChatModelSettings, own_url: Callable[[], str], rival: Rival) -> HttpChatModel:
+    """The client of a rival. Raises `KeyMissing`."""
+    return HttpChatModel(settings.model_copy(update=rival.model_dump()), str(rival), own_url)
+
+
+def prompt_of(sample: SampleInput) -> list[ChatMessage]:
+    """The messages of the sample, such as a system prompt, before what a player sees."""
+    prompt: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
+    return prompt
+
+
+def load_game(settings: GameSettings) -> Callable[..., MultiplayerGame]:
+    """The function that makes a game of a `seed`. Makes one, to see that it can. Raises `AgentNotLoadable`."""
+    module_name, _, name = settings.import_path.partition(":")
+    try:
+        make = partial(getattr(importlib.import_module(module_name), name), **settings.arguments)
+        turn = make(seed=0).turn()
+    except (Exception, SystemExit) as error:
+        raise AgentNotLoadable(
+            f"{settings.import_path} makes no game: {type(error).__name__}: {error}. Write package.module:function of "
+            "one that takes seed and the arguments."
+        ) from error
+    if turn is None or not 0 <= turn[0] < settings.seats:
+        raise AgentNotLoadable(
+            f"{settings.import_path} begins with {turn!r}, which is no turn of {settings.seats} seats."
+        )
+    return make

@@ -1,0 +1,186 @@
+"""An agent that plays tasks in Harbor's format: a sandbox for each run, the agent in it, then the task's verifier.
+
+    create -> run -> judge -> destroy
+
+Guarantees: every sandbox that was created is destroyed, however the run ends; a sandbox that is lost is a failure that
+can be retried, and never a reward. As in Harbor, an agent that fails by itself or reaches the time of its task is
+judged by what it has left.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes, last_of
+from deployments.agents.settings import AgentSettings, CommandSettings
+from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
+from deployments.harbor.settings import HarborSettings
+from deployments.harbor.tasks import HarborTask, HarborTaskRefused, resolved, tasks_within
+from deployments.harbor.verifier import NotJudged, judged, prepare
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    ExecTimedOut,
+    OutOfMemory,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.pool import SandboxPool
+
+FOLDER = "/run/rollout"
+INSTRUCTION_FILE = f"{FOLDER}/instruction.md"
+SANDBOXES_AT_ONCE = 16
+KILLED = 128 + signal.SIGKILL
+MAIN_REWARD = "reward"
+"""The reward of a verifier that gives several numbers; the others are metrics."""
+logger = logging.getLogger("rollout_service.agents")
+
+
+class HarborProgram(AgentProgram):
+    def __init__(self, settings: AgentSettings, harbor: HarborSettings) -> None:
+        """Raises `HarborTaskRefused`, `ProviderUnusable` or `AgentNotLoadable`."""
+        self._tasks = tasks_within(harbor, settings.timeout_s)
+        self._command = settings.command
+        self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
+        self._timeout_s = settings.timeout_s
+        most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
+        self._pool = SandboxPool(
+            opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s
+        )
+        offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
+        if offline and not self._pool.provider.has_network:
+            logger.warning(
+                "%d tasks ask for a network, and sandboxes of %s have none.", len(offline), harbor.sandbox.provider
+            )
+
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        task = self._task_of(call)
+        try:
+            with timed(said, "sandbox_create_s"):
+                sandbox = await self._pool.take(self._spec_of(task))
+            try:
+                return await self._played(call, task, sandbox, said)
+            finally:
+                with timed(said, "sandbox_destroy_s"):
+                    await self._pool.give_back(sandbox)
+        except SandboxLost as error:
+            raise EnvironmentLost(f"The sandbox of {task.name} was lost: {error}") from error
+        except OutOfMemory as error:
+            raise AgentFailed(f"{error} {said.sentence}".strip()) from error
+        except (SandboxRefused, HarborTaskRefused) as error:
+            raise EnvironmentRejected(f"The task {task.name} cannot be played in this sandbox: {error}") from error
+
+    def close(self) -> None:
+        """Destroys all sandboxes."""
+        self._pool.close()
+
+    def _task_of(self, call: AgentCall) -> HarborTask:
+        info: Any = call.sample.get("extra_env_info") or {}
+        name = info.get("task")
+        if (task := self._tasks.get(name)) is None:
+            raise EnvironmentRejected(
+                f"extra_env_info.task must name one of the {len(self._tasks)} tasks, got {name!r}."
+            )
+        return task
+
+    def _spec_of(self, task: HarborTask) -> SandboxSpec:
+        environment, reaches_by_network = task.config.environment, self._pool.provider.has_network
+        if self._command is not None and reaches_by_network and not environment.wants_network:
+            raise SandboxRefused(
+                f"its network_mode is no-network, and a command in a sandbox of {self._pool.provider.name} reaches the "
+                "service by its network: use the provider local, or a function, which is outside of the sandbox."
+            )
+        return SandboxSpec(
+            image=environment.docker_image,
+            folder=task.build_folder,
+            environment=resolved(environment.env, f"{task.folder / 'task.toml'}: environment.env"),
+            workdir=environment.workdir,
+            cpus=environment.cpus,
+            memory_mb=environment.memory_mb,
+            storage_mb=environment.storage_mb,
+            network=environment.wants_network and reaches_by_network,
+            read_only_folders=tuple(self._command.folders) if self._command is not None else (),
+            build_timeout_s=environment.build_timeout_sec,
+            lifetime_s=self._timeout_s,
+        )
+
+    async def _played(
+        self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
+    ) -> dict[str, float]:
+        try:
+            await prepare(sandbox)
+            with timed(said, "agent_run_s"):
+                await self._agent(call, task, sandbox, said)
+            with timed(said, "verifier_s"):
+                rewards = await judged(sandbox, task)
+        except NotJudged as error:
+            raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
+        if MAIN_REWARD not in rewards:
+            return rewards
+        said.metrics |= {f"verifier_{name}": value for name, value in rewards.items() if name != MAIN_REWARD}
+        return {MAIN_REWARD: rewards[MAIN_REWARD]}
+
+    async def _agent(self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes) -> None:
+        """Lets the agent work. Raises what makes the run worth nothing: the sandbox is lost, or nothing was tried."""
+        timeout_s = task.config.agent.timeout_sec
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._function is not None:
+                    await self._function.play(call, sandbox)
+                else:
+                    assert self._command is not None
+                    await run_command(self._command, call, task, sandbox, said)
+        except (TimeoutError, ExecTimedOut):
+            said.metrics["agent_timed_out"] = 1.0
+        except AgentFailed as error:
+            if isinstance(error.__cause__, SandboxLost | OutOfMemory):
+                raise error.__cause__ from error
+            said.sentence = str(error)
+            said.metrics["agent_failed"] = 1.0
+
+
+async def run_command(
+    command: CommandSettings, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
+) -> None:
+    """Runs the command in the sandbox, beside the session of its run.
+
+    Raises:
+        AgentFailed: it ended with an exit code.
+        EnvironmentLost: it could not run just now, or was killed.
+    """
+    sample = orjson.dumps(call.sample)
+    files = {f"{FOLDER}/{SAMPLE_FILE}": sample, INSTRUCTION_FILE: task.instruction.encode()}
+    await sandbox.write_files({path: SandboxFile(content) for path, content in files.items()})
+    base_url = await sandbox.reach(call.base_url)
+    of_session = {**session_variables(base_url, call.api_key, FOLDER), "ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE}
+    # The verifier says the reward.
+    del of_session["ROLLOUT_REWARD_FILE"]
+    variables = {**command.environment_variables, **of_session}
+    limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
+    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
+    done = await sandbox.exec(argv, environment=variables, stdin=sample)
+    shown = last_of(done.stderr)
+    said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
+    if done.exit_code in (TRY_AGAIN_LATER, KILLED):
+        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {said.sentence}")
+    if done.exit_code != 0:
+        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {said.sentence}")
+
+
+@contextmanager
+def timed(said: RunNotes, name: str) -> Iterator[None]:
+    """Adds the seconds of the block to the metrics of the run, however it ends."""
+    begun_at = time.monotonic()
+    try:
+        yield
+    finally:
+        said.metrics[name] = time.monotonic() - begun_at

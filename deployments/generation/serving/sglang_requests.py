@@ -1,0 +1,267 @@
+"""Bodies of SGLang's `/generate`, and the parameters of vLLM that they stand for. No I/O.
+
+A field that SGLang has and this service does not is refused by its name when it asks for something: null, false, zero
+and empty values ask for nothing, which is how trainers send the switches of all features that they know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers import TokenizeParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from deployments.generation.serving.answered_layers import sampling_of_session, seed_in_group
+from deployments.generation.serving.served_call import ServedCall
+from deployments.upstream.vllm.token_texts import skip_logprob_texts
+
+ALL_TOKENS = 1 << 30
+"""SGLang's own number for a `top_k` that keeps all tokens; -1 is another."""
+NO_INPUT_LOGPROBS = -1
+ADVICE: Mapping[str, str] = {
+    "image_data": "show images in `POST /v1/chat/completions`",
+    "lora_path": "a session names its policy when it is opened",
+    "priority": "send the query parameter `priority`",
+    "return_routed_experts": "ask for `include: [routed_experts]` in `POST /rollout` or of a session",
+    "custom_params": "ask for `include: [sampling_mask]` in `POST /rollout` or of a session",
+    "stop_regex": "give the texts in `stop`",
+}
+"""Ways to the same, where there is one."""
+READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
+VLLM_NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+Given = TypeVar("Given")
+
+
+def only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
+    """The fields without those that ask for nothing. Raises `VLLMValidationError` for one that is not served."""
+    if not isinstance(fields, dict):
+        return fields
+    for name, value in fields.items():
+        if name not in served.model_fields and name not in READ_BY_INGRESS and value:
+            advice = f": {ADVICE[name]}" if name in ADVICE else "; leave it out"
+            raise VLLMValidationError(f"`{within}{name}` of SGLang's API is not served here{advice}.", parameter=name)
+    return {name: value for name, value in fields.items() if name in served.model_fields}
+
+
+class SGLangSampling(BaseModel):
+    """`sampling_params`, with SGLang's defaults. Null stands for the default, but in `max_new_tokens`: for no bound."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    max_new_tokens: int | None = Field(default=128, ge=0)
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    n: int = Field(default=1, ge=1)
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream_interval: int | None = None
+    logit_bias: dict[int, float] | None = None
+    sampling_seed: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_the_default(cls, fields: Any) -> Any:
+        served = only_served(fields, cls, "sampling_params.")
+        if not isinstance(served, dict):
+            return served
+        return {name: value for name, value in served.items() if value is not None or name == "max_new_tokens"}
+
+    @property
+    def grammar(self) -> StructuredOutputsParams | None:
+        if not (self.json_schema or self.regex or self.ebnf or self.structural_tag):
+            return None
+        # It raises `VLLMValidationError` for two of them.
+        return StructuredOutputsParams(
+            json=self.json_schema or None,
+            regex=self.regex or None,
+            grammar=self.ebnf or None,
+            structural_tag=self.structural_tag or None,
+        )
+
+
+class SGLangRequest(BaseModel):
+    """A body of `/generate`: one prompt, or several in a list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rid: str | list[str] | None = None
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: SGLangSampling | list[SGLangSampling] = SGLangSampling()
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = NO_INPUT_LOGPROBS
+    top_logprobs_num: int | list[int] = 0
+    return_text_in_logprobs: bool = False
+    return_prompt_token_ids: bool = False
+    stream: bool = False
+    cache_salt: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_the_default(cls, fields: Any) -> Any:
+        served = only_served(fields, cls)
+        if not isinstance(served, dict):
+            return served
+        return {name: value for name, value in served.items() if value is not None}
+
+    @model_validator(mode="after")
+    def has_one_kind_of_prompt(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise VLLMValidationError("Send either `text` or `input_ids`.", parameter="input_ids")
+        return self
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one prompt was sent as itself. The answer is a list otherwise, and with `n` above 1."""
+        given: Any = self.input_ids if self.text is None else self.text
+        return isinstance(given, str) or not given or isinstance(given[0], int)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The texts, or the ids, of each prompt. Raises `VLLMValidationError`: there is an empty one, or none."""
+        given: Any = self.input_ids if self.text is None else self.text
+        prompts = [given] if self.is_single else list(given)
+        if not prompts or not all(prompts):
+            parameter = "input_ids" if self.text is None else "text"
+            raise VLLMValidationError("A prompt is empty: send at least one token.", parameter=parameter)
+        return prompts
+
+    def build_tok_params(self, _model_config: object) -> TokenizeParams:
+        """For vLLM's renderer, which tokenizes texts."""
+        return TokenizeParams(max_total_tokens=None, max_output_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """One prompt of a call, and what is asked of it."""
+
+    rid: str
+    sampling: SGLangSampling
+    shows_logprobs: bool
+    logprobs_from: int
+    """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
+    top_logprobs: int
+
+    @property
+    def generates(self) -> bool:
+        """Whether anything of what the engine generates is shown: it generates at least one token."""
+        return self.sampling.max_new_tokens != 0
+
+
+def asked_prompts(request: SGLangRequest, call_id: str) -> list[AskedPrompt]:
+    """Raises `VLLMValidationError`: a list does not have a value for each prompt, or two request ids are equal."""
+    count = len(request.prompts)
+    rids = request.rid or call_id
+    if isinstance(rids, str):
+        rids = [rids] if request.is_single else [f"{rids}_{place}" for place in range(count)]
+    if len(set(rids)) < len(rids):
+        raise VLLMValidationError("Two request ids are equal.", parameter="rid")
+    samplings = for_each("sampling_params", request.sampling_params, count)
+    if len({sampling.n for sampling in samplings}) > 1:
+        raise VLLMValidationError("`n` must be the same for all prompts of a call.", parameter="n")
+    return [
+        AskedPrompt(rid, sampling, shown, start if shown else NO_INPUT_LOGPROBS, top if shown else 0)
+        for rid, sampling, shown, start, top in zip(
+            exactly("rid", rids, count),
+            samplings,
+            for_each("return_logprob", request.return_logprob, count),
+            for_each("logprob_start_len", request.logprob_start_len, count),
+            for_each("top_logprobs_num", request.top_logprobs_num, count),
+            strict=True,
+        )
+    ]
+
+
+def for_each(name: str, given: Given | list[Given], count: int) -> list[Given]:
+    """A value for each prompt of a call. Raises `VLLMValidationError` for a list of another length."""
+    return exactly(name, given, count) if isinstance(given, list) else [given] * count
+
+
+def exactly(name: str, given: list[Given], count: int) -> list[Given]:
+    if len(given) != count:
+        message = f"`{name}` has {len(given)} values for {count} prompts: send one for each prompt, or one for all."
+        raise VLLMValidationError(message, parameter=name)
+    return given
+
+
+def params_of(
+    asked: AskedPrompt, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int, is_streamed: bool
+) -> SamplingParams:
+    """The parameters of vLLM for one prompt.
+
+    Raises:
+        VLLMValidationError: a value is out of range, or there is no room for so many tokens.
+    """
+    sampling = asked.sampling
+    fields: dict[str, Any] = {
+        "n": sampling.n,
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0 if sampling.top_k in (-1, ALL_TOKENS) else sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.sampling_seed,
+        "stop": sampling.stop,
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": sampling.logit_bias,
+        "structured_outputs": sampling.grammar,
+    }
+    if call.session is not None:
+        fields |= fields_of_session(sampling, call)
+    room = max_model_len - len(prompt_token_ids)
+    if room < max(fields["max_tokens"] or 0, 1):
+        message = (
+            f"The prompt has {len(prompt_token_ids)} tokens, and of {max_model_len} there is no room for "
+            f"{fields['max_tokens']} more: shorten the prompt or lower `max_new_tokens`."
+        )
+        raise VLLMValidationError(message, parameter="max_new_tokens")
+    fields["max_tokens"] = room if fields["max_tokens"] is None else max(fields["max_tokens"], 1)
+    scores_prompt = NO_INPUT_LOGPROBS < asked.logprobs_from < len(prompt_token_ids)
+    params = SamplingParams(
+        **fields,
+        skip_special_tokens=sampling.skip_special_tokens,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        include_stop_str_in_output=sampling.no_stop_trim,
+        stream_interval=sampling.stream_interval,
+        logprobs=asked.top_logprobs if asked.shows_logprobs else None,
+        prompt_logprobs=asked.top_logprobs if scores_prompt else None,
+        # Flat ones cost the engine less, and cannot be those of prompts.
+        flat_logprobs=not scores_prompt,
+        output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
+    )
+    skip_logprob_texts(params)
+    return params
+
+
+def fields_of_session(sampling: SGLangSampling, call: ServedCall) -> dict[str, Any]:
+    """The fields of vLLM's parameters that a call of a session leaves to its session, and its seed in its group."""
+    given = {VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
+    defaults = sampling_of_session(call)
+    of_session = call.request.session_sampling
+    if of_session is not None and of_session.max_new_tokens is not None:
+        defaults["max_tokens"] = of_session.max_new_tokens
+    fields = {name: value for name, value in defaults.items() if name not in given}
+    if sampling.sampling_seed is not None:
+        fields["seed"] = seed_in_group(sampling.sampling_seed, call)
+    return fields

@@ -1,0 +1,36 @@
+"""Settings of a task type whose rollouts are tasks in Harbor's format. Imports neither Ray nor vLLM."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from deployments.strict_settings import StrictSettings
+
+ProviderName = Literal["local", "docker", "kubernetes", "e2b", "daytona", "modal", "prime"]
+
+
+class SandboxProviderSettings(StrictSettings):
+    """Where the sandboxes of rollouts come from."""
+
+    provider: ProviderName = "local"
+    """`local`: bubblewrap on the machine of the replica."""
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Arguments of the provider, which its page lists. Keys come from environment variables, never from here."""
+    most: int | None = Field(default=None, ge=1)
+    """Sandboxes of one replica at once, warm ones included; further rollouts wait. By default `max_concurrent_runs`."""
+    warm: int = Field(default=0, ge=0)
+    """Sandboxes that a replica keeps ready for the task that it played last, for the other rollouts of its group."""
+    warm_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a warm sandbox is destroyed that no rollout has taken."""
+
+
+class HarborSettings(StrictSettings):
+    """Tasks in Harbor's format, and the sandboxes in which they are played."""
+
+    tasks: str
+    """A folder whose folders are tasks, the folder of one task, or a registry file (`registry.json`)."""
+    dataset: str | None = None
+    """With a registry: `name` or `name@version` of the data set; it may be missing where the registry has only one."""
+    checkouts: dict[str, str] = Field(default_factory=dict)
+    """With a registry: the folder in which a repository lies that tasks name, by its `git_url`. Nothing is fetched."""
+    sandbox: SandboxProviderSettings = SandboxProviderSettings()

@@ -1,0 +1,292 @@
+"""Tasks in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/` and `tests/`, and its registry.
+
+Read as Harbor 0.26 reads them (`harbor/models/task/config.py`, `harbor/models/registry.py`). A field that would change
+how a task is played, and that is not carried out here, refuses the task with the field's name; all others are kept out.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+
+from deployments.harbor.settings import HarborSettings
+
+CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
+"""Marks of a benchmark at the beginning of an instruction, which no agent sees."""
+TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+ROOT = (None, "root", 0, "0")
+SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
+
+
+class HarborTaskRefused(ValueError):
+    """A task or a registry cannot be played here. The message names the file, the field and what to do."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Environment(_Section):
+    build_timeout_sec: float = Field(default=600.0, gt=0)
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int | None = None
+    tpu: Any = None
+    mcp_servers: list[Any] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    skills_dir: str | None = None
+    healthcheck: Any = None
+    workdir: str | None = None
+    allow_internet: bool | None = None
+    network_mode: Literal["no-network", "public", "allowlist"] = "public"
+
+    @model_validator(mode="before")
+    @classmethod
+    def take_older_names(cls, given: Any) -> Any:
+        """`memory = "2G"` was the name of `memory_mb`."""
+        if not isinstance(given, dict):
+            return given
+        renamed = dict(given)
+        for name in ("memory", "storage"):
+            if isinstance(size := renamed.pop(name, None), str):
+                number, unit = size.strip().upper()[:-1], size.strip().upper()[-1:]
+                renamed.setdefault(f"{name}_mb", int(float(number) * SIZES.get(unit, float("nan"))))
+        return renamed
+
+    @field_validator("os")
+    @classmethod
+    def in_lower_case(cls, name: str) -> str:
+        return name.lower()
+
+    @property
+    def wants_network(self) -> bool:
+        if "network_mode" not in self.model_fields_set and self.allow_internet is not None:
+            return self.allow_internet
+        return self.network_mode == "public"
+
+
+class _Agent(_Section):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    user: str | int | None = None
+    network_mode: str | None = None
+
+
+class _Verifier(_Section):
+    timeout_sec: float = Field(default=600.0, gt=0)
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | int | None = None
+    environment_mode: str | None = None
+    environment: Any = None
+    collect: list[Any] = Field(default_factory=list)
+    network_mode: str | None = None
+
+
+class _Package(_Section):
+    name: str
+
+
+class _TaskFile(_Section):
+    task: _Package | None = None
+    environment: _Environment = _Environment()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    steps: list[Any] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """One task."""
+
+    name: str
+    folder: Path
+    instruction: str
+    config: _TaskFile
+
+    @property
+    def tests(self) -> Path:
+        return self.folder / "tests"
+
+    @property
+    def build_folder(self) -> Path | None:
+        """The folder with the `Dockerfile`; None if the task names an image."""
+        return None if self.config.environment.docker_image else self.folder / "environment"
+
+
+def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
+    """The tasks of the settings by name, in the order of the folder or registry. Raises `HarborTaskRefused`."""
+    tasks: dict[str, HarborTask] = {}
+    for name, folder in task_folders(settings):
+        task = load_task(folder, name)
+        if (other := tasks.get(task.name)) is not None:
+            raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
+        tasks[task.name] = task
+    if not tasks:
+        raise HarborTaskRefused(f"{settings.tasks} has no tasks: no folder in it has a task.toml.")
+    return tasks
+
+
+def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, HarborTask]:
+    """The tasks, whose own limits leave a whole rollout below `timeout_s`.
+
+    Raises `HarborTaskRefused` as `load_tasks`, or with the first task whose agent or verifier would be cut off.
+    """
+    tasks = load_tasks(settings)
+    for task in tasks.values():
+        own_s = (task.config.agent.timeout_sec or 0.0) + task.config.verifier.timeout_sec
+        if own_s >= timeout_s:
+            raise HarborTaskRefused(
+                f"{task.folder / 'task.toml'}: agent.timeout_sec and verifier.timeout_sec are {own_s:g} s together, "
+                f"and the agent's timeout_s, which bounds the whole rollout, is {timeout_s:g}: set it above."
+            )
+    return tasks
+
+
+def task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
+    """The folder of each task, with the name that the registry gives it. Raises `HarborTaskRefused`."""
+    path = Path(settings.tasks).expanduser()
+    if path.is_file():
+        yield from registry_folders(path, settings)
+    elif (path / "task.toml").is_file():
+        yield None, path
+    elif path.is_dir():
+        yield from ((None, folder) for folder in sorted(path.iterdir()) if (folder / "task.toml").is_file())
+    else:
+        raise HarborTaskRefused(f"{path} is neither a folder of tasks nor a registry file.")
+
+
+class _RegistryTask(_Section):
+    name: str
+    git_url: str | None = None
+    git_commit_id: str | None = None
+    path: str
+
+
+class _DataSet(_Section):
+    name: str
+    version: str
+    tasks: list[_RegistryTask]
+
+
+REGISTRY = TypeAdapter(list[_DataSet])
+
+
+def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
+    try:
+        data_sets = REGISTRY.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise HarborTaskRefused(f"{path} is not a registry of Harbor: {problem_of(error)}.") from error
+    known = [f"{data_set.name}@{data_set.version}" for data_set in data_sets]
+    wanted = [
+        data_set
+        for data_set in data_sets
+        if settings.dataset in (None, data_set.name, f"{data_set.name}@{data_set.version}")
+    ]
+    if len(wanted) != 1:
+        raise HarborTaskRefused(f"dataset must name one of {path}: {', '.join(known)}; got {settings.dataset!r}.")
+    for task in wanted[0].tasks:
+        if task.git_url is None:
+            yield task.name, path.parent / Path(task.path).expanduser()
+        elif task.git_url in settings.checkouts:
+            yield task.name, Path(settings.checkouts[task.git_url]).expanduser() / task.path
+        else:
+            raise HarborTaskRefused(
+                f"{path}: the task {task.name} lies in {task.git_url}, which is not fetched from here: clone it"
+                f"{f' at {task.git_commit_id}' if task.git_commit_id else ''}, and name the folder in checkouts."
+            )
+
+
+def load_task(folder: Path, name: str | None = None) -> HarborTask:
+    """Reads one task. Raises `HarborTaskRefused`."""
+    try:
+        config = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text(encoding="utf-8")))
+        instruction = without_canary((folder / "instruction.md").read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise HarborTaskRefused(f"{folder} is not a task: {error}.") from error
+    except ValidationError as error:
+        raise HarborTaskRefused(f"{folder / 'task.toml'}: {problem_of(error)}.") from error
+    if not (folder / "tests" / "test.sh").is_file():
+        raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
+    for field, reason in unplayable(config):
+        raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
+    named = config.task.name if config.task is not None else folder.name
+    return HarborTask(name or named, folder, instruction, config)
+
+
+def unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
+    """The fields that ask for what is not carried out here, each with a reason."""
+    environment, verifier = config.environment, config.verifier
+    wrong = {
+        "steps": (config.steps, "makes it a task of several steps: only tasks of one step are played."),
+        "environment.os": (environment.os != "linux", f"is {environment.os}: only linux is played."),
+        "environment.gpus": (environment.gpus, "asks for GPUs, which no sandbox has here."),
+        "environment.tpu": (environment.tpu, "asks for a TPU, which no sandbox has here."),
+        "environment.mcp_servers": (environment.mcp_servers, "names MCP servers, which no agent is told of here."),
+        "environment.skills_dir": (environment.skills_dir, "names skills, which no agent is told of here."),
+        "environment.healthcheck": (environment.healthcheck, "is not run here."),
+        "environment.network_mode": (
+            environment.network_mode == "allowlist",
+            "is allowlist: no sandbox filters hosts.",
+        ),
+        "agent.network_mode": (config.agent.network_mode, "differs from that of the environment: it is one for all."),
+        "verifier.network_mode": (verifier.network_mode, "differs from that of the environment: it is one for all."),
+        "agent.user": (config.agent.user not in ROOT, "names a user: commands run as root of the sandbox."),
+        "verifier.user": (verifier.user not in ROOT, "names a user: commands run as root of the sandbox."),
+        "verifier.environment": (verifier.environment, "asks for a container of the verifier's own."),
+        "verifier.environment_mode": (
+            verifier.environment_mode == "separate",
+            "is separate: it judges in the same one.",
+        ),
+        "verifier.collect": (verifier.collect, "names commands of Compose's services, of which there are none."),
+    }
+    return ((field, reason) for field, (asked, reason) in wrong.items() if asked)
+
+
+def without_canary(text: str) -> str:
+    """The instruction without the marks of a benchmark before it, and the empty lines after them."""
+    lines = text.split("\n")
+    while lines and CANARY.match(lines[0].strip()):
+        lines.pop(0)
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    return "\n".join(lines)
+
+
+def resolved(variables: Mapping[str, str], where: str) -> dict[str, str]:
+    """The variables with `${NAME}` and `${NAME:-default}` taken from this process. Raises `HarborTaskRefused`."""
+
+    def value_of(found: re.Match[str]) -> str:
+        value = os.environ.get(found[1], found[2])
+        if value is None:
+            raise HarborTaskRefused(f"{where} needs the variable {found[1]}: set it where the service starts.")
+        return value
+
+    return {name: TEMPLATE.sub(value_of, text) for name, text in variables.items()}
+
+
+def problem_of(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def rewards_in(content: bytes, name: str) -> dict[str, float]:
+    """The rewards that a verifier wrote to `reward.json` or `reward.txt`. Raises `ValueError` with a sentence."""
+    if not content.strip():
+        raise ValueError(f"{name} is empty")
+    if name.endswith(".txt"):
+        given: Any = {"reward": float(content)}
+    else:
+        given = orjson.loads(content)
+    rewards = given if isinstance(given, dict) else {"reward": given}
+    numbers = {key: float(value) for key, value in rewards.items() if isinstance(value, int | float)}
+    if numbers.keys() != rewards.keys() or not all(abs(value) < float("inf") for value in numbers.values()):
+        raise ValueError(f"{name} must hold finite numbers, got {content[:200]!r}")
+    return numbers

@@ -1,0 +1,74 @@
+"""Judges a sandbox as Harbor does: `tests/` is copied to `/tests`, `test.sh` runs, and its reward is read.
+
+The verifier runs in the sandbox in which the agent has worked, as Harbor's does by default: an agent that replaces the
+programs that the tests use can deceive them.
+"""
+
+from deployments.harbor.tasks import HarborTask, resolved, rewards_in
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
+
+TESTS = "/tests"
+LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+"""The first one that is there counts."""
+OUTPUT = "/logs/verifier/test-stdout.txt"
+KILLED = 128 + 9
+MOST_SHOWN = 1000
+
+
+class NotJudged(Exception):
+    """The verifier gave no reward. The message is a sentence with what it wrote last."""
+
+
+async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
+    """The rewards of the task's verifier, by name.
+
+    Raises:
+        NotJudged: it gave none, or not in its time.
+        SandboxLost: the sandbox is gone, or the verifier was killed from outside.
+    """
+    verifier = task.config.verifier
+    # Rewards that are there already are the agent's.
+    await checked(sandbox, ["rm", "-rf", "--", TESTS, *REWARD_FILES])
+    await sandbox.write_files(files_below(task.tests, TESTS))
+    await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
+    command = f"({TESTS}/test.sh) > {OUTPUT} 2>&1"
+    variables = resolved(verifier.env, f"{task.folder / 'task.toml'}: verifier.env")
+    try:
+        done = await sandbox.exec(["bash", "-c", command], environment=variables, timeout_s=verifier.timeout_sec)
+    except ExecTimedOut as error:
+        raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
+    if done.exit_code == KILLED:
+        raise SandboxLost("The verifier was killed, so what it has written counts for nothing.")
+    for path in REWARD_FILES:
+        if (content := await sandbox.read_file(path)) is None:
+            continue
+        try:
+            return rewards_in(content, path)
+        except ValueError as error:
+            raise NotJudged(f"The verifier gave no reward: {error}.") from error
+    output = (await sandbox.read_file(OUTPUT) or b"").decode(errors="replace").strip()[-MOST_SHOWN:]
+    raise NotJudged(
+        f"The verifier ended with exit code {done.exit_code} and wrote neither {' nor '.join(REWARD_FILES)}. "
+        f"It printed last: {output or 'nothing'}"
+    )
+
+
+async def prepare(sandbox: RunningSandbox) -> None:
+    """Makes the folders that agent and verifier write to. Raises what `judged` raises."""
+    await checked(sandbox, ["mkdir", "-p", *LOGS])
+
+
+async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:
+    """Runs a command of ours.
+
+    Raises:
+        NotJudged: it failed, as it does where an agent has removed the programs.
+        SandboxLost: it was killed.
+    """
+    done = await sandbox.exec(argv)
+    if done.exit_code == KILLED:
+        raise SandboxLost(f"{argv[0]} was killed.")
+    if done.exit_code != 0:
+        raise NotJudged(f"The sandbox was not prepared: {argv[0]} ended with exit code {done.exit_code}: {done.stderr}")

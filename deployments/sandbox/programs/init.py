@@ -1,0 +1,239 @@
+"""First process of a sandbox that lives on: runs the commands that its owner sends, and hands it connections.
+
+    init.py CONTROL_FD PORT OWNER WORKDIR
+
+The owner (`deployments/sandbox/providers/local.py`), whose label is OWNER, holds the other end of CONTROL_FD, a socket
+of packets. Each packet carries one descriptor:
+
+    from the owner   `exec`   a stream: the request as a line of JSON, stdin; back come stdout, stderr, the end
+                     `write`  a stream: a tar archive, which is unpacked below `/`; back comes the end
+                     `read`   a stream: a path as a line of JSON; back come frames, then the end
+                     `pack`   a stream: folders to leave out as a line of JSON; back comes a tar archive
+    to the owner     `ready`  its `/proc`
+                     `conn`   a connection that came to PORT of the sandbox's own loopback
+
+No path leads to the control socket, so that no other program of the sandbox can take its place. When the owner is gone,
+this process ends, and with it, as the first one of its namespace, all others.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+
+CHUNK_BYTES = 65536
+READ_AFTER_END_S = 0.2
+"""How long output is read after the end of a command: a process that it left may hold it open."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TRUSTED: "Any" = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+"""An archive comes from the owner, or from a sandbox like this one, and is unpacked with no more rights."""
+
+
+class Children:
+    """Waits for all processes of the sandbox: those that it started, and the orphans of the others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._codes: dict[int, int] = {}
+        self._started: set[int] = set()
+
+    def start(self, argv: "list[str]", **options: "Any") -> "subprocess.Popen[bytes]":
+        with self._lock:
+            process = subprocess.Popen(argv, start_new_session=True, **options)
+            self._started.add(process.pid)
+            self._lock.notify_all()
+        return process
+
+    def wait(self, process: "subprocess.Popen[bytes]") -> int:
+        with self._lock:
+            self._lock.wait_for(lambda: process.pid in self._codes)
+            process.returncode = self._codes.pop(process.pid)
+        return process.returncode
+
+    def reap_for_ever(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                with self._lock:
+                    self._lock.wait(0.05)
+                continue
+            assert ended is not None
+            with self._lock:
+                _, status = os.waitpid(ended.si_pid, 0)
+                if ended.si_pid in self._started:
+                    self._started.discard(ended.si_pid)
+                    code = os.waitstatus_to_exitcode(status)
+                    self._codes[ended.si_pid] = code if code >= 0 else 128 - code
+                    self._lock.notify_all()
+
+
+CHILDREN = Children()
+
+
+class Frames:
+    """The answers on one stream: a kind, a length, bytes."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, kind: bytes, content: bytes) -> None:
+        with self._lock:
+            self._stream.sendall(kind + struct.pack("<I", len(content)) + content)
+
+    def end(self, **fields: "Any") -> None:
+        self.send(b"x", json.dumps(fields).encode())
+
+
+def main(control_fd: int, port: int, workdir: str) -> None:
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    # A program of the sandbox with the same user may not write to the memory of this one.
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.makedirs(workdir, exist_ok=True)
+    threading.Thread(target=CHILDREN.reap_for_ever, daemon=True).start()
+    listening = socket.create_server(("127.0.0.1", port), backlog=128)
+    threading.Thread(target=hand_over, args=(control, listening), daemon=True).start()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    socket.send_fds(control, [b"ready"], [proc])
+    os.close(proc)
+    work = {"exec": run, "write": write, "read": read, "pack": pack}
+    while True:
+        kind, fds, _, _ = socket.recv_fds(control, 64, 1)
+        if not kind:
+            os._exit(0)
+        stream = socket.socket(fileno=fds[0])
+        threading.Thread(target=serve, args=(work[kind.decode()], stream, workdir), daemon=True).start()
+
+
+def hand_over(control: socket.socket, listening: socket.socket) -> None:
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            socket.send_fds(control, [b"conn"], [connection.fileno()])
+
+
+def serve(work: "Any", stream: socket.socket, workdir: str) -> None:
+    with stream, stream.makefile("rb") as received:
+        frames = Frames(stream)
+        try:
+            work(received, frames, workdir)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except (OSError, tarfile.TarError) as error:
+            frames.end(error=f"{type(error).__name__}: {error}")
+
+
+def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
+    asked = json.loads(received.readline())
+    stdin = received.read(asked["stdin_bytes"])
+    try:
+        process = CHILDREN.start(
+            asked["argv"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=asked["cwd"] or workdir,
+            env=asked["environment"],
+        )
+    except OSError as error:
+        frames.send(b"e", f"{error}\n".encode())
+        frames.end(exit_code=126 if isinstance(error, PermissionError) else 127)
+        return
+    ended = threading.Event()
+    # The owner closes its end when nobody waits for the command any longer.
+    threading.Thread(target=end_with, args=(received, process, ended), daemon=True).start()
+    pipes = [(b"o", process.stdout), (b"e", process.stderr)]
+    reading = [threading.Thread(target=forward, args=(pipe, kind, frames), daemon=True) for kind, pipe in pipes]
+    for thread in reading:
+        thread.start()
+    threading.Thread(target=feed, args=(process.stdin, stdin), daemon=True).start()
+    code = CHILDREN.wait(process)
+    ended.set()
+    for thread in reading:
+        thread.join(READ_AFTER_END_S)
+    frames.end(exit_code=code)
+
+
+def end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", ended: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        received.read(1)
+    if not ended.is_set():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def forward(pipe: "Any", kind: bytes, frames: Frames) -> None:
+    try:
+        while part := os.read(pipe.fileno(), CHUNK_BYTES):
+            frames.send(kind, part)
+    except OSError:
+        pass
+
+
+def feed(pipe: "Any", content: bytes) -> None:
+    try:
+        pipe.write(content)
+        pipe.close()
+    except OSError:
+        pass
+
+
+def write(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
+    with tarfile.open(fileobj=received, mode="r|") as archive:
+        archive.extractall("/", **TRUSTED)
+    frames.end()
+
+
+def read(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
+    asked = json.loads(received.readline())
+    try:
+        opened = os.open(asked["path"], os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        frames.end(missing=True)
+        return
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > asked["most_bytes"]:
+        os.close(opened)
+        frames.end(error=f"it is not a file of at most {asked['most_bytes']} bytes")
+        return
+    with os.fdopen(opened, "rb") as file:
+        frames.send(b"o", file.read(asked["most_bytes"]))
+    frames.end()
+
+
+def pack(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
+    left_out = set(json.loads(received.readline()))
+
+    def kept(member: tarfile.TarInfo) -> "tarfile.TarInfo | None":
+        is_kept = member.isreg() or member.isdir() or member.issym() or member.islnk()
+        return member if is_kept and f"/{member.name}" not in left_out else None
+
+    class Sending(io.RawIOBase):
+        def write(self, part: "Any") -> int:
+            frames.send(b"o", bytes(part))
+            return len(part)
+
+    with tarfile.open(fileobj=Sending(), mode="w|") as archive:
+        for name in sorted(os.listdir("/")):
+            archive.add(f"/{name}", arcname=name, filter=kept)
+    frames.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4])

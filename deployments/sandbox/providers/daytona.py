@@ -1,0 +1,130 @@
+"""Sandboxes of Daytona, by its Python SDK (`pip install daytona`, 0.226): `daytona`.
+
+The key is in `DAYTONA_API_KEY`.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from daytona import (
+    AsyncDaytona,
+    CreateSandboxFromImageParams,
+    CreateSandboxFromSnapshotParams,
+    DaytonaError,
+    DaytonaNotFoundError,
+    Image,
+    Resources,
+)
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    OWNER_LABEL,
+    ExecResult,
+    RunningSandbox,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.shell import FOLDER, ShellProvider, ShellSandbox
+
+SNAPSHOT = "rollout-snapshot-"
+NEVER, NO_LIMIT = 0, 0
+MOST_STDERR_BYTES = 65536
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The SDK's exceptions as those of the interface."""
+    try:
+        yield
+    except DaytonaError as error:
+        if getattr(error, "status_code", None) in (400, 422):
+            raise SandboxRefused(f"Daytona refuses it: {error}") from error
+        raise SandboxLost(f"Daytona: {type(error).__name__}: {error}") from error
+
+
+class DaytonaProvider(ShellProvider):
+    name = "daytona"
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self._client: AsyncDaytona | None = None
+
+    @property
+    def client(self) -> AsyncDaytona:
+        if self._client is None:
+            self._client = AsyncDaytona()
+        return self._client
+
+    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.create`."""
+        self.refuse_folders(spec)
+        self.watched()
+        common: dict[str, Any] = {
+            "env_vars": dict(spec.environment),
+            "labels": {OWNER_LABEL: self.owner},
+            "network_block_all": not spec.network,
+            "auto_stop_interval": NEVER,
+            "ttl_minutes": math.ceil(spec.lifetime_s / 60),
+        }
+        if spec.image is not None and spec.image.startswith(SNAPSHOT):
+            params: Any = CreateSandboxFromSnapshotParams(snapshot=spec.image, **common)
+        else:
+            gigabytes = [None if size is None else math.ceil(size / 1024) for size in (spec.memory_mb, spec.storage_mb)]
+            cores = None if spec.cpus is None else math.ceil(spec.cpus)
+            image = spec.image if spec.folder is None else Image.from_dockerfile(spec.folder / "Dockerfile")
+            resources = Resources(cpu=cores, memory=gigabytes[0], disk=gigabytes[1])
+            params = CreateSandboxFromImageParams(image=image, resources=resources, **common)
+        with translated():
+            sandbox = await self.client.create(params, timeout=spec.build_timeout_s)
+        return DaytonaSandbox(self, sandbox, spec.workdir)
+
+    async def owned(self) -> dict[str, str]:
+        """See `LabelledProvider.owned`."""
+        with translated():
+            found = {sandbox.id: sandbox.labels.get(OWNER_LABEL) async for sandbox in self.client.list()}
+        return {sandbox_id: owner for sandbox_id, owner in found.items() if owner is not None}
+
+    async def remove(self, sandbox_id: str) -> None:
+        """See `LabelledProvider.remove`."""
+        with translated():
+            try:
+                await self.client.delete(await self.client.get(sandbox_id), wait=True)
+            except DaytonaNotFoundError:
+                return
+
+
+class DaytonaSandbox(ShellSandbox):
+    def __init__(self, provider: DaytonaProvider, sandbox: Any, workdir: str | None) -> None:
+        super().__init__(provider, sandbox.id, workdir)
+        self._sandbox = sandbox
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:  # noqa: ARG002 - it is ended from here
+        """See `ShellSandbox.run_shell`. The SDK gives stdout alone, so stderr takes the way of a file."""
+        path = f"{FOLDER}/{uuid4().hex}.stderr"
+        with translated():
+            # The SDK's own shell may be any.
+            quoted = line.replace("'", "'\\''")
+            done = await self._sandbox.process.exec(f"mkdir -p {FOLDER}; sh -c '{quoted}' 2> {path}", timeout=NO_LIMIT)
+            said = await self._sandbox.process.exec(f"tail -c {MOST_STDERR_BYTES} {path}; rm -f {path}")
+        return ExecResult(done.exit_code, done.result, said.result)
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See `ShellSandbox.put`."""
+        with translated():
+            await self._sandbox.fs.upload_file(content, path)
+
+    async def get(self, path: str) -> bytes:
+        """See `ShellSandbox.get`."""
+        with translated():
+            content: bytes = await self._sandbox.fs.download_file(path)
+            return content
+
+    async def snapshot(self) -> str:
+        """See `RunningSandbox.snapshot`."""
+        name = f"{SNAPSHOT}{uuid4().hex}"
+        with translated():
+            await self._sandbox.create_snapshot(name)
+        return name

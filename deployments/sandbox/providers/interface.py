@@ -1,0 +1,228 @@
+"""One interface for sandboxes in which commands run one after another: create, exec, files, snapshot, destroy.
+
+`Sandbox` (`deployments/sandbox/interface.py`) runs one program and is gone. A `RunningSandbox` keeps its files and
+processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
+
+Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
+on; `destroy` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
+its own `Reaper`.
+"""
+
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from deployments.sandbox.interface import MIB
+
+OWNER_LABEL = "rollout-owner"
+"""The label whose value names the process that created a sandbox."""
+LARGEST_OUTPUT_BYTES = MIB
+LARGEST_FILE_BYTES = 64 * MIB
+
+
+class SandboxRefused(ValueError):
+    """A sandbox cannot be made as it is asked for, however often one tries. The message says what, and what to do."""
+
+
+class ProviderUnusable(Exception):
+    """The provider cannot make sandboxes on this machine or with these settings. The message is a sentence."""
+
+
+class OutOfMemory(Exception):
+    """The processes of a sandbox used more than its memory, and it was destroyed."""
+
+
+class ExecTimedOut(Exception):
+    """A command was ended after its time. The sandbox goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """The sandbox that is asked for. Exactly one of `image` and `folder` is given."""
+
+    image: str | None = None
+    """Name of an image, or one that `snapshot` returned."""
+    folder: Path | None = None
+    """Folder with a `Dockerfile`, which is also the context of its build."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of all commands, beside those of the image."""
+    workdir: str | None = None
+    """Absolute path in which commands run, in place of that of the image."""
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    network: bool = False
+    """Whether it reaches more than the service."""
+    read_only_folders: tuple[str, ...] = ()
+    """Absolute paths of this machine, which commands see at the same place, to read."""
+    build_timeout_s: float = 600.0
+    lifetime_s: float = 3600.0
+    """Seconds after which a provider that is far away destroys it by itself."""
+
+    def __post_init__(self) -> None:
+        """Raises `SandboxRefused`."""
+        if (self.image is None) == (self.folder is None):
+            raise SandboxRefused(
+                "A sandbox is made from an image or from a folder with a Dockerfile: give one of them."
+            )
+        if self.workdir is not None and not self.workdir.startswith("/"):
+            raise SandboxRefused(f"workdir must be an absolute path, got {self.workdir!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    exit_code: int
+    """128 + n if signal n ended the command."""
+    stdout: str
+    """The last `LARGEST_OUTPUT_BYTES`, decoded as UTF-8 with replacement characters."""
+    stderr: str
+
+
+class RunningSandbox(Protocol):
+    """One sandbox. Commands may overlap.
+
+    All methods but `destroy` raise `SandboxLost` when the sandbox is gone, or nothing is known about the call, and
+    `OutOfMemory` when it was destroyed for its memory.
+    """
+
+    @property
+    def id(self) -> str:
+        """The name by which the provider knows it."""
+        ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """Runs a command to its end. Cancelling the call ends the command and its process group.
+
+        Args:
+            argv: no shell reads it.
+            cwd: by default the working directory of the sandbox.
+            timeout_s: None for no limit.
+
+        Raises:
+            ExecTimedOut: the command was ended after `timeout_s`.
+        """
+        ...
+
+    async def write_files(self, files: Mapping[str, "SandboxFile"]) -> None:
+        """Writes files by absolute path, and makes the folders that are missing."""
+        ...
+
+    async def read_file(self, path: str) -> bytes | None:
+        """The content of the file at the absolute path, at most `LARGEST_FILE_BYTES`; None if there is no such file.
+
+        Raises:
+            SandboxRefused: it is larger, or not a file.
+        """
+        ...
+
+    async def snapshot(self) -> str:
+        """Keeps the files as an image for further sandboxes of this provider, and returns its name.
+
+        Raises:
+            SandboxRefused: the provider makes no snapshots.
+        """
+        ...
+
+    async def reach(self, base_url: str) -> str:
+        """The address at which commands in the sandbox reach the service at `base_url`, for the rest of its life."""
+        ...
+
+    async def destroy(self) -> None:
+        """Ends all processes and removes all files. Returns also if it is gone already; never raises `SandboxLost`."""
+        ...
+
+
+class SandboxProvider(Protocol):
+    """Makes sandboxes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its sandboxes can reach more than the service."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+        """Returns when commands can run. Cancelling the call leaves nothing behind.
+
+        Raises:
+            SandboxRefused: it cannot be made.
+            SandboxLost: it was not made now; another try may succeed.
+        """
+        ...
+
+    async def reap(self) -> int:
+        """Destroys what owners left that are dead, and returns how many sandboxes that were."""
+        ...
+
+    def close(self) -> None:
+        """Destroys all sandboxes of this owner."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFile:
+    content: bytes
+    executable: bool = False
+
+
+def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
+    """The files of a folder of this machine, by their absolute path below `target`.
+
+    Links inside the folder are followed; one that leads out of it raises `SandboxRefused`.
+    """
+    files, root = {}, folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if not path.resolve().is_relative_to(root):
+            raise SandboxRefused(f"{path} is a link out of {folder}: replace it by the file itself.")
+        if path.is_file():
+            files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = file_at(path)
+    return files
+
+
+def file_at(path: Path) -> SandboxFile:
+    return SandboxFile(path.read_bytes(), os.access(path, os.X_OK))
+
+
+def tar_of(files: Mapping[str, SandboxFile]) -> bytes:
+    """The files as a tar archive, with paths relative to the root, owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, file in files.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
+            archive.addfile(member, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def owner_of_process(pid: int) -> str | None:
+    """The name of a living process among all that this machine ever had: its id and when it started; None if dead."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in ("Z", "X") else f"{pid}-{fields[18]}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether the owner that the label names has died. Of an owner on this machine alone."""
+    pid, _, _ = owner.partition("-")
+    return pid.isdigit() and owner_of_process(int(pid)) != owner
+
+
+def dead_among(owners: Iterable[str]) -> set[str]:
+    return {owner for owner in owners if is_dead(owner)}

@@ -1,0 +1,192 @@
+"""Sandboxes that are pods of Kubernetes, by `kubectl`, which has the cluster and the rights: `kubernetes`.
+
+A template (a pod's manifest in YAML or JSON) says what all pods have; the image, the variables, the limits and the
+label are added. A cluster builds no folders. A node enforces the pods' network policy: without one they have a network.
+"""
+
+import asyncio
+import base64
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    OWNER_LABEL,
+    ExecResult,
+    RunningSandbox,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
+
+CONTAINER = "sandbox"
+READY_WITHIN_S = 600.0
+ANSWERS_WITHIN_S = 60.0
+NO_SUCH_POD = "NotFound"
+BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+POLL_S = 1.0
+PART_BYTES = 512 * 1024
+
+
+class KubernetesProvider(ShellProvider):
+    name = "kubernetes"
+
+    def __init__(self, namespace: str = "default", template: str | None = None, kubectl: str = "kubectl") -> None:
+        """Opens no connection yet.
+
+        Args:
+            namespace: of the pods.
+            template: path of a pod's manifest.
+            kubectl: the program.
+        """
+        super().__init__({"namespace": namespace, "template": template, "kubectl": kubectl})
+        self._kubectl = [kubectl, "--namespace", namespace]
+        self._template: Mapping[str, Any] = {}
+        if template is not None:
+            self._template = yaml.safe_load(Path(template).read_text(encoding="utf-8"))
+
+    async def call(self, *arguments: str, stdin: bytes = b"", limit_s: float | None = ANSWERS_WITHIN_S) -> ExecResult:
+        """Runs `kubectl`. Cancelling the call ends it. Raises `SandboxLost` if it does not answer in time."""
+        # In a thread: see `start_process` of `deployments/agents/command_program.py`.
+        started: list[subprocess.Popen[bytes]] = []
+
+        def run() -> tuple[int, bytes, bytes]:
+            with subprocess.Popen(
+                [*self._kubectl, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process:
+                started.append(process)
+                out, err = process.communicate(stdin)
+                return process.returncode, out, err
+
+        running = asyncio.ensure_future(asyncio.to_thread(run))
+        try:
+            async with asyncio.timeout(limit_s):
+                code, out, err = await asyncio.shield(running)
+        except OSError as error:
+            raise SandboxLost(f"kubectl was not started: {error}.") from error
+        except BaseException as error:
+            for process in started:
+                process.kill()
+            if isinstance(error, TimeoutError) and limit_s == ANSWERS_WITHIN_S:
+                raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
+            raise
+        return ExecResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    async def checked(self, *arguments: str, stdin: bytes = b"") -> str:
+        """The output of `kubectl`. Raises `SandboxLost` if it fails."""
+        done = await self.call(*arguments, stdin=stdin)
+        if done.exit_code != 0:
+            raise SandboxLost(f"kubectl {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.create`."""
+        self.refuse_folders(spec)
+        if spec.image is None:
+            raise SandboxRefused(
+                "The provider kubernetes builds no folders: push the image, and name it in docker_image."
+            )
+        if not spec.network:
+            raise SandboxRefused("The provider kubernetes cannot take the network from one pod: use another provider.")
+        self.watched()
+        name = f"rollout-{uuid4().hex[:20]}"
+        try:
+            await self.checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
+            await self._ready(name, spec)
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
+            raise
+        return KubernetesSandbox(self, name, spec.workdir)
+
+    def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
+        manifest = json.loads(json.dumps(self._template)) or {}
+        pod = manifest.setdefault("spec", {})
+        containers = pod.setdefault("containers", [{}])
+        limits = {
+            "cpu": None if spec.cpus is None else str(spec.cpus),
+            "memory": None if spec.memory_mb is None else f"{spec.memory_mb}Mi",
+            "ephemeral-storage": None if spec.storage_mb is None else f"{spec.storage_mb}Mi",
+        }
+        given = {key: value for key, value in limits.items() if value is not None}
+        containers[0] |= {
+            "name": CONTAINER,
+            "image": spec.image,
+            "command": ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"],
+            "env": [
+                *containers[0].get("env", []),
+                *({"name": key, "value": value} for key, value in spec.environment.items()),
+            ],
+            **({"resources": {"limits": given, "requests": given}} if given else {}),
+        }
+        pod |= {"restartPolicy": "Never", "activeDeadlineSeconds": round(spec.lifetime_s)}
+        pod.setdefault("automountServiceAccountToken", False)
+        pod.setdefault("terminationGracePeriodSeconds", 0)
+        metadata = manifest.setdefault("metadata", {})
+        metadata["name"] = name
+        metadata.setdefault("labels", {})[OWNER_LABEL] = self.owner
+        return {**manifest, "apiVersion": "v1", "kind": "Pod"}
+
+    async def _ready(self, name: str, spec: SandboxSpec) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(READY_WITHIN_S, spec.build_timeout_s)
+        while True:
+            status = json.loads(await self.checked("get", "pod", name, "-o", "json")).get("status", {})
+            containers = status.get("containerStatuses", [])
+            waiting = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
+            if any(reason in BAD_IMAGE for reason in waiting):
+                raise SandboxRefused(f"The image {spec.image} cannot be had: {waiting[0]}.")
+            if status.get("phase") == "Running" and all(container.get("ready") for container in containers):
+                return
+            if status.get("phase") in ("Failed", "Succeeded") or loop.time() > deadline:
+                raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
+            await asyncio.sleep(POLL_S)
+
+    async def owned(self) -> dict[str, str]:
+        """See `LabelledProvider.owned`."""
+        pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
+        return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
+
+    async def remove(self, sandbox_id: str) -> None:
+        """See `LabelledProvider.remove`."""
+        await self.checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
+
+
+class KubernetesSandbox(ShellSandbox):
+    def _calls(self) -> KubernetesProvider:
+        assert isinstance(self._provider, KubernetesProvider)
+        return self._provider
+
+    async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
+        """See `ShellSandbox.run_shell`. `kubectl` exits with the code of the command, and with 1 if it fails itself."""
+        argv = ["exec", "-i", self.id, "-c", CONTAINER, "--", "sh", "-c", line]
+        done = await self._calls().call(*argv, stdin=stdin, limit_s=None)
+        if (done.exit_code != 0 and "Error from server" in done.stderr) or done.exit_code == 137:
+            state = await self._calls().call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
+            if state.stdout != "Running":
+                raise SandboxLost(f"The pod has ended: {state.stdout or NO_SUCH_POD}.")
+            if "Error from server" in done.stderr:
+                raise SandboxLost(f"kubectl exec failed: {done.stderr.strip()[-500:]}")
+        return done
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See `ShellSandbox.put`."""
+        folder = str(Path(path).parent)
+        done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
+        if done.exit_code != 0:
+            raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
+
+    async def get(self, path: str) -> bytes:
+        """See `ShellSandbox.get`."""
+        content = b""
+        while True:
+            line = f"tail -c +{len(content) + 1} '{path}' | head -c {PART_BYTES} | base64"
+            part = base64.b64decode((await self.run_shell(line, None)).stdout)
+            content += part
+            if len(part) < PART_BYTES:
+                return content

@@ -1,0 +1,137 @@
+"""Sandboxes of which a provider gives little more than a shell: commands, files and their ends by what a shell can do.
+
+A module of such a provider adds three calls: run a line of shell, put a file, get a file.
+"""
+
+import asyncio
+import shlex
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    LARGEST_FILE_BYTES,
+    ExecResult,
+    ExecTimedOut,
+    OutOfMemory,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+    tar_of,
+)
+from deployments.sandbox.providers.labelled import LabelledProvider
+
+FOLDER = "/tmp/.rollout"
+MISSING, NOT_A_FILE = 44, 45
+CALLS_OF_OURS_S = 120.0
+
+
+class ShellProvider(LabelledProvider):
+    """Base of such providers, which are far away."""
+
+    has_network = True
+
+    def refuse_folders(self, spec: SandboxSpec) -> None:
+        """Raises `SandboxRefused` for folders of this machine."""
+        if spec.read_only_folders:
+            raise SandboxRefused(
+                f"The provider {self.name} is not on this machine, and shows none of its folders: have the image hold "
+                f"what is in {', '.join(spec.read_only_folders)}."
+            )
+
+
+class ShellSandbox(RunningSandbox):
+    """One sandbox. A command that is ended early is killed; what it has started goes on until the sandbox ends."""
+
+    def __init__(self, provider: ShellProvider, sandbox_id: str, workdir: str | None) -> None:
+        self._provider = provider
+        self._id = sandbox_id
+        self._workdir = workdir
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @abstractmethod
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        """Runs a line by `sh -c` as root. `timeout_s` is a bound for the provider, above that of the command.
+
+        Raises:
+            SandboxLost: the sandbox is gone, or does not answer.
+        """
+
+    @abstractmethod
+    async def put(self, path: str, content: bytes) -> None:
+        """Writes a file and makes the folders that are missing. Raises `SandboxLost`."""
+
+    @abstractmethod
+    async def get(self, path: str) -> bytes:
+        """Reads a file that is there. Raises `SandboxLost`."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """See `RunningSandbox.exec`."""
+        key = f"{FOLDER}/{uuid4().hex}"
+        if stdin:
+            await self.put(f"{key}.stdin", stdin)
+        variables = [f"{name}={value}" for name, value in (environment or {}).items()]
+        folder = cwd or self._workdir
+        line = f"mkdir -p {FOLDER}; echo $$ > {key}; "
+        line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
+        line += f"exec {shlex.join(['env', *variables, *argv])} < {f'{key}.stdin' if stdin else '/dev/null'}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.run_shell(line, timeout_s)
+        except (SandboxLost, OutOfMemory):
+            raise
+        except BaseException as error:
+            await asyncio.shield(asyncio.ensure_future(self._kill(key)))
+            if isinstance(error, TimeoutError):
+                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
+            raise
+
+    async def _kill(self, key: str) -> None:
+        try:
+            await self.run_shell(f"kill -9 $(cat {key})", CALLS_OF_OURS_S)
+        except (SandboxLost, OutOfMemory):
+            return
+
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        """See `RunningSandbox.write_files`."""
+        archive = f"{FOLDER}/{uuid4().hex}.tar"
+        await self.put(archive, tar_of(files))
+        done = await self.run_shell(f"tar --no-same-owner -xf {archive} -C / && rm {archive}", CALLS_OF_OURS_S)
+        if done.exit_code != 0:
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
+
+    async def read_file(self, path: str) -> bytes | None:
+        """See `RunningSandbox.read_file`."""
+        quoted = shlex.quote(path)
+        line = f"test -e {quoted} || exit {MISSING}; test -f {quoted} || exit {NOT_A_FILE}; wc -c < {quoted}"
+        found = await self.run_shell(line, CALLS_OF_OURS_S)
+        if found.exit_code == MISSING:
+            return None
+        if found.exit_code != 0 or int(found.stdout) > LARGEST_FILE_BYTES:
+            raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
+        return await self.get(path)
+
+    async def snapshot(self) -> str:
+        """See `RunningSandbox.snapshot`."""
+        raise SandboxRefused(f"The provider {self._provider.name} makes no snapshots.")
+
+    async def reach(self, base_url: str) -> str:
+        """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
+        return base_url
+
+    async def destroy(self) -> None:
+        """See `RunningSandbox.destroy`."""
+        await self._provider.removed_or_left(self._id)

@@ -1,0 +1,2 @@
+#!/bin/bash
+cat /app/books/*.txt | wc -l > /app/lines.txt

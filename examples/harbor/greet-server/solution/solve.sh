@@ -1,0 +1,16 @@
+#!/bin/bash
+cat > serve.py <<'PY'
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class Greeter(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"Hello, {self.path[1:]}!".encode())
+
+
+HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Greeter).serve_forever()
+PY
+nohup python3 serve.py > server.log 2>&1 &

@@ -1,0 +1,245 @@
+"""Rollouts of Harbor's tasks, run for real under bubblewrap. Skipped where it does not work."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.agents.harbor_program import HarborProgram
+from deployments.agents.programs import AgentCall, RunNotes
+from deployments.agents.settings import AgentSettings
+from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, RolloutFailure, VerifierFailed
+from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox
+from deployments.sandbox.providers.local import LocalProvider
+from rollout_client.contract.rollouts import SampleInput
+from tests.deployments.agents.harbor_rollouts import (
+    COMMAND,
+    KILLED,
+    TASKS,
+    processes_with,
+    reward_of,
+    sample_of,
+    strike,
+)
+
+MOST_STRIKES = 12
+
+
+def works() -> bool:
+    try:
+        LocalProvider().close()
+    except ProviderUnusable:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A service that answers every call with nothing."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+    writer.close()
+
+
+def with_program(
+    work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Awaitable[Any]], **agent: Any
+) -> Any:
+    """Runs `work` beside a service, with the program and the call of a sample; then nothing of a sandbox is left."""
+    settings = AgentSettings(**{"harbor": {"tasks": str(TASKS)}, "command": COMMAND} | agent)
+    assert settings.harbor is not None
+    harbor = settings.harbor
+
+    async def run() -> Any:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
+            base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
+            program = HarborProgram(settings, harbor)
+            try:
+                return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
+            finally:
+                program.close()
+
+    result = asyncio.run(run())
+    assert list(processes_with(KILLED["sandbox"])) == []
+    return result
+
+
+def played(sample: dict[str, Any], **agent: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """The reward and the metrics of one rollout."""
+
+    async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> Any:
+        report = RunNotes()
+        return await program.run(call(sample), report), report.metrics
+
+    reward, metrics = with_program(run, **agent)
+    return reward, metrics
+
+
+def task_with(folder: Path, test: str = "echo 1 > /logs/verifier/reward.txt", toml: str = "", docker: str = "") -> str:
+    """A folder of one task, named `t`."""
+    toml += "" if "[verifier]" in toml else "\n[verifier]\ntimeout_sec = 60.0\n"
+    for path, text in {
+        "task.toml": toml,
+        "instruction.md": "Do it.",
+        "environment/Dockerfile": f"FROM debian\n{docker}",
+        "tests/test.sh": f"#!/bin/bash\n{test}\n",
+    }.items():
+        (folder / "t" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "t" / path).write_text(text)
+    return str(folder)
+
+
+def sample(script: str = "true", **info: Any) -> dict[str, Any]:
+    return {"messages": [], "extra_env_info": {"task": "t", "script": script, **info}}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_verifier_of_each_example_rewards_a_solution_and_nothing_else(number: int) -> None:
+    reward, metrics = played(sample_of(number))
+    assert reward == {"reward": reward_of(number)}
+    assert {"sandbox_create_s", "agent_run_s", "verifier_s", "sandbox_destroy_s"} <= metrics.keys()
+    assert "agent_failed" not in metrics
+
+
+def test_several_numbers_of_a_verifier_are_the_reward_and_metrics() -> None:
+    _, metrics = played(sample_of(4))
+    assert metrics["verifier_passed"] == 4.0
+
+
+def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
+    agent = {"command": None, "import_path": f"{__name__}:solves"}
+    assert played(sample_of(3), **agent)[0] == {"reward": 1.0}
+
+
+async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:
+    done = await sandbox.exec(["bash", "-c", str((sample.extra_env_info or {})["script"])])
+    assert done.exit_code == 0, done
+
+
+def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:
+    tasks = task_with(tmp_path, "cat /root/left > /logs/verifier/reward.txt", "[agent]\ntimeout_sec = 1.0")
+    slow, metrics = played(sample("echo 0.5 > /root/left; sleep 60"), harbor={"tasks": tasks})
+    assert (slow, metrics["agent_timed_out"]) == ({"reward": 0.5}, 1.0)
+    broken, metrics = played(sample("echo 0.25 > /root/left; exit 3"), harbor={"tasks": tasks})
+    assert (broken, metrics["agent_failed"]) == ({"reward": 0.25}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("test", "toml", "message"),
+    [
+        ("exit 2", "", "ended with exit code 2 and wrote neither"),
+        ("echo nothing at all", "", "It printed last: nothing at all"),
+        ("echo nan > /logs/verifier/reward.txt", "", "must hold finite numbers"),
+        (": > /logs/verifier/reward.txt", "", "reward.txt is empty"),
+        ('echo \'{"reward": "high"}\' > /logs/verifier/reward.json', "", "must hold finite numbers"),
+        ("sleep 60", "[verifier]\ntimeout_sec = 0.5", "was ended after 0.5 s, its timeout_sec"),
+    ],
+)
+def test_a_verifier_without_a_reward_is_a_failure_and_no_zero(
+    tmp_path: Path, test: str, toml: str, message: str
+) -> None:
+    with pytest.raises(VerifierFailed, match=message) as failed:
+        played(sample(), harbor={"tasks": task_with(tmp_path, test, toml)})
+    assert failed.value.retryable is False
+
+
+def test_a_reward_that_the_agent_has_written_does_not_count(tmp_path: Path) -> None:
+    tasks = task_with(tmp_path, "true")
+    with pytest.raises(VerifierFailed, match="wrote neither"):
+        played(sample("echo 1 > /logs/verifier/reward.txt"), harbor={"tasks": tasks})
+
+
+def test_a_verifier_gets_its_own_variables_and_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_HOST", "0.5")
+    toml = '[verifier.env]\nA = "${OF_HOST}"\n[environment.env]\nB = "${NOWHERE:-0.25}"'
+    tasks = task_with(tmp_path, 'python3 -c "print($A + $B)" > /logs/verifier/reward.txt', toml)
+    assert played(sample(), harbor={"tasks": tasks})[0] == {"reward": 0.75}
+
+
+@pytest.mark.parametrize("kind", ["sandbox", "agent", "verifier"])
+def test_what_is_killed_is_a_failure_of_the_fleet(tmp_path: Path, kind: str) -> None:
+    tasks = task_with(tmp_path, "sleep 60")
+
+    async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> None:
+        works_s = 0 if kind == "verifier" else 60
+        playing = asyncio.ensure_future(program.run(call(sample(works_s=works_s)), RunNotes()))
+        draw = random.Random(0)
+        while not strike("(/tests/test.sh)" if kind == "verifier" else KILLED[kind], draw):
+            assert not playing.done(), playing
+            await asyncio.sleep(0.02)
+        await playing
+
+    with pytest.raises(EnvironmentLost) as failed:
+        with_program(run, harbor={"tasks": tasks})
+    assert failed.value.retryable is True
+
+
+def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> None:
+        playing = asyncio.ensure_future(program.run(call(sample(works_s=60)), RunNotes()))
+        while not list(processes_with(KILLED["agent"])):
+            await asyncio.sleep(0.02)
+        playing.cancel()
+        await asyncio.wait([playing])
+        assert list(processes_with(KILLED["sandbox"])) == []
+
+    with_program(run, harbor={"tasks": task_with(tmp_path)})
+
+
+def test_more_memory_than_the_task_has_is_a_failure_of_the_agent(tmp_path: Path) -> None:
+    tasks = task_with(tmp_path, toml="[environment]\nmemory_mb = 64")
+    with pytest.raises(AgentFailed, match="more than its memory of 64 MiB"):
+        played(sample("python3 -c 'x = b\"1\" * 2**28; import time; time.sleep(60)'"), harbor={"tasks": tasks})
+
+
+def test_a_task_that_the_provider_cannot_make_is_refused_with_the_instruction(tmp_path: Path) -> None:
+    tasks = task_with(tmp_path, docker="RUN touch /usr/bin/mine")
+    with pytest.raises(EnvironmentRejected, match=r"line 2 of the Dockerfile, `RUN touch /usr/bin/mine`.*Read-only"):
+        played(sample(), harbor={"tasks": tasks})
+    with pytest.raises(EnvironmentRejected, match="must name one of the 1 tasks, got 'other'"):
+        played({"messages": [], "extra_env_info": {"task": "other"}}, harbor={"tasks": tasks})
+
+
+async def until_it_ends(
+    program: HarborProgram, call: AgentCall, draw: random.Random
+) -> tuple[dict[str, float], list[RolloutFailure]]:
+    """The reward of a rollout that is tried again as the service does, and the failures before."""
+    failures: list[RolloutFailure] = []
+    while True:
+        await asyncio.sleep(draw.random() * 0.2)
+        try:
+            return await program.run(call, RunNotes()), failures
+        except RolloutFailure as failure:
+            if not failure.retryable:
+                raise
+            failures.append(failure)
+
+
+def test_of_rollouts_whose_parts_are_killed_at_random_none_is_lost_or_has_another_reward() -> None:
+    draw = random.Random(7)
+    struck: list[str] = []
+
+    async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> list[Any]:
+        rollouts = [until_it_ends(program, call(sample_of(number, works_s=0.3)), draw) for number in range(12)]
+        playing = asyncio.gather(*rollouts)
+        while not playing.done():
+            if len(struck) == MOST_STRIKES:
+                break
+            kind = draw.choice(list(KILLED))
+            struck.extend([kind] if strike(KILLED[kind], draw) else [])
+            await asyncio.sleep(0.4)
+        return await playing
+
+    rewards = with_program(run, max_concurrent_runs=6)
+    assert [reward for reward, _ in rewards] == [{"reward": reward_of(number)} for number in range(12)]
+    assert len(struck) > 3
+    assert sum(len(failures) for _, failures in rewards) > 0

@@ -1,0 +1,311 @@
+"""SGLang's `/generate` over vLLM's own layers: what is asked of the engine, and how its outputs are answered."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from deployments.protocols.generation import RequestShare, SamplingOptions
+from deployments.protocols.model_server import CallsToAbort, ServedRequest, ServedTokens
+from tests.deployments.generation.serving.vllm_layers import Served
+from tests.virtual_time import runs
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+FIRST, SECOND = [50, 51, 52], [60, 61]
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+
+
+async def answered(served: Served, body: dict[str, Any], session: str | None = None) -> Any:
+    status, answer = await served.answer("generate", body, session)
+    assert status == 200, answer
+    return answer
+
+
+async def refused(body: dict[str, Any], session: str | None = None) -> tuple[str, str]:
+    """The field that was refused, and the sentence."""
+    served = Served() if session is None else await Served().open()
+    status, answer = await served.answer("generate", body, session)
+    assert (status, served.core.prompts) == (400, [])
+    return answer["error"]["param"], answer["error"]["message"]
+
+
+@runs
+async def test_a_prompt_of_ids_is_answered_with_sampled_ids_and_their_log_probabilities() -> None:
+    served = Served()
+    ids = served.reply("42")
+    answer = await answered(served, {"input_ids": FIRST, "return_logprob": True, "rid": "a"})
+    assert answer == {
+        "text": "42",
+        "output_ids": ids,
+        "meta_info": {
+            "id": "a",
+            "finish_reason": {"type": "stop", "matched": ids[-1]},
+            "prompt_tokens": 3,
+            "weight_version": "0",
+            "weight_versions": [{"version": "0", "start": 0, "end": 3}],
+            "completion_tokens": 3,
+            "cached_tokens": 0,
+            "output_token_logprobs": [[-0.25, token_id, None] for token_id in ids],
+            "output_token_logprobs_length": 3,
+            "input_token_logprobs": [],
+        },
+    }
+    assert served.core.prompts == [FIRST]
+
+
+@runs
+async def test_the_switches_that_trainers_send_turned_off_ask_for_nothing() -> None:
+    served = Served()
+    served.reply("5")
+    body = {"input_ids": FIRST, "return_routed_experts": False, "return_indexer_topk": False, "image_data": None}
+    assert (await answered(served, body))["text"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("return_routed_experts", {"return_routed_experts": True}),
+        ("image_data", {"image_data": ["data:image/png;base64,AA=="]}),
+        ("custom_params", {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}),
+        ("stop_regex", {"sampling_params": {"stop_regex": "[0-9]"}}),
+        ("invented", {"invented": 1}),
+    ],
+)
+@runs
+async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, body: dict[str, Any]) -> None:
+    param, message = await refused({"input_ids": FIRST, **body})
+    assert param == field
+    assert f"{field}` of SGLang's API is not served here" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input_ids"),
+        ({"input_ids": FIRST, "text": "2"}, "input_ids"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [FIRST, []]}, "input_ids"),
+        ({"input_ids": [-1]}, "input_ids"),
+        ({"input_ids": [FIRST, SECOND], "rid": ["a"]}, "rid"),
+        ({"input_ids": [FIRST, SECOND], "rid": ["a", "a"]}, "rid"),
+        ({"input_ids": [FIRST, SECOND], "return_logprob": [True]}, "return_logprob"),
+        ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
+        ({"input_ids": FIRST, "sampling_params": {"top_p": 0}}, "top_p"),
+        ({"input_ids": [FIRST, SECOND], "sampling_params": [{"n": 2}, {}]}, "n"),
+    ],
+)
+@runs
+async def test_a_body_that_cannot_be_served_names_its_field(body: dict[str, Any], param: str) -> None:
+    assert (await refused(body))[0] == param
+
+
+@runs
+async def test_sampling_parameters_are_the_engines() -> None:
+    served = Served()
+    served.reply("5")
+    sampling = {
+        "max_new_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "stop": "x",
+        "stop_token_ids": [5],
+        "min_new_tokens": 1,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "repetition_penalty": 1.5,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+        "logit_bias": {"3": 1.0},
+        "sampling_seed": 11,
+    }
+    await answered(served, {"input_ids": FIRST, "sampling_params": sampling})
+    [params] = served.core.params
+    assert {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 11,
+        "stop": ["x"],
+    }
+    assert (params.max_tokens, params.min_tokens, params.stop_token_ids, params.ignore_eos) == (9, 1, [5], True)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.1, 0.2, 1.5)
+    assert (params.skip_special_tokens, params.spaces_between_special_tokens) == (False, False)
+    assert (params.include_stop_str_in_output, params.logit_bias) == (True, {3: 1.0})
+
+
+@pytest.mark.parametrize("top_k", [-1, 1 << 30, None])
+@runs
+async def test_defaults_are_sglangs(top_k: int | None) -> None:
+    served = Served()
+    served.reply("5")
+    await answered(served, {"input_ids": FIRST, "sampling_params": {"top_k": top_k, "stop": None}})
+    [params] = served.core.params
+    assert (params.max_tokens, params.temperature, params.top_k, params.logprobs) == (128, 1.0, 0, None)
+
+
+@runs
+async def test_without_a_bound_an_answer_may_fill_the_context() -> None:
+    served = Served()
+    served.reply("5")
+    await answered(served, {"input_ids": FIRST, "sampling_params": {"max_new_tokens": None}})
+    assert served.core.params[0].max_tokens == 509
+
+
+@pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "1"), (True, "12")])
+@runs
+async def test_a_stop_string_ends_the_answer_and_is_trimmed_unless_it_is_asked_for(
+    no_stop_trim: bool, text: str
+) -> None:
+    served = Served()
+    served.reply("123")
+    sampling = {"stop": ["2"], "no_stop_trim": no_stop_trim}
+    answer = await answered(served, {"input_ids": FIRST, "sampling_params": sampling})
+    assert (answer["text"], answer["meta_info"]["finish_reason"]) == (text, {"type": "stop", "matched": "2"})
+    assert len(answer["output_ids"]) == 2
+
+
+@runs
+async def test_an_answer_of_its_greatest_length_says_so() -> None:
+    served = Served()
+    served.reply("123", ends=False)
+    answer = await answered(served, {"text": "2 + 3", "sampling_params": {"max_new_tokens": 2}})
+    assert (answer["text"], answer["meta_info"]["finish_reason"]) == ("12", {"type": "length", "length": 2})
+    assert served.core.prompts == [served.core.get_tokenizer().encode("2 + 3")]
+
+
+@runs
+async def test_the_log_probabilities_of_a_prompt_begin_with_a_null_where_they_are_asked_for() -> None:
+    served = Served()
+    served.reply("5", ends=False)
+    sampling = {"max_new_tokens": 0, "temperature": 0}
+    body = {"input_ids": FIRST, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 1}
+    answer = await answered(served, body)
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    meta = answer["meta_info"]
+    assert [(logprob and round(logprob, 3), token_id) for logprob, token_id, _ in meta["input_token_logprobs"]] == [
+        (None, 51),
+        (-0.52, 52),
+    ]
+    assert (meta["completion_tokens"], meta["output_token_logprobs"]) == (0, [])
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+
+
+@runs
+async def test_the_likeliest_tokens_are_named_with_their_texts() -> None:
+    served = Served()
+    [token_id, _] = served.reply("5")
+    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    meta = (await answered(served, {**body, "return_text_in_logprobs": True}))["meta_info"]
+    assert meta["output_token_logprobs"][0] == [-0.25, token_id, "5"]
+    assert [len(one) for one in meta["output_top_logprobs"]] == [2, 2]
+    assert [one and len(one) for one in meta["input_top_logprobs"]] == [None, 2, 2]
+    assert meta["input_token_logprobs"][0][:2] == [None, 50]
+
+
+@runs
+async def test_the_prompts_of_a_batch_have_their_choices_in_their_order() -> None:
+    served = Served()
+    replies = ["a", "bc", "def", "ghij"]
+    for reply in replies:
+        served.reply(reply, ends=False)
+    sampling = {"n": 2, "max_new_tokens": 9, "sampling_seed": 4}
+    answers = await answered(served, {"input_ids": [FIRST, SECOND], "sampling_params": sampling, "rid": "r"})
+    assert [answer["text"] for answer in answers] == replies
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_0", "r_1", "r_1"]
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 2, 2]
+    assert [params.seed for params in served.core.params] == [4, 5, 4, 5]
+
+
+@runs
+async def test_a_prompt_with_several_samples_and_a_list_of_one_prompt_are_answered_with_lists() -> None:
+    served = Served()
+    for reply in ("a", "b", "c"):
+        served.reply(reply)
+    several = await answered(served, {"input_ids": FIRST, "sampling_params": {"n": 2}})
+    [one] = await answered(served, {"input_ids": [FIRST]})
+    assert ([answer["text"] for answer in several], one["text"]) == (["a", "b"], "c")
+
+
+@runs
+async def test_the_events_of_a_stream_are_cumulative_and_its_last_one_is_the_answer() -> None:
+    served = Served()
+    ids = served.reply("42")
+    events = await served.events("generate", {"input_ids": FIRST, "return_logprob": True})
+    served.core.replies.append(ids)
+    whole = await answered(served, {"input_ids": FIRST, "return_logprob": True})
+    for answer in (events[-1], whole):
+        del answer["meta_info"]["id"]
+    assert events[-1] == whole
+    lengths = [event["meta_info"]["output_token_logprobs_length"] for event in events]
+    assert lengths == sorted(lengths)
+    assert all(event["output_ids"] == ids[:length] for event, length in zip(events, lengths, strict=True))
+
+
+@runs
+async def test_the_events_of_a_batch_name_their_answers() -> None:
+    served = Served()
+    served.reply("a")
+    served.reply("b")
+    events = await served.events("generate", {"input_ids": [FIRST, SECOND]})
+    ended = {event["index"]: event["text"] for event in events if event["meta_info"]["finish_reason"]}
+    assert ended == {0: "a", 1: "b"}
+
+
+def abortable(rid: str, received_at: float = 0.0, key: str | None = None) -> ServedRequest:
+    body = orjson.dumps({"input_ids": FIRST, "rid": rid, "return_logprob": True})
+    share = RequestShare(key=key)
+    return ServedRequest(
+        f"call {rid}", range(3), 512, (), SamplingOptions(), share=share, endpoint="generate", body=body,
+        received_at=received_at,
+    )  # fmt: skip
+
+
+async def parts_of(served: Served, request: ServedRequest) -> tuple[dict[str, Any], ServedTokens | None]:
+    parts = [part async for part in served.layers.answer(request)]
+    return orjson.loads(b"".join(part.body for part in parts)), parts[-1].tokens
+
+
+@runs
+async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
+    served = Served()
+    ids = served.reply("4242")
+    aborting: list[asyncio.Task[None]] = []
+
+    async def abort() -> None:
+        aborting.append(asyncio.create_task(served.aborts.abort(CallsToAbort(None, "a", 5.0))))
+        await asyncio.sleep(0.01)
+
+    served.core.meanwhile = abort
+    served.core.step = len(ids) - 1
+    answer, tokens = await parts_of(served, abortable("a-1", received_at=4.0))
+    await asyncio.gather(*aborting)
+    assert answer["meta_info"]["finish_reason"] == ABORTED
+    assert (answer["text"], answer["output_ids"], tokens) == ("4242", ids[:-1], ServedTokens(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_aborted"),
+    [
+        (CallsToAbort(None, "", 5.0), True),
+        (CallsToAbort(None, "a", 5.0), True),
+        (CallsToAbort(None, "b", 5.0), False),
+        (CallsToAbort(None, "", 4.0), False),
+        (CallsToAbort("team", "", 5.0), False),
+    ],
+)
+@runs
+async def test_a_call_that_comes_after_its_abort_generates_nothing(calls: CallsToAbort, is_aborted: bool) -> None:
+    served = Served()
+    served.reply("5")
+    await served.aborts.abort(calls)
+    answer, _ = await parts_of(served, abortable("a-1", received_at=4.0))
+    assert (answer["meta_info"]["finish_reason"] == ABORTED) is is_aborted
+    assert (answer["text"], answer["meta_info"]["weight_version"]) == ("" if is_aborted else "5", "0")
+    assert served.core.prompts == ([] if is_aborted else [FIRST])

@@ -1,0 +1,181 @@
+"""Calls of token ids in sessions, SGLang's and vLLM's: what they continue, and what is recorded of them."""
+
+from typing import Any
+
+import pytest
+
+from deployments.protocols.model_server import Endpoint
+from rollout_client.contract.sessions import SessionSample
+from tests.deployments.generation.serving.vllm_layers import Served
+from tests.virtual_time import runs
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+PROMPT = [50, 51, 52]
+BETWEEN = [60, 61]
+ENDPOINTS: list[Endpoint] = ["generate", "inference/v1/generate"]
+
+
+def body_of(endpoint: Endpoint, ids: list[int], **sampling: Any) -> dict[str, Any]:
+    return {"input_ids" if endpoint == "generate" else "token_ids": ids, "sampling_params": sampling}
+
+
+async def asked(served: Served, endpoint: Endpoint, ids: list[int], **sampling: Any) -> Any:
+    status, answer = await served.answer(endpoint, body_of(endpoint, ids, **sampling), "s")
+    assert status == 200, answer
+    return answer
+
+
+def log_of(sample: SessionSample) -> list[tuple[str, list[int], bool]]:
+    return [
+        (message.role, list(message.token_ids), message.generation_logprobs is not None)
+        for message in sample.message_log
+    ]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@runs
+async def test_a_prompt_that_begins_with_what_was_generated_is_its_next_turn(endpoint: Endpoint) -> None:
+    served = await Served().open()
+    first, second = served.reply("4"), served.reply("2")
+    await asked(served, endpoint, PROMPT)
+    await asked(served, endpoint, [*PROMPT, *first, *BETWEEN])
+    [sample] = await served.samples()
+    assert log_of(sample) == [
+        ("user", PROMPT, False),
+        ("assistant", first, True),
+        ("user", BETWEEN, False),
+        ("assistant", second, True),
+    ]
+    assert [span.version for span in sample.message_log[1].weight_versions or ()] == ["0"]
+    assert sample.message_log[0].content == served.core.get_tokenizer().decode(PROMPT)
+
+
+@runs
+async def test_a_prompt_that_ends_with_a_cut_response_goes_on_with_it() -> None:
+    served = await Served().open()
+    first, second = served.reply("4", ends=False), served.reply("2")
+    await asked(served, "generate", PROMPT)
+    await asked(served, "generate", [*PROMPT, *first])
+    [sample] = await served.samples()
+    assert log_of(sample) == [("user", PROMPT, False), ("assistant", first, True), ("assistant", second, True)]
+
+
+@runs
+async def test_another_prompt_and_the_same_one_again_are_branches() -> None:
+    served = await Served().open()
+    replies = [served.reply(text) for text in "456"]
+    for ids in (PROMPT, PROMPT, [*PROMPT, 70]):
+        await asked(served, "generate", ids)
+    samples = await served.samples()
+    assert [log_of(sample)[1:] for sample in samples] == [[("assistant", ids, True)] for ids in replies]
+    assert [list(sample.message_log[0].token_ids) for sample in samples] == [PROMPT, PROMPT, [*PROMPT, 70]]
+
+
+@runs
+async def test_both_apis_and_chats_continue_the_same_record() -> None:
+    served = await Served().open()
+    first, second, third = (served.reply(text) for text in "456")
+    status, answer = await served.answer(
+        "chat/completions", {"messages": [{"role": "user", "content": "Q"}], "return_token_ids": True}, "s"
+    )
+    assert status == 200
+    prompt = [*answer["prompt_token_ids"], *first]
+    await asked(served, "generate", [*prompt, *BETWEEN])
+    await asked(served, "inference/v1/generate", [*prompt, *BETWEEN, *second])
+    [sample] = await served.samples()
+    assert [ids for _, ids, is_generated in log_of(sample) if is_generated] == [first, second, third]
+    assert [token_id for _, ids, _ in log_of(sample) for token_id in ids] == [*prompt, *BETWEEN, *second, *third]
+
+
+@runs
+async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> None:
+    served = await Served().open()
+    tokenizer = served.core.get_tokenizer()
+    raw = tokenizer.encode("Q", add_special_tokens=False)
+    served.reply("4")
+    served.reply("5")
+    await asked(served, "generate", raw)
+    messages = [{"role": role, "content": text} for role, text in (("user", "Q"), ("assistant", "4"), ("user", "R"))]
+    status, _ = await served.answer("chat/completions", {"messages": messages}, "s")
+    assert (status, len(await served.samples())) == (200, 2)
+    assert served.core.prompts[1][: len(raw)] != raw
+
+
+@runs
+async def test_log_probabilities_are_recorded_and_not_shown_unless_they_are_asked_for() -> None:
+    served = await Served().open()
+    served.reply("4")
+    answer = await asked(served, "inference/v1/generate", PROMPT)
+    assert answer["choices"][0]["logprobs"] is None
+    [sample] = await served.samples()
+    assert list(sample.message_log[1].generation_logprobs or ()) == [-0.25, -0.25]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@runs
+async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endpoint) -> None:
+    sampling = {"temperature": 0.5, "top_k": 5, "max_new_tokens": 7, "seed": 9, "stop_strings": ["x"]}
+    served = await Served().open(sampling=sampling)
+    served.reply("4")
+    await asked(served, endpoint, PROMPT, top_k=3)
+    [params] = served.core.params
+    assert (params.temperature, params.top_k, params.max_tokens, params.stop) == (0.5, 3, 7, ["x"])
+    assert params.seed is not None
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@runs
+async def test_a_stream_is_recorded_before_its_end_is_sent(endpoint: Endpoint) -> None:
+    served = await Served().open()
+    ids = served.reply("42")
+    events = await served.events(endpoint, body_of(endpoint, PROMPT), "s")
+    assert events
+    [sample] = await served.samples()
+    assert log_of(sample)[1] == ("assistant", ids, True)
+
+
+@runs
+async def test_an_answer_is_rewarded_by_its_generation_id() -> None:
+    served = await Served().open()
+    served.reply("4")
+    answer = await asked(served, "generate", PROMPT)
+    [sample] = await served.samples()
+    assert sample.generation_ids == [answer["meta_info"]["generation_id"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input_ids": [PROMPT, BETWEEN]}, "input_ids"),
+        ({"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
+    ],
+)
+@runs
+async def test_a_call_that_cannot_be_recorded_is_refused(body: dict[str, Any], param: str) -> None:
+    served = await Served().open()
+    status, refused = await served.answer("generate", body, "s")
+    assert (status, refused["error"]["param"], served.core.prompts) == (400, param, [])
+
+
+@pytest.mark.parametrize("field", ["kv_transfer_params", "content_parts", "priority"])
+@runs
+async def test_vllms_fields_that_go_past_the_service_are_refused_by_name(field: str) -> None:
+    value: Any = {"kv_transfer_params": {"a": 1}, "content_parts": [{"type": "image_url"}], "priority": 3}[field]
+    served = Served()
+    status, refused = await served.answer(
+        "inference/v1/generate", {**body_of("inference/v1/generate", PROMPT), field: value}
+    )
+    assert (status, refused["error"]["param"]) == (400, field)
+    assert f"`{field}` is not served here" in refused["error"]["message"]
+
+
+@runs
+async def test_vllms_answer_says_which_weights_made_its_ids() -> None:
+    served = Served()
+    ids = served.reply("42")
+    status, answer = await served.answer("inference/v1/generate", body_of("inference/v1/generate", PROMPT, logprobs=0))
+    [choice] = answer["choices"]
+    assert (status, choice["token_ids"]) == (200, ids)
+    assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
+    assert [one["logprob"] for one in choice["logprobs"]["content"]] == [-0.25] * 3

@@ -1,0 +1,147 @@
+"""Tasks in Harbor's format: what is read of them, and which are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.agents.settings import AgentSettings
+from deployments.harbor.environment import HarborTasks
+from deployments.harbor.settings import HarborSettings
+from deployments.harbor.tasks import HarborTaskRefused, load_task, load_tasks, resolved, rewards_in, without_canary
+from service.settings import HARBOR_TASKS, EnvironmentSettings
+from tests.paths import REPOSITORY
+
+EXAMPLES = REPOSITORY / "examples" / "harbor"
+COMMAND: Any = {"argv": ["true"], "sandbox": True}
+
+
+def task(folder: Path, toml: str = "", instruction: str = "Do it.", name: str = "t") -> Path:
+    (folder / name / "tests").mkdir(parents=True)
+    (folder / name / "task.toml").write_text(toml)
+    (folder / name / "instruction.md").write_text(instruction)
+    (folder / name / "tests" / "test.sh").write_text("#!/bin/bash\n")
+    return folder / name
+
+
+def test_the_examples_are_the_same_by_folder_and_by_registry() -> None:
+    by_folder = load_tasks(HarborSettings(tasks=str(EXAMPLES)))
+    by_registry = load_tasks(HarborSettings(tasks=str(EXAMPLES / "registry.json"), dataset="examples@1.0"))
+    assert (
+        list(by_folder)
+        == list(by_registry)
+        == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
+    )
+    [one] = load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
+    assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 120.0)
+
+
+def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None:
+    made = HarborTasks({"tasks": str(EXAMPLES)}).example_samples(3, seed=2)
+    assert [sample["extra_env_info"]["task"] for sample in made] == [
+        "examples/greet-server",
+        "examples/count-lines",
+        "examples/fix-median",
+    ]
+    assert made[1]["messages"][0]["content"].startswith("The folder /app/books holds text files.")
+
+
+def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) -> None:
+    toml = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false'
+    environment = load_task(task(tmp_path, toml)).config.environment
+    assert (environment.memory_mb, environment.storage_mb, environment.wants_network) == (2048, 512, False)
+    assert load_task(task(tmp_path, name="u")).config.environment.wants_network is True
+
+
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        ('[[steps]]\nname = "one"', "steps makes it a task of several steps"),
+        ('[environment]\nos = "Windows"', "environment.os is windows"),
+        ("[environment]\ngpus = 1", "environment.gpus asks for GPUs"),
+        ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode is allowlist"),
+        ('[[environment.mcp_servers]]\nname = "m"', "environment.mcp_servers names MCP servers"),
+        ('[environment.healthcheck]\ncommand = "true"', "environment.healthcheck is not run here"),
+        ('[agent]\nuser = "someone"', "agent.user names a user"),
+        ('[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode is separate"),
+        ('[verifier]\nnetwork_mode = "public"', "verifier.network_mode differs"),
+        ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec: Input should be greater than 0"),
+        ("[verifier", "is not a task"),
+    ],
+)
+def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
+    tmp_path: Path, toml: str, field: str
+) -> None:
+    with pytest.raises(HarborTaskRefused, match=field):
+        load_task(task(tmp_path, toml))
+
+
+def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    (task(tmp_path) / "tests" / "test.sh").unlink()
+    with pytest.raises(HarborTaskRefused, match=r"has no tests/test\.sh"):
+        load_task(tmp_path / "t")
+    for name in ("u", "v"):
+        task(tmp_path / "two", '[task]\nname = "a/b"', name=name)
+    with pytest.raises(HarborTaskRefused, match="are both named a/b"):
+        load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
+    with pytest.raises(HarborTaskRefused, match="has no tasks"):
+        load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
+
+
+def test_a_registry_names_folders_of_checkouts_and_fetches_nothing(tmp_path: Path) -> None:
+    task(tmp_path / "clone" / "tasks")
+    git = {"name": "t", "git_url": "https://git/x.git", "git_commit_id": "abc", "path": "tasks/t"}
+    sets = [{"name": name, "version": "1", "description": "", "tasks": [git]} for name in ("one", "two")]
+    (tmp_path / "registry.json").write_text(json.dumps(sets))
+    settings: Any = {"tasks": str(tmp_path / "registry.json"), "dataset": "two"}
+    with pytest.raises(HarborTaskRefused, match=r"lies in https://git/x\.git, .* clone it at abc"):
+        load_tasks(HarborSettings(**settings))
+    checkouts = {"https://git/x.git": str(tmp_path / "clone")}
+    assert list(load_tasks(HarborSettings(**settings, checkouts=checkouts))) == ["t"]
+    with pytest.raises(HarborTaskRefused, match=r"dataset must name one of .*: one@1, two@1; got 'three'"):
+        load_tasks(HarborSettings(**settings | {"dataset": "three"}))
+
+
+def test_marks_of_a_benchmark_are_no_part_of_an_instruction() -> None:
+    assert without_canary("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary") == "Do it.\n# canary"
+
+
+def test_variables_come_from_this_process_or_from_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KNOWN", "k")
+    assert resolved({"A": "x${KNOWN}y", "B": "${NONE:-d}"}, "here") == {"A": "xky", "B": "d"}
+    with pytest.raises(HarborTaskRefused, match="here needs the variable NONE"):
+        resolved({"A": "${NONE}"}, "here")
+
+
+def test_rewards_are_read_as_harbor_reads_them() -> None:
+    assert rewards_in(b" 0.5\n", "reward.txt") == {"reward": 0.5}
+    assert rewards_in(b'{"reward": 1, "speed": true}', "reward.json") == {"reward": 1.0, "speed": 1.0}
+    for content, name in ((b"", "reward.txt"), (b"inf", "reward.txt"), (b'{"a": "1"}', "reward.json"), (b"x", "a.txt")):
+        with pytest.raises(ValueError, match=r"."):
+            rewards_in(content, name)
+
+
+def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
+    agent: Any = {"harbor": {"tasks": str(EXAMPLES)}, "command": COMMAND}
+    settings = EnvironmentSettings(agent=agent)
+    assert (settings.import_path, settings.arguments["settings"]["tasks"]) == (HARBOR_TASKS, str(EXAMPLES))
+    assert settings.agent is not None
+    assert settings.agent.scored_by == "agent"
+    with pytest.raises(ValidationError, match="the verifier of a Harbor task judges it"):
+        EnvironmentSettings(import_path="a:B", agent=agent)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scored_by": "environment", "command": COMMAND}, "leave scored_by out"),
+        ({"harness": {"url": "http://127.0.0.1:1/"}}, "a harness or game gets no sandbox"),
+        ({"command": {"argv": ["true"]}}, "write sandbox: true"),
+        ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables does not reach a sandbox"),
+    ],
+)
+def test_what_means_nothing_beside_harbor_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AgentSettings(harbor=HarborSettings(tasks=str(EXAMPLES)), **given)

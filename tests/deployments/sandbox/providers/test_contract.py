@@ -1,0 +1,322 @@
+"""The contract of every provider of sandboxes.
+
+Held by real ones: bubblewrap, and a Docker engine where there is one. The others are held beside stand-ins of their
+SDKs and of `kubectl`, behind which are sandboxes of bubblewrap.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.docker import SOCKET
+from deployments.sandbox.providers.interface import (
+    OWNER_LABEL,
+    ExecTimedOut,
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxFile,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    owner_of_process,
+)
+from deployments.sandbox.providers.labelled import this_machine
+from deployments.sandbox.providers.opening import opened
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
+from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
+from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
+from tests.paths import REPOSITORY
+
+DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
+"""The images `debian:12-slim` and `python:3.12-slim` must be there."""
+GONE_WITHIN_S = 10.0
+
+
+def usable(name: str, options: dict[str, Any]) -> bool:
+    try:
+        opened(name, options).close()
+    except ProviderUnusable:
+        return False
+    return name != "docker" or Path(DOCKER_SOCKET).exists()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {"local": {}, "docker": {"socket": DOCKER_SOCKET}}
+ENGINE = "docker_stand_in"
+STAND_INS = (*SDKS, "kubernetes", ENGINE)
+WITHOUT_BUILDS = ("prime", "kubernetes")
+WITHOUT_SNAPSHOTS = ("kubernetes",)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.skipif(not usable(name, options), reason=f"{name} is not here"))
+        for name, options in OPTIONS.items()
+    ]
+    + [
+        pytest.param(name, marks=pytest.mark.skipif(not usable("local", {}), reason="no bubblewrap"))
+        for name in STAND_INS
+    ]
+)
+def name(request: pytest.FixtureRequest) -> str:
+    provider: str = request.param
+    return provider
+
+
+def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with AsyncExitStack() as closing:
+            if name in STAND_INS:
+                WORLDS.append(World())
+                closing.callback(lambda: WORLDS.pop().close())
+            if name in SDKS:
+                closing.callback(forget, name, installed(name))
+            options = OPTIONS.get(name, {})
+            if name == "kubernetes":
+                options = {"kubectl": str(await closing.enter_async_context(cluster(world().folder)))}
+            if name == ENGINE:
+                options = {"socket": str(world().folder / "docker.sock")}
+                await closing.enter_async_context(engine(world().folder / "docker.sock"))
+            provider = opened("docker" if name == ENGINE else name, options)
+            if name in STAND_INS:
+                # A reaper would be another process, without the stand-in.
+                provider.watched = lambda: None  # type: ignore[attr-defined]
+            closing.callback(provider.close)
+            return await work(provider)
+
+    return asyncio.run(run())
+
+
+def forget(name: str, modules: dict[str, ModuleType]) -> None:
+    for module_name in (*modules, f"deployments.sandbox.providers.{name}"):
+        sys.modules.pop(module_name, None)
+
+
+def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> SandboxSpec:
+    network = name != "local"
+    if name in WITHOUT_BUILDS:
+        return SandboxSpec(image=KNOWN_IMAGE, workdir="/app", network=network, **fields)
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(f"FROM debian:12-slim\nWORKDIR /app\n{dockerfile}")
+    return SandboxSpec(folder=folder, workdir=None if name in OPTIONS else "/app", network=network, **fields)
+
+
+def with_sandbox(name: str, spec: SandboxSpec, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
+    async def run(provider: SandboxProvider) -> Any:
+        sandbox = await provider.create(spec)
+        try:
+            return await work(sandbox)
+        finally:
+            await sandbox.destroy()
+
+    return with_provider(name, run)
+
+
+def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
+    if name in STAND_INS:
+        pytest.skip("The stand-ins build by the provider local.")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    spec = spec_of(
+        name, tmp_path, "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B > built \\\n && mkdir sub"
+    )
+
+    async def work(sandbox: RunningSandbox) -> str:
+        done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A"])
+        assert done.exit_code == 0, done
+        return done.stdout
+
+    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1"]
+
+
+def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        first = await sandbox.exec(["sh", "-c", "cat > in; sleep 300 & echo out; echo err >&2; exit 3"], stdin=b"given")
+        assert (first.exit_code, first.stdout, first.stderr) == (3, "out\n", "err\n")
+        assert (await sandbox.read_file("/app/in")) == b"given"
+        assert (await sandbox.exec(["sh", "-c", "ps ax | grep -c '[s]leep 300'"])).stdout == "1\n"
+        changed = await sandbox.exec(["sh", "-c", "pwd; echo $X"], cwd="/tmp", environment={"X": "a b"})
+        assert changed.stdout == "/tmp\na b\n"
+        assert (await sandbox.exec(["sh", "-c", "kill -9 $$"])).exit_code == 137
+        assert (await sandbox.exec(["no-such-program"])).exit_code in (126, 127)
+
+    with_sandbox(name, spec_of(name, tmp_path, environment={"Y": "1"}), work)
+
+
+def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        with pytest.raises(ExecTimedOut, match=r"after 0\.5 s"):
+            await sandbox.exec(["sleep", "301"], timeout_s=0.5)
+        # Of a sandbox that is a shell alone, what a command has started goes on.
+        argv = ["sleep", "302"] if name in STAND_INS else ["sh", "-c", "sleep 302; true"]
+        waiting = asyncio.ensure_future(sandbox.exec(argv))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        for _ in range(50):
+            left = (await sandbox.exec(["sh", "-c", "ps ax | grep '[s]leep 30'; true"])).stdout
+            if not left:
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(left)
+
+    with_sandbox(name, spec_of(name, tmp_path), work)
+
+
+def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        content = bytes(range(256)) * 5000
+        files = {"/deep/er/a": SandboxFile(content), "/app/x.sh": SandboxFile(b"#!/bin/sh\necho x", executable=True)}
+        await sandbox.write_files(files)
+        assert await sandbox.read_file("/deep/er/a") == content
+        assert (await sandbox.exec(["/app/x.sh"])).stdout == "x\n"
+        assert await sandbox.read_file("/deep/er/b") is None
+        with pytest.raises(SandboxRefused, match="not a file"):
+            await sandbox.read_file("/deep/er")
+
+    with_sandbox(name, spec_of(name, tmp_path), work)
+
+
+def test_a_snapshot_is_an_image(name: str, tmp_path: Path) -> None:
+    async def run(provider: SandboxProvider) -> None:
+        first = await provider.create(spec_of(name, tmp_path))
+        if name in WITHOUT_SNAPSHOTS:
+            with pytest.raises(SandboxRefused, match="makes no snapshots"):
+                await first.snapshot()
+            await first.destroy()
+            return
+        await first.exec(["sh", "-c", "echo kept > /app/kept"])
+        image = await first.snapshot()
+        await first.destroy()
+        second = await provider.create(SandboxSpec(image=image, network=name != "local"))
+        assert await second.read_file("/app/kept") == b"kept\n"
+        await second.destroy()
+
+    with_provider(name, run)
+
+
+def test_after_its_end_a_sandbox_is_lost_and_destroying_it_again_does_nothing(name: str, tmp_path: Path) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
+        await asyncio.sleep(0.5)
+        await sandbox.destroy()
+        with pytest.raises(SandboxLost):
+            await running
+        with pytest.raises(SandboxLost):
+            await sandbox.exec(["true"])
+
+    with_sandbox(name, spec_of(name, tmp_path), work)
+
+
+def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path: Path) -> None:
+    async def run(provider: SandboxProvider) -> None:
+        refused = "builds no folders" if name in WITHOUT_BUILDS else "code.?:? 7"
+        with pytest.raises(SandboxRefused, match=refused):
+            await provider.create(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
+        with pytest.raises(SandboxRefused, match="nowhere"):
+            await provider.create(SandboxSpec(image="nowhere:1", network=name != "local"))
+        if name in STAND_INS and name != ENGINE:
+            with pytest.raises(SandboxRefused, match=r"shows none of its folders: .* what is in /opt/agent"):
+                await provider.create(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
+
+    with_provider(name, run)
+
+
+def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_not(name: str, tmp_path: Path) -> None:
+    if name == "local":
+        pytest.skip("Its sandboxes end with their owner.")
+
+    async def run(provider: Any) -> None:
+        kept = await provider.create(spec_of(name, tmp_path))
+        mine, provider.owner = provider.owner, f"{this_machine()}.{os.getpid()}-1.x"
+        left = await provider.create(spec_of(name, tmp_path))
+        provider.owner = f"elsewhere.{os.getpid()}-1.x"
+        elsewhere = await provider.create(spec_of(name, tmp_path))
+        provider.owner = mine
+        assert await provider.reap() == 1
+        with pytest.raises(SandboxLost):
+            await left.exec(["true"])
+        for sandbox in (kept, elsewhere):
+            assert (await sandbox.exec(["true"])).exit_code == 0
+            await sandbox.destroy()
+
+    with_provider(name, run)
+
+
+OWNER = """
+import asyncio, json, pathlib, sys
+from deployments.sandbox.providers.interface import SandboxSpec
+from deployments.sandbox.providers.labelled import this_machine
+from deployments.sandbox.providers.opening import opened
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
+from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
+from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
+
+async def main():
+    provider = opened(sys.argv[1], json.loads(sys.argv[2]))
+    sandboxes = [await provider.create(SandboxSpec(folder=pathlib.Path(sys.argv[3]))) for _ in range(2)]
+    print("ready", flush=True)
+    await sandboxes[0].exec(["sleep", "304"])
+
+asyncio.run(main())
+"""
+
+
+def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
+    if name in STAND_INS:
+        pytest.skip("A reaper would be another process, without the stand-in.")
+    spec_of(name, tmp_path)
+    argv = [sys.executable, "-c", OWNER, name, json.dumps(OPTIONS[name]), str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=REPOSITORY, env={**os.environ}) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        while not running("304"):
+            assert owner.poll() is None
+            time.sleep(0.05)
+        os.kill(owner.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+    while running("304"):
+        assert time.monotonic() - killed_at < GONE_WITHIN_S
+        time.sleep(0.1)
+
+    async def run(provider: SandboxProvider) -> None:
+        await provider.reap()
+
+    with_provider(name, run)
+
+
+def running(seconds: str) -> bool:
+    listed = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
+    return f"sleep {seconds}" in listed
+
+
+@pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
+def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_has_is_not() -> None:
+    argv, mine = ["sh", "-c", "while :; do sleep 1; done"], owner_of_process(os.getpid())
+    with (
+        subprocess.Popen([*argv, f"{OWNER_LABEL}={os.getpid()}-1"]) as left,
+        subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
+    ):
+        try:
+            opened("local", {}).close()
+            assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
+            assert kept.poll() is None
+        finally:
+            left.kill()
+            kept.kill()

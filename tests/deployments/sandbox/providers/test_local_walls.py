@@ -1,0 +1,155 @@
+"""Walls around a sandbox of the provider `local`, which commands in it try to get over."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    ExecResult,
+    OutOfMemory,
+    ProviderUnusable,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.local import MOST_PROCESSES, LocalProvider
+
+FORKS = """
+import os, signal, time
+children = []
+try:
+    while True:
+        if (pid := os.fork()) == 0:
+            time.sleep(30)
+            os._exit(0)
+        children.append(pid)
+except BlockingIOError:
+    print(len(children))
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def provider() -> Iterator[LocalProvider]:
+    try:
+        provider = LocalProvider()
+    except ProviderUnusable as error:
+        pytest.skip(str(error))
+    yield provider
+    provider.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
+    return tmp_path
+
+
+def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
+    async def run() -> list[ExecResult]:
+        sandbox = await provider.create(SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32))
+        try:
+            return [await sandbox.exec(["bash", "-c", line], timeout_s=20) for line in lines]
+        finally:
+            await sandbox.destroy()
+
+    return asyncio.run(run())
+
+
+def test_it_sees_no_files_processes_or_variables_of_the_machine(
+    provider: LocalProvider, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_SERVICE", "x")
+    secret = folder / "secret"
+    secret.write_text("x")
+    files, variables, processes, written = tried(
+        provider,
+        folder,
+        f"ls {secret} /home /work /opt /etc/shadow; ls /",
+        "env; cat /proc/1/environ",
+        "ls /proc | grep -c '^[0-9]'",
+        "touch /usr/bin/x || touch /lib/x || touch /proc/x",
+    )
+    assert {"home", "work", "opt"}.isdisjoint(files.stdout.split())
+    assert files.stderr.count("No such file") == 5
+    assert "SECRET_OF_SERVICE" not in variables.stdout
+    assert int(processes.stdout) < 8
+    assert written.exit_code != 0
+
+
+def test_it_reaches_no_network_and_its_port_of_the_service_answers_nobody_before_a_session(
+    provider: LocalProvider, folder: Path
+) -> None:
+    outside, service = tried(
+        provider,
+        folder,
+        "exec 3<>/dev/tcp/1.1.1.1/80",
+        "exec 3<>/dev/tcp/127.0.0.1/8000; echo GET >&3; timeout 5 cat <&3; echo ended",
+    )
+    assert outside.exit_code != 0
+    assert "unreachable" in outside.stderr
+    assert service.stdout == "ended\n"
+
+
+def test_its_first_process_cannot_be_killed_stopped_or_changed_from_within(
+    provider: LocalProvider, folder: Path
+) -> None:
+    killed, memory, traced, still = tried(
+        provider,
+        folder,
+        "kill -9 1; kill -STOP 1; kill -TERM 1; pkill -9 python3; sleep 0.2; echo on",
+        "echo x > /proc/1/mem || cat /proc/1/fd/* || ls -l /proc/1/fd",
+        "python3 -c 'import ctypes; raise SystemExit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)'",
+        "echo still",
+    )
+    assert killed.stdout == "on\n"
+    assert "Permission denied" in memory.stderr
+    assert traced.exit_code == 0
+    assert still.stdout == "still\n"
+
+
+def test_processes_and_files_are_bounded(provider: LocalProvider, folder: Path) -> None:
+    files, forks, after = tried(
+        provider,
+        folder,
+        "head -c 100000000 /dev/zero > /app/big; rm /app/big",
+        f"python3 -c '{FORKS}'",
+        "echo after",
+        memory_mb=8192,
+    )
+    assert "No space left" in files.stderr
+    assert MOST_PROCESSES - 10 < int(forks.stdout) < MOST_PROCESSES
+    assert after.stdout == "after\n"
+
+
+def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, folder: Path) -> None:
+    line = "for i in 1 2 3 4; do python3 -c 'x = b\"1\" * 50_000_000; import time; time.sleep(30)' & done; wait"
+    with pytest.raises(OutOfMemory, match="more than its memory of 128 MiB"):
+        tried(provider, folder, line, memory_mb=128)
+
+
+def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path) -> None:
+    unshared, mounted = tried(provider, folder, "unshare -r true", "mount -t tmpfs none /mnt")
+    assert unshared.exit_code != 0
+    assert mounted.exit_code != 0
+
+
+def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Path) -> None:
+    async def run() -> None:
+        sandbox = await provider.create(SandboxSpec(folder=folder))
+        running = asyncio.ensure_future(sandbox.exec(["sleep", "300"]))
+        await asyncio.sleep(0.3)
+        provider.close()
+        with pytest.raises(SandboxLost):
+            await running
+        await sandbox.destroy()
+
+    asyncio.run(run())
+
+
+def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:
+    with pytest.raises(SandboxRefused, match="gives no network but the service"):
+        asyncio.run(provider.create(SandboxSpec(folder=folder, network=True)))

@@ -1,0 +1,188 @@
+"""Calls of token ids in the ingress, SGLang's and vLLM's: their weights, their share, and the routes beside them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.failures import GenerationLost
+from deployments.protocols.model_server import CallsToAbort
+from service.access.access_control import OPEN_TO_ALL, AccessControl
+from tests.service.keyed_http import access_of_a_key
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import JSON_PARTS, ScriptedModelServer
+
+TOKENS = ("generate", "inference/v1/generate")
+
+
+class Http:
+    """The service, over a scripted model server."""
+
+    def __init__(self, access: AccessControl = OPEN_TO_ALL, key: str = "") -> None:
+        self.server = ScriptedModelServer()
+        self.service = ScriptedHttp(access=access, model_server=self.server)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return self.service.request("POST", path, json=body, headers=self._headers)
+
+    def get(self, path: str) -> Any:
+        return self.service.request("GET", path, headers=self._headers).json()
+
+
+@pytest.mark.parametrize("endpoint", TOKENS)
+@pytest.mark.parametrize(
+    ("body", "least", "version", "policy"),
+    [
+        ({"weight_version": {"min_version": 3, "exact_version": None}}, 3, None, None),
+        ({"weight_version": {"exact_version": 4}}, 4, 4, None),
+        ({"lora_path": "run-b", "weight_version": {"min_version": 2}}, 2, None, "run-b"),
+        ({"weight_version": {"min_version": None, "exact_version": None}, "lora_path": None}, 0, None, None),
+    ],
+)
+def test_a_body_says_which_weights_may_answer(
+    endpoint: str, body: dict[str, Any], least: int, version: int | None, policy: str | None
+) -> None:
+    http = Http()
+    assert http.post(f"/{endpoint}", body).status_code == 200
+    [request] = http.server.requests
+    assert (request.min_weight_version, request.weight_version, request.policy) == (least, version, policy)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "field"),
+    [
+        ("", {"weight_version": {"min_version": -1}}, "weight_version.min_version"),
+        ("", {"weight_version": {"newest": 1}}, "weight_version.newest"),
+        ("", {"weight_version": 3}, "weight_version"),
+        ("", {"lora_path": "../x"}, "lora_path"),
+        ("", {"lora_path": ["run-b"]}, "lora_path"),
+        ("?version=3", {"weight_version": {"exact_version": 4}}, "weight_version"),
+        ("?policy=run-a", {"lora_path": "run-b"}, "lora_path"),
+    ],
+)
+def test_weights_that_cannot_be_demanded_are_refused_by_their_field(
+    query: str, body: dict[str, Any], field: str
+) -> None:
+    http = Http()
+    refused = http.post(f"/generate{query}", body)
+    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, [field])
+    assert http.server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "choices"),
+    [
+        ("generate", {"input_ids": [5, 6]}, 1),
+        ("generate", {"input_ids": [[5], [6], [7]]}, 3),
+        ("generate", {"text": ["a", "b"], "sampling_params": {"n": 3}}, 6),
+        ("generate", {"input_ids": [[5], [6]], "sampling_params": [{"n": 2}, {"n": 2}]}, 4),
+        ("generate", {"input_ids": [5], "sampling_params": {"n": "many"}}, 1),
+        ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 4}}, 4),
+    ],
+)
+def test_each_prompt_and_each_sample_counts(endpoint: str, body: dict[str, Any], choices: int) -> None:
+    http = Http()
+    assert http.post(f"/{endpoint}", body).status_code == 200
+    assert http.server.requests[0].choices == choices
+
+
+def test_more_samples_than_a_request_may_have_are_refused() -> None:
+    http = Http()
+    refused = http.post("/generate", {"input_ids": [[5]] * 51, "sampling_params": {"n": 2}})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "sampling_params.n")
+
+
+def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_that_they_ask_for() -> None:
+    http = Http()
+    for path in (
+        "/generate",
+        "/generate",
+        "/inference/v1/generate",
+        "/generate?priority=batch",
+        "/generate?priority=2.5",
+    ):
+        assert http.post(path, {}).status_code == 200
+    shares = [request.share for request in http.server.requests]
+    assert [share.weight for share in shares] == [1.0, 1.0, 1.0, 1 / 16, 2.5]
+    assert shares[0].id == shares[1].id == shares[2].id
+    assert len({share.id for share in shares}) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "rid"), [({"abort_all": True}, ""), ({"rid": "a"}, "a"), ({"rid": "a", "abort_all": False}, "a")]
+)
+def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict[str, Any], rid: str) -> None:
+    access, key = access_of_a_key(tmp_path)
+    http = Http(access, key)
+    http.post("/generate", {})
+    answer = http.post("/abort_request", body)
+    assert (answer.status_code, answer.content) == (200, b"")
+    [request], [aborted] = http.server.requests, http.server.aborted
+    assert request.received_at < aborted.until
+    assert aborted == CallsToAbort(request.share.key, rid, aborted.until)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"abort_all": False}, {"rid": "a", "abort_all": True}, {"rid": ""}, {"all": True}]
+)
+def test_an_abort_that_names_no_calls_is_refused(body: dict[str, Any]) -> None:
+    http = Http()
+    assert (http.post("/abort_request", body).status_code, http.server.aborted) == (422, [])
+
+
+def test_a_trainer_finds_one_worker_and_sees_that_its_calls_have_ended() -> None:
+    http = Http()
+    assert http.get("/workers") == {
+        "workers": [{"url": "http://service", "worker_type": "regular", "is_healthy": True}]
+    }
+    load = {"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    assert http.get("/v1/loads?include=core") == {"loads": [load]}
+
+
+def test_calls_in_flight_are_counted_until_they_end() -> None:
+    server = ScriptedModelServer([0.05, *JSON_PARTS])
+    service = ScriptedHttp(model_server=server)
+
+    async def counted() -> list[int]:
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            calls = [asyncio.create_task(http.post(f"/{endpoint}", json={})) for endpoint in TOKENS]
+            chat = asyncio.create_task(http.post("/v1/chat/completions", json={}))
+            while len(server.requests) < 3:
+                await asyncio.sleep(0)
+            during = (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
+            await asyncio.gather(*calls, chat)
+            return [during, (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]]
+
+    assert asyncio.run(counted()) == [2, 0]
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_the_model_is_described_with_the_version_of_its_weights(path: str) -> None:
+    assert Http().get(path) == {
+        "model_path": "tiny",
+        "tokenizer_path": "tiny",
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "0",
+    }
+
+
+@pytest.mark.parametrize("path", ["/health", "/health_generate"])
+def test_health_is_readiness(path: str) -> None:
+    http = Http()
+    assert http.service.request("GET", path).status_code == 200
+
+    async def lost() -> Any:
+        raise GenerationLost("It died.")
+
+    http.service.generator.describe = lost  # type: ignore[method-assign]
+    assert http.service.request("GET", path).status_code == 503
+
+
+def test_nothing_is_flushed_and_that_is_said() -> None:
+    answer = Http().post("/flush_cache", {})
+    assert (answer.status_code, answer.text.split(":")[0]) == (200, "Nothing was flushed")
