@@ -223,8 +223,7 @@ class GeneratorReplicaBase(ABC):
         """Refuses a generation that other weights must make than the replica has.
 
         Raises:
-            GenerationLost: they are older than `min_weight_version`.
-            OtherVersionLoaded: they are not `weight_version`.
+            OtherVersionLoaded: they are older than `min_weight_version`, or are not `weight_version`.
         """
 
     @contextmanager
