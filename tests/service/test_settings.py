@@ -74,6 +74,18 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
             "policy.folder has no meaning",
         ),
         (
+            {
+                "engine": ENGINE,
+                "environments": {"math": MATH},
+                "policy": {"follow": {"folder": "nowhere://x", "format": "safetensors"}},
+            },
+            "nowhere://x cannot be read here: Protocol not known: nowhere",
+        ),
+        (
+            {"engine": ENGINE, "environments": {"math": MATH}, "policy": {"follow": {"folder": "/f"}}},
+            "format",
+        ),
+        (
             {"engine": ENGINE, "environments": {"math": {**MATH, "user_simulator": {"model": "user"}}}},
             "user_simulator.model: there is no user under models",
         ),
