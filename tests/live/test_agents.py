@@ -676,16 +676,17 @@ def test_both_seats_of_a_game_come_back_with_the_engines_own_tokens_and_rewards_
 
 def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: RolloutClient) -> None:
     [example] = client.example_samples("echo", count=1)
-    sample = {"task_name": "echo", "extra_env_info": {**example.extra_env_info, "seats": {"0": {"version": 0}}}}
+    seats = {"0": {"version": client.policy().current}}
+    sample = {"task_name": "echo", "extra_env_info": {**example.extra_env_info, "seats": seats}}
     [result] = client.rollout([sample], sampling={"max_new_tokens": 24}).samples
     assert (result.error, result.rewards, result.branches) == (None, {"seat_1": -1.0}, [])
     assert result.metrics.environment["opponent_calls"] == 2
     assert result.metrics.environment["seat_0_reward"] == 1.0
 
 
-def test_policies_of_the_service_play_a_league(url: str) -> None:
+def test_policies_of_the_service_play_a_league(url: str, client: RolloutClient) -> None:
     service = SimpleNamespace(url=url)
-    contestants = ("--league", "current", "--league", "0")
+    contestants = ("--league", "current", "--league", str(client.policy().current))
     done = command_line.rollout(
         service, "eval", "echo", *contestants, "--count", "2", "--max-new-tokens", "24", "--json"
     )

@@ -143,7 +143,7 @@ class Fleet:
         return sum(tokens for at, tokens in self.tokens_at if began <= at < ended) / (ended - began)
 
 
-@pytest.mark.parametrize("updates", [10, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("updates", [10, pytest.param(200, marks=[pytest.mark.long, pytest.mark.slow])])
 @pytest.mark.parametrize("activation", ["rolling", "together"])
 def test_no_rollout_is_lost_and_none_has_a_version_that_it_refuses_while_versions_follow_one_another(
     tmp_path: Path, activation: Activation, updates: int

@@ -23,6 +23,7 @@ def info_of(vocabulary_sha256: str | None = None) -> Json:
         "versions": {"service": "0.1", "contract": "1.0", "engine": "simulated", "ray": "2", "transformers": "5"},
         "policy_version": 3,
         "tasks": ["math"],
+        "follow": None,
     }
 
 
