@@ -38,6 +38,8 @@ class FolderFollower:
         self._pushes = pushes
         self._folder = PublishedFolder(settings.folder)
         self._publications = Publications(takes_deltas=settings.format == "miles_disk_delta")
+        self._taken = 0
+        """The newest version that has come from the folder; it may be stored no longer."""
         self._unreadable: str | None = None
         """Why the folder, or a file of the version that is next, could not be read at the last look."""
         self._told: str | None = None
@@ -101,7 +103,8 @@ class FolderFollower:
         versions = self._policy.versions
         taken = [info.version for info in versions.store.versions() if self._is_ours(info.source)]
         with_weights = [0, *(version for version in taken if versions.has_weights(version))]
-        return HeldVersions(self._policy.current.number, max(taken, default=0), with_weights)
+        self._taken = max([self._taken, *taken])
+        return HeldVersions(self._policy.current.number, self._taken, with_weights)
 
     def _is_ours(self, source: str | None) -> bool:
         return source is not None and source.startswith(f"{self._settings.folder.rstrip('/')}/")

@@ -217,6 +217,20 @@ async def test_a_push_between_two_published_versions_takes_its_number_and_the_ne
 
 
 @followed()
+async def test_pushes_that_take_the_place_of_the_newest_published_version_leave_nothing_to_wait_for(
+    world: World, folder: Path
+) -> None:
+    await world.ready("one")
+    publish_delta(folder, 1, BASE, weights(2.0))
+    await until_current(world, 1)
+    for version in (2, 3, 4):
+        await world.push(version, weights(version + 5.0))
+    assert 1 not in [stored.version for stored in world.version_store.versions()]
+    await asyncio.sleep(5)
+    assert await state_of(world) == FollowState(folder=str(folder), taken=1, newest=1)
+
+
+@followed()
 async def test_a_folder_that_a_trainer_has_begun_anew_is_not_followed_back(world: World, folder: Path) -> None:
     await world.ready("one")
     publish_delta(folder, 1, BASE, weights(2.0))
