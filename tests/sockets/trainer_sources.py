@@ -46,7 +46,9 @@ def fetch(name: str, folder: Path) -> None:
             git(name, git_folder, "fetch", "--quiet", "--depth", "1", address, source.commit)
         archive = git(name, git_folder, "archive", source.commit, source.package)
     with tarfile.open(fileobj=BytesIO(archive)) as files:
-        files.extractall(folder / name, filter="data")
+        # Python 3.11.2, which Debian 12 has, knows no argument `filter`.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(folder / name)
 
 
 def git(name: str, folder: Path, *arguments: str) -> bytes:

@@ -57,7 +57,9 @@ class Engine:
     async def build(self, request: Request) -> Response:
         folder = world().folder / uuid4().hex
         with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
-            archive.extractall(folder, filter="data")
+            # Python 3.11.2, which Debian 12 has, knows no argument `filter`.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder)
         try:
             await world().destroy(await world().create(folder, {}, {}))
         except SandboxRefused as error:
