@@ -101,7 +101,7 @@ def problems_of(asked: Asked, sample: Mapping[str, Any], pushed: int) -> list[st
     """What is wrong with a rollout, of which one turn was to be played."""
     problems = []
     allowed = {"max_turns", "truncated", "completed"}
-    if "version" in asked.policy and (sample["error"] or {}).get("kind") == "policy":
+    if "version" in asked.policy and (sample.get("error") or {}).get("kind") == "policy":
         allowed.add("error")
     if "max_staleness" in asked.policy:
         allowed.add("stale")
