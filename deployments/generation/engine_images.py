@@ -91,8 +91,9 @@ class EngineImages:
         self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        self._placeholder = self._placeholder_of(DUMMY)
-        self.canary = self._processed_picture(DUMMY, CANARY_IMAGE)
+        made, place = self._applied(DUMMY, CANARY_IMAGE)
+        self._placeholder = self._placeholder_of(made, place)
+        self.canary = self._processed_image(made, place)
         """The image that prompts of the canary show, by the name `CANARY_IMAGE`."""
         self.token_ids = tuple(sorted({self._placeholder, *self.canary.seen_ids}))
         """The placeholder, and the tokens that the model replaces by what it sees."""
@@ -172,10 +173,9 @@ class EngineImages:
         with Image.open(BytesIO(data)) as picture:
             # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
             # does `image_inputs` of the client.
-            return self._processed_picture(picture, name)
+            return self._processed_image(*self._applied(picture, name))
 
-    def _processed_picture(self, picture: Image.Image, name: str) -> ProcessedImage:
-        made, place = self._applied(picture, name)
+    def _processed_image(self, made: Any, place: PlaceholderRange) -> ProcessedImage:
         ids = made["prompt_token_ids"][place.offset : place.offset + place.length]
         values = made["mm_kwargs"]["image"][0]
         tensors = (element.data for element in values.values())
@@ -189,9 +189,8 @@ class EngineImages:
         [place] = made["mm_placeholders"]["image"]
         return made, place
 
-    def _placeholder_of(self, picture: Image.Image) -> int:
-        """The token in whose place the processor writes an image."""
-        made, place = self._applied(picture, "dummy")
+    def _placeholder_of(self, made: Any, place: PlaceholderRange) -> int:
+        """The token in whose place the processor has written an image."""
         behind = len(made["prompt_token_ids"]) - place.offset - place.length
         replaced = self._prompt[place.offset : len(self._prompt) - behind]
         if len(replaced) != 1:
