@@ -1,12 +1,9 @@
 """Settings of a task type whose rollouts are tasks in Harbor's format. Imports neither Ray nor vLLM."""
 
-from typing import Literal
-
 from pydantic import Field
 
+from deployments.sandbox.providers.opening import ProviderName
 from deployments.strict_settings import StrictSettings
-
-ProviderName = Literal["local", "docker", "kubernetes", "e2b", "daytona", "modal", "prime"]
 
 
 class SandboxProviderSettings(StrictSettings):

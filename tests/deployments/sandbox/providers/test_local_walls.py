@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.bubblewrap import MOST_PROCESSES
 from deployments.sandbox.providers.interface import (
     ExecResult,
     OutOfMemory,
@@ -14,7 +15,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.local import MOST_PROCESSES, LocalProvider
+from deployments.sandbox.providers.local import LocalProvider
 
 FORKS = """
 import os, signal, time
