@@ -154,7 +154,8 @@ class Ingress:
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            runs = AgentRuns(agent_sessions, programs, own_address(options))
+            sandboxed = {name for name, agent in settings.agents_by_task.items() if agent.harbor is not None}
+            runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
