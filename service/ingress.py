@@ -112,7 +112,9 @@ class Ingress:
         access = AccessControl.of(settings.access, options.host)
         limits = settings.limits
 
-        rollout_metrics = RolloutMetrics(settings.shadows_part_at) if settings.metrics else None
+        rollout_metrics: RolloutMetrics | None = None
+        if settings.metrics:
+            rollout_metrics = RolloutMetrics(settings.shadows_part_at, settings.sandboxed_tasks)
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None
@@ -154,7 +156,7 @@ class Ingress:
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            sandboxed = {name for name, agent in settings.agents_by_task.items() if agent.harbor is not None}
+            sandboxed = settings.sandboxed_tasks.keys()
             runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None

@@ -5,6 +5,9 @@ from pydantic import Field
 from deployments.sandbox.providers.opening import ProviderName
 from deployments.strict_settings import StrictSettings
 
+TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_s", "destroy": "sandbox_destroy_s"}
+"""The metrics of a rollout with the seconds that each of its steps in a sandbox has taken."""
+
 
 class SandboxProviderSettings(StrictSettings):
     """Where the sandboxes of rollouts come from."""
