@@ -1,7 +1,9 @@
 """The walls around a sandbox of the provider `local`: bubblewrap's command line, with namespaces, mounts and limits."""
 
 import contextlib
+import math
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -42,6 +44,7 @@ class BubblewrapCommand:
             raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
         self._filter = system_call_filter(FilterOptions())
         self._python, self._python_folders = interpreter()
+        self.processors = Processors()
         self._owner = f"{OWNER_LABEL}={owner_of_process(os.getpid())}"
         with HeldFds() as held, lease() as uid:
             command = self.line(SandboxSpec(image="none"), uid, 0, 2, held)
@@ -90,6 +93,34 @@ class BubblewrapCommand:
             *spec.read_only_folders,
             *ACCOUNTS,
         ]
+
+
+class Processors:
+    """Spreads sandboxes over the processors that this process may use."""
+
+    def __init__(self) -> None:
+        self._sandboxes = dict.fromkeys(os.sched_getaffinity(0), 0)
+
+    @contextlib.contextmanager
+    def pinned(self, cpus: float | None) -> Iterator[list[str]]:
+        """The beginning of a command that may use so many of them, rounded up: those with the fewest sandboxes so far.
+
+        It is empty for a command that may use all. The sandbox counts until the end of the block.
+        """
+        most = len(self._sandboxes) if cpus is None else math.ceil(cpus)
+        if most >= len(self._sandboxes):
+            yield []
+            return
+        # Other replicas of the machine choose among the same ones.
+        shuffled = random.sample(list(self._sandboxes), len(self._sandboxes))
+        chosen = sorted(shuffled, key=self._sandboxes.__getitem__)[:most]
+        for processor in chosen:
+            self._sandboxes[processor] += 1
+        try:
+            yield ["taskset", "--cpu-list", ",".join(map(str, chosen))]
+        finally:
+            for processor in chosen:
+                self._sandboxes[processor] -= 1
 
 
 @contextlib.contextmanager

@@ -84,6 +84,7 @@ class LocalRunningSandbox(RunningSandbox):
             uid = self._closing.enter_context(lease())
         except NoUserIdLeft as error:
             raise SandboxLost(str(error)) from error
+        pinned = self._closing.enter_context(self._bubblewrap.processors.pinned(self._spec.cpus))
         status_fd, status_of_process = os.pipe2(os.O_CLOEXEC)
         self._closing.callback(os.close, status_fd)
         self._ready: asyncio.Future[int] = loop.create_future()
@@ -94,7 +95,7 @@ class LocalRunningSandbox(RunningSandbox):
                 command = self._bubblewrap.line(self._spec, uid, control.fileno(), status_of_process, held)
                 # By the thread of the event loop: the sandbox ends with the thread that started it.
                 self._process = subprocess.Popen(  # noqa: ASYNC220
-                    [*command, self.workdir],
+                    [*pinned, *command, self.workdir],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
