@@ -100,7 +100,7 @@ class LocalProvider(SandboxProvider):
             return self._images[key]
 
     async def _build(self, key: str, plan: BuildPlan, spec: SandboxSpec) -> None:
-        sandbox = await self._started(replace(spec, workdir=None), _Image())
+        sandbox = await self._started(replace(spec, workdir=None, environment={}), _Image())
         try:
             for step in plan.steps:
                 if isinstance(step, Copy):

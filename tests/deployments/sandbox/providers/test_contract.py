@@ -140,15 +140,18 @@ def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
     (tmp_path / "run.sh").chmod(0o755)
     spec = spec_of(
-        name, tmp_path, "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B > built \\\n && mkdir sub"
+        name,
+        tmp_path,
+        "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B$OF_TASK > built \\\n && mkdir sub",
+        environment={"OF_TASK": "x"},
     )
 
     async def work(sandbox: RunningSandbox) -> str:
-        done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A"])
+        done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A$OF_TASK"])
         assert done.exit_code == 0, done
         return done.stdout
 
-    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1"]
+    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1x"]
 
 
 def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
