@@ -226,19 +226,16 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        await self._write(tar_of(files), "The files")
+        await self.unpack(tar_of(files))
 
-    async def unpack(self, archive: Path) -> None:
-        """Unpacks what `pack` wrote."""
-        await self._write(await asyncio.to_thread(archive.read_bytes), "The image")
-
-    async def _write(self, archive: bytes, what: str) -> None:
+    async def unpack(self, archive: bytes) -> None:
+        """Writes the files of a tar archive, such as one that `pack` wrote."""
         async with self._asked(b"write", None) as (reader, writer):
             writer.write(archive)
             writer.write_eof()
             _, answer = await read_frame(reader)
         if problem := json.loads(answer).get("error"):
-            raise SandboxRefused(f"{what} cannot be written in the sandbox: {problem}.")
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {problem}.")
 
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
