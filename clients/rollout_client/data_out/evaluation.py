@@ -134,10 +134,15 @@ class Evaluation:
         """The `id` of each sample, with its row where it has none, or another sample has the same."""
         ids = [str(sample.get("id") or "") for sample in self.samples]
         counts = Counter(ids)
-        return [
-            name if name and counts[name] == 1 else f"{name or self.samples[row]['task_name']}#{row}"
-            for row, name in enumerate(ids)
-        ]
+        names = []
+        for row, name in enumerate(ids):
+            if not name or counts[name] > 1:
+                name = f"{name or self.samples[row]['task_name']}#{row}"
+                # Only an id that was given can be the same: each row makes another name.
+                while name in counts:
+                    name += "#"
+            names.append(name)
+        return names
 
     @cached_property
     def trials(self) -> list[Trial]:

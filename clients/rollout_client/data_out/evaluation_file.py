@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+from zipfile import BadZipFile
 
 from rollout_client.data_out import harbor_job, inspect_log
 from rollout_client.data_out.evaluation import Evaluation
@@ -45,7 +46,7 @@ class EvaluationFile:
     def _check_replaced(self, overwrite: bool) -> None:
         try:
             status = self._writer.status_at(self.path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise ValueError(
                 f"--results {self.path} exists, and rollout eval did not write it in the format {self._format}: name "
                 "another path."

@@ -37,6 +37,8 @@ CANCELLED = "CancelledError"
 EXCEPTIONS = {"deadline": "RolloutDeadlineError", "cancelled": CANCELLED, "stale": "RolloutStaleError"}
 GRADED_EXCEPTIONS = {"agent_timed_out": "AgentTimeoutError", "agent_failed": "RolloutAgentFailedError"}
 """By the metric of a rollout whose agent did not end well, and was judged by what it has left."""
+ENVIRONMENT = {"import_path": "rollout"}
+"""Where trials run is known to the service alone; Harbor's own default would say Docker."""
 Json = dict[str, Any]
 
 
@@ -90,6 +92,7 @@ def job_config(evaluation: Evaluation, final: Path) -> Json:
         "jobs_dir": str(final.parent),
         "n_attempts": evaluation.num_generations,
         "agents": [agent_config(evaluation)],
+        "environment": ENVIRONMENT,
         "datasets": [{"name": task} for task in evaluation.tasks],
     }
 
@@ -174,6 +177,7 @@ def trial_result(trial: Trial, evaluation: Evaluation, final: Path) -> Json:
             "trial_name": name,
             "trials_dir": str(final),
             "agent": agent_config(evaluation),
+            "environment": ENVIRONMENT,
             "job_id": str(evaluation.id),
         },
         "agent_info": {

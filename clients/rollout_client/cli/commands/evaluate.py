@@ -258,6 +258,8 @@ def evaluate(
             reason="" if interruption is None else str(interruption) or "Stopped by the user.",
         )
         file.write(evaluation)
+    if isinstance(interruption, KeyboardInterrupt):
+        raise RunStopped(f"Stopped: {results} has what had ended.") from interruption
     if interruption is not None:
         raise interruption
     show(document, as_json, pass_table(found, versions, confidence), totals_table(totals))
