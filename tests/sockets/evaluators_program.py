@@ -1,4 +1,4 @@
-"""What Harbor and inspect-ai read of evaluations that `rollout eval` wrote: `python evaluators_program.py FOLDER RESULTS`.
+"""What Harbor and inspect-ai read of evaluations of ours: `python evaluators_program.py FOLDER RESULTS`.
 
 It runs where both are installed, unmodified. `FOLDER` has `jobs` with jobs of Harbor, and `logs` with logs of inspect;
 `RESULTS` becomes JSON with what the packages' own models and viewers say.

@@ -80,7 +80,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What was played, how far it came, and with what result.
+    """The samples that were to be played, how far it came, and the result.
 
     Args:
         samples: those that were to be played, by row, each with its `task_name`.

@@ -33,7 +33,7 @@ AGENT = "rollout"
 """Name of the agent: which one a task of the service has is not known here."""
 PHASE_NAMES = dict(zip(PHASES, ("environment_setup", "agent_execution", "verifier"), strict=False))
 CANCELLED = "CancelledError"
-"""What Harbor counts as cancelled. Names of its own that say what happened are taken where it has them."""
+"""The type that Harbor counts as cancelled."""
 EXCEPTIONS = {"deadline": "RolloutDeadlineError", "cancelled": CANCELLED, "stale": "RolloutStaleError"}
 GRADED_EXCEPTIONS = {"agent_timed_out": "AgentTimeoutError", "agent_failed": "RolloutAgentFailedError"}
 """By the metric of a rollout whose agent did not end well, and was judged by what it has left."""

@@ -88,7 +88,9 @@ def groups() -> dict[int, list[SampleResult]]:
     asked = generated(9, content="?", finish_reason="stop")
     branch = {"message_log": [PROMPT, asked], "rewards": {"reward": 0.5}}
     solved = of_row(
-        *(0, 0, *TURNS),
+        0,
+        0,
+        *TURNS,
         answer="12",
         branches=[branch],
         metrics=metrics([2, 1], [3, 7], **SECONDS),

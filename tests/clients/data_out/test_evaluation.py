@@ -1,4 +1,4 @@
-"""Evaluations in the formats of Harbor and inspect, field by field. `tests/sockets/test_evaluators.py` has them read."""
+"""Evaluations in the formats of Harbor and inspect: their fields; `tests/sockets/test_evaluators.py` has them read."""
 
 import json
 from datetime import timedelta
