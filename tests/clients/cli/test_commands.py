@@ -87,13 +87,13 @@ def test_eval_plays_each_task_of_a_benchmark_once(service: ScriptedService) -> N
 
 
 def test_eval_plays_the_samples_whose_ids_are_named(service: ScriptedService) -> None:
-    service.benchmark = ["fix-a", "fix-b", "greet"]
+    service.benchmark = ["fix-a", "fix-[b]", "greet"]
     rollout(service, "eval", "terminal", "--id", "fix-*", "--id", "greet")
-    rollout(service, "eval", "terminal", "--id", "fix-b")
+    rollout(service, "eval", "terminal", "--id", "fix-[b]")
     played = [[posted["id"] for posted in body["samples"]] for body in service.bodies]
-    assert played == [["fix-a", "fix-b", "greet"], ["fix-b"]]
+    assert played == [["fix-a", "fix-[b]", "greet"], ["fix-[b]"]]
     done = rollout(service, "eval", "terminal", "--id", "fix-*", "--id", "no")
-    sentence = "--id no matches none of the 3 samples; their ids are such as fix-a, fix-b, greet.\n"
+    sentence = "--id no matches none of the 3 samples; their ids are such as fix-a, fix-[b], greet.\n"
     assert (done.exit_code, done.stderr) == (1, sentence)
 
 

@@ -159,6 +159,20 @@ def test_an_answer_of_a_tool_that_nothing_called_names_no_call(tmp_path: Path) -
     assert result == {"content": "?", "extra": {"tool_call_id": "c9"}}
 
 
+def test_a_response_that_the_prompt_brought_is_context_and_none_of_the_policy(tmp_path: Path) -> None:
+    shown = given_message(1, role="assistant")
+    written = evaluation(groups={0: [of_row(0, 0, given_message(3), shown, given_message(4), generated(2))]})
+    steps = read(job(tmp_path, written) / FIRST / "agent" / "trajectory.json")["steps"]
+    assert [(step.get("is_copied_context"), "metrics" in step) for step in steps] == [
+        (None, False),
+        (True, False),
+        (None, False),
+        (None, True),
+    ]
+    [sample] = log(tmp_path, written)["samples"]
+    assert [message.get("source") for message in sample["messages"]] == ["input", "input", "input", "generate"]
+
+
 def test_several_rewards_have_their_own_means(tmp_path: Path) -> None:
     played = {
         row: [of_row(row, 0, given_message(1), generated(2), rewards={"style": row / 2, "tests": 1.0})]

@@ -324,18 +324,17 @@ def with_ids(samples: list[dict[str, Any]], patterns: Sequence[str] | None) -> l
     """Those whose `id` matches a pattern; all without patterns. Raises `ValueError` for a pattern that matches none."""
     if not patterns:
         return samples
-    known = {str(sample["id"]) for sample in samples if sample.get("id") is not None}
+    ids = [sample["id"] for sample in samples if sample.get("id") is not None]
+    chosen: set[str] = set()
     for pattern in patterns:
-        if not any(fnmatchcase(each, pattern) for each in known):
-            some = ", ".join(sorted(known)[:5]) or "none"
+        found = {each for each in ids if each == pattern or fnmatchcase(each, pattern)}
+        if not found:
+            some = ", ".join(ids[:5]) or "none"
             raise ValueError(
                 f"--id {pattern} matches none of the {len(samples)} samples; their ids are such as {some}."
             )
-    return [
-        sample
-        for sample in samples
-        if sample.get("id") is not None and any(fnmatchcase(str(sample["id"]), pattern) for pattern in patterns)
-    ]
+        chosen |= found
+    return [sample for sample in samples if sample.get("id") in chosen]
 
 
 def versions_of(group: list[SampleResult]) -> set[str]:
