@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollout_client.data_out.evaluation import Evaluation
 from rollout_client.data_out.evaluation_file import EvaluationFile
-from tests.clients.data_out.evaluations import ARRIVED, BEGUN, SAMPLES, evaluation, groups, interrupted, of_row
+from tests.clients.data_out.evaluations import ARRIVED, BEGUN, CALL, SAMPLES, evaluation, groups, interrupted, of_row
 from tests.clients.message_logs import generated, given_message
 
 FIRST, LOST, LATE, CUT = (
@@ -239,6 +239,23 @@ def test_a_sample_of_inspect_has_messages_output_score_usage_and_times(tmp_path:
     assert len(first["metadata"]["branches"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "stop_reason"),
+    [
+        ({"finish_reason": "stop"}, "stop"),
+        ({"finish_reason": "stop", "tool_calls": [CALL]}, "tool_calls"),
+        ({"finish_reason": "length", "tool_calls": [CALL]}, "max_tokens"),
+        ({}, "unknown"),
+    ],
+)
+def test_the_output_says_why_the_last_response_ended(tmp_path: Path, fields: Any, stop_reason: str) -> None:
+    [sample] = log(tmp_path, evaluation(groups={0: [of_row(0, 0, given_message(1), generated(2, **fields))]}))[
+        "samples"
+    ]
+    [choice] = sample["output"]["choices"]
+    assert choice["stop_reason"] == stop_reason
+
+
 def test_samples_without_a_final_reward_have_errors_and_limits_and_no_score(tmp_path: Path) -> None:
     _, _, lost, late, cut, deadline = log(tmp_path)["samples"]
     assert lost["error"] == {"message": "environment: The sandbox was lost.", "traceback": "", "traceback_ansi": ""}
@@ -341,6 +358,8 @@ def test_a_path_that_does_not_fit_is_refused(tmp_path: Path, name: str, format: 
 def test_results_stay_unless_they_did_not_come_to_an_end(tmp_path: Path, name: str, format: Any) -> None:
     path = tmp_path / name
     EvaluationFile(path, format).write(interrupted())
+    # A kill left what it had written.
+    (tmp_path / f"{name}.new").mkdir()
     EvaluationFile(path, format).write(evaluation())
     with pytest.raises(ValueError, match="has the results of an evaluation: name another path, or replace them"):
         EvaluationFile(path, format)
