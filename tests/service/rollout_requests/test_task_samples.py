@@ -76,7 +76,9 @@ def test_a_page_of_a_benchmark_says_how_many_samples_there_are() -> None:
     http = service()
     counts = []
     for count in (None, 3):
-        http.environments["sliding_puzzle"] = Games([outcome(terminated=True)], sample_count=count)
+        http.environments |= {
+            task: Games([outcome(terminated=True)], sample_count=count) for task in ("sliding_puzzle", "math")
+        }
         http.rollouts.task_sampler = TaskSampler(http.environments, ScriptedData(), {"math"})
         pages = [http.request("GET", f"/tasks/{task}/samples?count=1").json() for task in ("sliding_puzzle", "math")]
         counts.append([page.get("sample_count") for page in pages])
