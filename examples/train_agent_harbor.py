@@ -40,9 +40,9 @@ def main(
 
 
 def trained_on(folder: Path, config: Path, recipe: Recipe, tasks: int, seed: int, console: Console) -> Curve:
-    """Writes the data set into the folder, serves it, and trains on its samples."""
+    """Writes the data set of the seed into the folder, serves it, and trains on its samples."""
     data_set = folder / "tasks"
-    harbor_functions.write_tasks(data_set, tasks)
+    harbor_functions.write_tasks(data_set, tasks, seed)
     questions = folder / "samples.jsonl"
     with running_service(partial(config_with, config, data_set), None, console) as client:
         samples = client.example_samples(TASK_NAME, count=tasks)
