@@ -48,8 +48,8 @@ class HarnessSettings(StrictSettings):
     """A program behind an HTTP server, which is asked once for each rollout."""
 
     url: UrlWithoutKey
-    """Takes a `POST` with `base_url`, `api_key` and `sample`, for a Harbor task with `sandbox` too, and answers when the
-    run has ended."""
+    """Takes a `POST` with `base_url`, `api_key` and `sample`, for a Harbor task `sandbox` too, and answers when the run
+    has ended."""
     api_key_variable: str | None = None
     """The environment variable of the service's processes whose value is sent as `Authorization: Bearer`."""
 
