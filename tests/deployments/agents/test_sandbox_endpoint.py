@@ -16,6 +16,7 @@ from deployments.failures import EnvironmentLost
 from tests.deployments.agents.test_harbor_program import played, sample, task_with, works
 
 pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+CLIENT = httpx.Client(timeout=60)
 JUDGED_SLOWLY = "sleep 1; "
 """A verifier that takes so long is still running when the harness calls again."""
 JUDGED_BY_WHAT_IS_LEFT = "cat /root/left > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
@@ -61,10 +62,10 @@ def test_a_harness_works_in_the_sandbox_and_the_verifier_says_the_reward(tmp_pat
     def work(call: dict[str, Any]) -> None:
         sandbox = call["sandbox"]
         program = {"path": "/root/half", "executable": "true"}
-        httpx.put(f"{sandbox}/files", params=program, content=b"#!/bin/sh\ncat $OF\n").raise_for_status()
+        CLIENT.put(f"{sandbox}/files", params=program, content=b"#!/bin/sh\ncat $OF\n").raise_for_status()
         command = {"argv": ["sh", "-c", "/root/half - > left && pwd"], "environment": {"OF": "-"}, "stdin": "0.5"}
-        done = httpx.post(f"{sandbox}/exec", json=command | {"cwd": "/root", "timeout_s": 20}).json()
-        left = httpx.get(f"{sandbox}/files", params={"path": "/root/left"})
+        done = CLIENT.post(f"{sandbox}/exec", json=command | {"cwd": "/root", "timeout_s": 20}).json()
+        left = CLIENT.get(f"{sandbox}/files", params={"path": "/root/left"})
         seen.append((call["api_key"], call["sample"]["extra_env_info"]["task"], done, left.content))
 
     reward, metrics = played_by(work, tmp_path)
@@ -79,13 +80,13 @@ def test_a_call_that_makes_no_sense_is_refused_by_its_field(tmp_path: Path) -> N
     def work(call: dict[str, Any]) -> None:
         url = call["sandbox"]
         for answer in (
-            httpx.post(f"{url}/exec", json={"argv": []}),
-            httpx.post(f"{url}/exec", json={"argv": ["true"], "user": "root"}),
-            httpx.post(f"{url}/exec", json={"argv": ["sleep", "60"], "timeout_s": 0.2}),
-            httpx.get(f"{url}/files"),
-            httpx.put(f"{url}/files", params={"path": "left"}),
-            httpx.get(f"{url}/files", params={"path": "/root/left"}),
-            httpx.get(f"{url[:-1]}/files", params={"path": "/root/left"}),
+            CLIENT.post(f"{url}/exec", json={"argv": []}),
+            CLIENT.post(f"{url}/exec", json={"argv": ["true"], "user": "root"}),
+            CLIENT.post(f"{url}/exec", json={"argv": ["sleep", "60"], "timeout_s": 0.2}),
+            CLIENT.get(f"{url}/files"),
+            CLIENT.put(f"{url}/files", params={"path": "left"}),
+            CLIENT.get(f"{url}/files", params={"path": "/root/left"}),
+            CLIENT.get(f"{url[:-1]}/files", params={"path": "/root/left"}),
         ):
             answers.append((answer.status_code, answer.text))
 
@@ -100,7 +101,7 @@ def test_a_call_ends_with_its_run_and_none_is_taken_after_it(tmp_path: Path) -> 
     def work(call: dict[str, Any]) -> None:
         for script in ("sleep 60; echo 1 > /root/left", "echo 1 > /root/left"):
             command = {"argv": ["sh", "-c", script]}
-            answers.append(httpx.post(f"{call['sandbox']}/exec", json=command, timeout=30).status_code)
+            answers.append(CLIENT.post(f"{call['sandbox']}/exec", json=command).status_code)
 
     begun_at = time.monotonic()
     reward, metrics = played_by(work, tmp_path, "[agent]\ntimeout_sec = 1.0", JUDGED_SLOWLY)
