@@ -170,7 +170,7 @@ class Ingress:
         reports: TrainerReports | None = None
         if records is not None:
             record_store = rollout_record_store_client(records)
-            recorder, reports = RolloutRecorder(record_store), TrainerReports(record_store, remote)
+            recorder, reports = RolloutRecorder(record_store, remote.node_of), TrainerReports(record_store, remote)
         rollouts = RolloutService(
             remote,
             tasks,

@@ -1,4 +1,4 @@
-"""What trainers report of rollouts: for the ledger, metrics, and a check of a replica that parts from its siblings.
+"""Reports of trainers about rollouts: for the ledger, metrics, and a check of a replica that parts from its siblings.
 
 Guarantee: a replica is taken out of service only if at least two others give its tokens other log-probabilities, and
 differ from it by more than trainers differ from its siblings.
