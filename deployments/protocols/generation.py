@@ -242,6 +242,8 @@ class Generation:
     """Seconds in which it waited for its turn at the ingress."""
     took_s: float = field(default=0.0, compare=False)
     """Seconds from its turn to its end."""
+    began_at: float = field(default=0.0, compare=False)
+    """When it began to wait, in seconds since 1970. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

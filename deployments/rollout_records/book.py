@@ -13,6 +13,20 @@ from deployments.rollout_records.settings import RolloutRecordsSettings
 
 BYTES_PER_ENTRY = 512
 """Taken by the place of a record beside its bytes."""
+BYTES_PER_NOTE = 256
+MOST_NOTES = 256
+"""Notes of one name that a record keeps, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordNote:
+    """Something about a rollout that has happened after its end."""
+
+    rollout_id: str
+    owner: str
+    name: str
+    """The field of the record that lists such notes."""
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +38,12 @@ class KeptRecord:
     data: bytes
     ended_at: float
     """Seconds of any clock."""
+    notes: tuple[RecordNote, ...] = ()
+    """In the order in which they came."""
 
     @property
     def size(self) -> int:
-        return len(self.data) + BYTES_PER_ENTRY
+        return len(self.data) + BYTES_PER_ENTRY + sum(len(note.data) + BYTES_PER_NOTE for note in self.notes)
 
 
 class RecordBook:
@@ -68,12 +84,25 @@ class RecordBook:
 
     def replace_data(self, record: KeptRecord, data: bytes) -> None:
         """The record has other data from now on. One that is not kept any more, or would be too large, is left."""
-        changed = replace(record, data=data)
-        if self._by_owner.get(record.owner, OrderedDict()).get(record.rollout_id) is record:
-            grown = changed.size - record.size
-            if self.size + grown <= self._settings.max_bytes:
-                self._by_owner[record.owner][record.rollout_id] = changed
-                self._sizes[record.owner] += grown
+        kept = self._by_owner.get(record.owner, OrderedDict()).get(record.rollout_id)
+        if kept is not None and kept.data is record.data:
+            self._replace(kept, replace(kept, data=data))
+
+    def add_note(self, note: RecordNote) -> None:
+        """Adds a note to its record. One that is not kept, or would be too large, is left."""
+        kept = self._by_owner.get(note.owner, OrderedDict()).get(note.rollout_id)
+        if kept is None:
+            return
+        notes = [*kept.notes, note]
+        if sum(other.name == note.name for other in notes) > MOST_NOTES:
+            notes.remove(next(other for other in notes if other.name == note.name))
+        self._replace(kept, replace(kept, notes=tuple(notes)))
+
+    def _replace(self, kept: KeptRecord, changed: KeptRecord) -> None:
+        grown = changed.size - kept.size
+        if self.size + grown <= self._settings.max_bytes:
+            self._by_owner[kept.owner][kept.rollout_id] = changed
+            self._sizes[kept.owner] += grown
 
     def newest(self, owner: str) -> Iterator[KeptRecord]:
         """The records of the owner, the newest first."""

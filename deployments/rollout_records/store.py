@@ -15,7 +15,7 @@ import numpy as np
 
 from deployments import logs
 from deployments.protocols.generation import packed_logprobs
-from deployments.rollout_records.book import KeptRecord, RecordBook
+from deployments.rollout_records.book import KeptRecord, RecordBook, RecordNote
 from deployments.rollout_records.comparison import ComparedRollout, ReportRefused, TrainerReport, compared
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
@@ -67,6 +67,11 @@ class RolloutRecordStore:
     async def record(self, rollout_id: str, owner: str) -> KeptRecord:
         """Raises `RolloutUnknown`."""
         return self._book.record(rollout_id, owner)
+
+    async def annotate(self, notes: Sequence[RecordNote]) -> None:
+        """Adds notes to records. Those of rollouts that are not kept, or are another owner's, are dropped."""
+        for note in notes:
+            self._book.add_note(note)
 
     async def newest(self, owner: str, most: int) -> list[dict[str, Any]]:
         """At most `most` rollouts of the owner, the newest first: the fields of a `RecordedRollout`."""

@@ -7,7 +7,7 @@ from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -155,7 +155,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
         scheduled = self._scheduler.submit(request)
-        began = turn = monotonic()
+        began_at, began = time(), monotonic()
+        turn = began
         if not scheduled.has_started:
             await self._wait(scheduled)
             turn = monotonic()
@@ -170,7 +171,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         failed = False
         try:
             made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
-            generation = replace(made, replica=scheduled.replica, waited_s=turn - began, took_s=monotonic() - turn)
+            times = {"began_at": began_at, "waited_s": turn - began, "took_s": monotonic() - turn}
+            generation = replace(made, replica=scheduled.replica, **times)
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
             # Another replica may have the version; this one has not failed.

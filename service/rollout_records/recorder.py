@@ -2,23 +2,26 @@
 alone: no rollout waits for them.
 """
 
+import json
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from deployments.failures import StoreLost
-from deployments.rollout_records.book import KeptRecord
+from deployments.rollout_records.book import KeptRecord, RecordNote
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollout_records import RecordNotes, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
+from service.scheduling.priority import name_of_weight
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
@@ -53,16 +56,21 @@ class RolloutRecorder:
             "request_id": episode.identity.request_id,
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
+            "priority": name_of_weight(episode.start.share.weight),
+            "began_at": began_at(episode),
             "ended_at": ended_at,
             "generations": [
                 {
                     **{name: value for name, value in asdict(made).items() if name != "stop_strings"},
                     "message": episode.log.first_added + made.message,
                     "node": self._node_of(made.replica),
+                    "began_at": made.began_at or None,
+                    **moved,
                 }
-                for made in episode.generations
+                for made, moved in zip(episode.generations, moves_of(episode), strict=True)
             ],
-            "steps_s": list(episode.steps_s),
+            "steps": [asdict(step) for step in episode.steps],
+            "retries": [asdict(retry) for retry in episode.retries.noted],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -72,6 +80,13 @@ class RolloutRecorder:
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
         return record_of(await self.store.record(rollout_id, caller.namespace))
+
+    async def annotate(self, rollout_id: str, caller: Caller, name: RecordNotes, note: Mapping[str, Any]) -> None:
+        """Adds a note to a list of the record, if it is kept: the fields of one of its items. It can be lost."""
+        try:
+            await self.store.annotate([RecordNote(rollout_id, caller.namespace, name, json.dumps(note).encode())])
+        except StoreLost as lost:
+            logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
 
     async def _commit(self, records: list[KeptRecord]) -> list[None]:
         try:
@@ -88,7 +103,30 @@ def record_of(kept: KeptRecord) -> RolloutRecord:
 def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     """The fields of a `RolloutRecord`, its numbers in arrays."""
     fields: dict[str, Any] = pickle.loads(kept.data)
+    for note in kept.notes:
+        fields.setdefault(note.name, []).append(json.loads(note.data))
     return fields
+
+
+def began_at(episode: Episode) -> float | None:
+    """When it began, maybe in an earlier process."""
+    known = [episode.began_at, *(made.began_at or None for made in episode.generations[:1])]
+    return min((moment for moment in known if moment is not None), default=None)
+
+
+def moves_of(episode: Episode) -> Iterator[dict[str, str]]:
+    """For each generation the fields `moved_from` and `moved_because`, where it has them."""
+    generations = episode.generations
+    if generations:
+        yield {}
+    for before, made in pairwise(generations):
+        if made.replica == before.replica or not (made.replica and before.replica):
+            yield {}
+            continue
+        steps = [step.began_at + step.took_s for step in episode.steps if step.began_at < made.began_at]
+        since = max([before.began_at, *steps])
+        why = [retry.message for retry in episode.retries.noted if since <= retry.at <= made.began_at]
+        yield {"moved_from": before.replica, **({"moved_because": why[-1]} if why else {})}
 
 
 def plain_fields(value: Any) -> Any:

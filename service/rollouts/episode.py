@@ -30,6 +30,7 @@ from service.rollouts.episode_records import (
     EpisodeStart,
     EpisodeState,
     PlayedGeneration,
+    PlayedStep,
     sampling_of_turn,
 )
 from service.rollouts.message_log import MessageLog
@@ -61,6 +62,8 @@ class Episode:
         self.retries = RetryBudget(identity.log_fields(), limits.retries)
         self.restarts = 0
         """How often it was played anew from its prompt."""
+        self.began_at: float | None = None
+        """When this process began to play it, in seconds since 1970; `None` before that."""
         self.interrupted_by: CutOff | None = None
         """The status in which the episode ends with the generation that is under way."""
         self._begin()
@@ -76,8 +79,8 @@ class Episode:
         self._answer: str | None = None
         self.metrics = SampleMetricsAccumulator()
         self.generations: list[PlayedGeneration] = []
-        self.steps_s: list[float] = []
-        """How long each step took, in seconds; those of an earlier process are not known."""
+        self.steps: list[PlayedStep] = []
+        """Those of an earlier process are not known."""
         self._terminated = False
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
@@ -190,6 +193,7 @@ class Episode:
                 generation.batch_size,
                 generation.waited_s,
                 generation.took_s,
+                generation.began_at,
             )
         )
         self.metrics.add_generation(length, tokens, goes_on)

@@ -197,6 +197,19 @@ class PlayedGeneration:
     """0 if it is not known."""
     waited_s: float
     took_s: float
+    began_at: float
+    """When it began to wait, in seconds since 1970; 0 if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedStep:
+    """A step of the environment."""
+
+    turn: int
+    """Number of the turn that it judged, from 0 in this log."""
+    began_at: float
+    """In seconds since 1970."""
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True)

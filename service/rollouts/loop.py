@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
@@ -23,6 +23,7 @@ from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
+from service.rollouts.episode_records import PlayedStep
 from service.rollouts.images import ImageReader
 from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
@@ -140,10 +141,10 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     environment = context.environments[episode.identity.task_name]
 
     async def step() -> StepOutcome:
-        began = monotonic()
+        began_at, began = time(), monotonic()
         with context.observer.during("step", episode):
             outcome = await environment.step(traced(request, context.observer))
-        episode.steps_s.append(monotonic() - began)
+        episode.steps.append(PlayedStep(request.turn, began_at, monotonic() - began))
         return outcome
 
     try:
@@ -152,6 +153,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
         environment.release(request.session_id)
         if not episode.take_restart():
             raise
+        episode.retries.note(lost)
         logger.info("A rollout is played anew: %s", lost, extra=episode.identity.log_fields())
         return
     await learn_images(outcome, episode, context)
@@ -184,6 +186,7 @@ async def play_turns(episode: Episode, context: RolloutContext) -> None:
 
 async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     """Plays until the episode is done. Whatever exception is raised becomes the episode's error."""
+    episode.began_at = time()
     try:
         with context.observer.during("rollout", episode):
             await play_turns(episode, context)

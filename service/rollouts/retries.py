@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import random
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
@@ -18,7 +20,22 @@ LONGEST_PAUSE_S = 5.0
 JITTER_S = 1.0
 """Spreads the retries of the many calls that one dead replica fails at once."""
 MOST_DOUBLINGS = 10
+MOST_NOTED = 64
+"""Retries of one budget that are remembered, the last ones: those that cost nothing have no bound."""
+LONGEST_NOTE = 500
+"""Characters of a failure's message that are remembered."""
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A call that was made again, or a rollout that was played anew."""
+
+    at: float
+    """When the call had failed, in seconds since 1970."""
+    kind: str
+    """The `kind` of the failure."""
+    message: str
 
 
 @dataclass(slots=True)
@@ -28,6 +45,12 @@ class RetryBudget:
     log_fields: Mapping[str, Any]
     """The `extra` of the log record of a retry: for what the calls are made."""
     left: int
+    noted: deque[Retry] = field(default_factory=lambda: deque(maxlen=MOST_NOTED))
+    """The last retries, in order; those of an earlier process are not known."""
+
+    def note(self, failure: RolloutFailure) -> None:
+        """Remembers a retry after this failure."""
+        self.noted.append(Retry(time.time(), failure.kind, str(failure)[:LONGEST_NOTE]))
 
     def take(self) -> bool:
         """Takes a retry out of the budget. Returns whether there was one."""
@@ -72,6 +95,7 @@ async def with_retries(
             may_retry = can_succeed and (not failure.costs_a_retry or budget.take())
             if not may_retry:
                 raise
+            budget.note(failure)
             logger.info("A call is retried: %s", failure, extra=budget.log_fields)
         await asyncio.sleep(pause_s(retry))
     raise AssertionError("There is no last retry.")

@@ -23,7 +23,13 @@ from rollout_client.contract.mismatch import (
     ReportedRollout,
     TrainerLogprobs,
 )
-from rollout_client.contract.rollout_records import RecordedGeneration, RecordedRollout, RecordedRollouts, RolloutRecord
+from rollout_client.contract.rollout_records import (
+    RecordedGeneration,
+    RecordedRollout,
+    RecordedRollouts,
+    RecordedStep,
+    RolloutRecord,
+)
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import RESULT
@@ -41,8 +47,14 @@ RECORD = RolloutRecord(
     request_id="step-7",
     group_id="step-7-a1b2c3d4e5f60718-0",
     ended_at=1764200000.0,
-    generations=[RecordedGeneration(message=1, start=0, end=3, replica="k2x9q1", batch_size=8, took_s=0.4)],
-    steps_s=[0.002],
+    priority="train",
+    began_at=1764199999.5,
+    generations=[
+        RecordedGeneration(
+            message=1, start=0, end=3, replica="k2x9q1", batch_size=8, took_s=0.4, began_at=1764199999.51
+        )
+    ],
+    steps=[RecordedStep(turn=0, began_at=1764199999.92, took_s=0.002)],
 )
 RECORDED = RecordedRollouts(
     rollouts=[

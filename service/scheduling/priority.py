@@ -16,12 +16,16 @@ def weight_of(priority: Priority) -> float:
     return WEIGHTS[priority] if isinstance(priority, str) else float(priority)
 
 
+def name_of_weight(weight: float) -> str:
+    """The priority that has this weight; `other` for a number."""
+    return next((name for name, known in WEIGHTS.items() if known == weight), OTHER)
+
+
 def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
     """Counts by the name of the priority, with a 0 for a class without any; `other` are numbers."""
-    names = {weight: name for name, weight in WEIGHTS.items()}
     counts = dict.fromkeys([*WEIGHTS, OTHER], 0)
     for weight, count in by_weight.items():
-        counts[names.get(weight, OTHER)] += count
+        counts[name_of_weight(weight)] += count
     return counts
 
 

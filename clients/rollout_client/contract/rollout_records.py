@@ -1,4 +1,9 @@
-"""The contract of `/rollouts/{rollout_id}`: the record of a rollout that has ended. Times are in seconds."""
+"""The contract of `/rollouts/{rollout_id}`: the record of a rollout that has ended. Times are in seconds.
+
+Moments (`..._at`) are in seconds since 1970.
+"""
+
+from typing import Literal
 
 from rollout_client.contract.base import Lenient
 from rollout_client.contract.mismatch import RolloutMismatch
@@ -26,6 +31,63 @@ class RecordedGeneration(Lenient):
     """How long it waited for its turn."""
     took_s: float = 0.0
     """How long it took from its turn to its end."""
+    began_at: float | None = None
+    """When it began to wait; null if it is not known."""
+    moved_from: str | None = None
+    """The replica of the generation before it, if that was another one."""
+    moved_because: str | None = None
+    """The failure after which it moved, as a sentence; null if the scheduler chose another replica by itself, such as one
+    with room."""
+
+
+class RecordedStep(Lenient):
+    """A step of the environment."""
+
+    turn: int
+    """Number of the turn that it judged: of the generated messages of `message_log`, from 0."""
+    began_at: float
+    """When it began."""
+    took_s: float
+    """How long it took."""
+
+
+class RecordedRetry(Lenient):
+    """A call that was made again, or a whole rollout that was played anew."""
+
+    at: float
+    """When the call had failed."""
+    kind: str
+    """The boundary that broke, as `kind` of an `error`."""
+    message: str
+    """The failure, as a sentence."""
+
+
+class RecordedFork(Lenient):
+    """A rollout that was forked from this one and has ended."""
+
+    rollout_id: str
+    """The other rollout."""
+    turn: int | None = None
+    """The first turn of which it generated a token itself."""
+    token: int | None = None
+    """How many of its first tokens are those of this rollout."""
+
+
+class RecordedReplay(Lenient):
+    """A replay of this rollout."""
+
+    at: float
+    """When it ended."""
+    verdict: str
+    """That of its answer: `equal`, `equal_ids`, `scored`, `not_compared` or `parts`."""
+    tokens: int | None = None
+    """Tokens of the log that were compared."""
+    largest_difference: float | None = None
+    """The largest difference of two log-probabilities of one token; null if none were compared."""
+
+
+RecordNotes = Literal["forks", "replays"]
+"""Fields of a record that are written after the rollout has ended."""
 
 
 class RolloutRecord(Lenient):
@@ -39,18 +101,28 @@ class RolloutRecord(Lenient):
     """The service's own name of its group."""
     policy: str | None = None
     """The named policy that played; null for the one without a name."""
+    priority: str | None = None
+    """The `priority` of its request; `other` for one that is a number."""
+    began_at: float | None = None
+    """When it began; null if it ended before."""
     ended_at: float
-    """When it ended, in seconds since 1970."""
+    """When it ended."""
     generations: list[RecordedGeneration] = []  # noqa: RUF012 - pydantic copies it
     """Its generations, in order; none of an agent's."""
-    steps_s: list[float] = []  # noqa: RUF012 - pydantic copies it
-    """How long each step of the environment took, in order."""
+    steps: list[RecordedStep] = []  # noqa: RUF012 - pydantic copies it
+    """The steps of its environment, in order."""
+    retries: list[RecordedRetry] = []  # noqa: RUF012 - pydantic copies it
+    """Its last retries, in order, at most 64; also those that cost none of the request's `retries`."""
     restarts: int = 0
     """How often it was played anew from its prompt."""
     retries_used: int = 0
     """How many of the request's `retries` it used."""
     mismatch: RolloutMismatch | None = None
     """The numbers that a trainer has reported last."""
+    forks: list[RecordedFork] = []  # noqa: RUF012 - pydantic copies it
+    """Rollouts that were forked from it, the last 256."""
+    replays: list[RecordedReplay] = []  # noqa: RUF012 - pydantic copies it
+    """Its replays, the last 256."""
 
 
 class RecordedRollout(Lenient):
@@ -67,7 +139,7 @@ class RecordedRollout(Lenient):
     total_reward: float | None
     """Sum of its rewards; null for a failed rollout."""
     ended_at: float
-    """When it ended, in seconds since 1970."""
+    """When it ended."""
     mean_ratio: float | None = None
     """The mean ratio between a trainer's probabilities and the sampled ones, if a trainer has reported."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,13 @@ async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     for turn in range(10):
         assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
     assert len({replica for replica, _ in handle.generated}) == 1
+
+
+@virtual_time.test
+async def test_a_generation_says_when_it_was_asked_for() -> None:
+    asked_at = time.time()
+    made = await generator_over(ScriptedGeneratorHandle(DONE), "a").generate(request("one"))
+    assert asked_at <= made.began_at <= time.time()
 
 
 @virtual_time.test

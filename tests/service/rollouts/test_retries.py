@@ -5,6 +5,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,7 @@ from deployments.failures import (
 )
 from service.rollouts.episode import Episode
 from service.rollouts.pacing import LoopPacer
-from service.rollouts.retries import RetryBudget, with_retries, with_timeout
+from service.rollouts.retries import LONGEST_NOTE, MOST_NOTED, Retry, RetryBudget, with_retries, with_timeout
 from tests import virtual_time
 from tests.service.rollouts.playing import play, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
@@ -126,6 +128,19 @@ def test_each_retry_is_one_line_of_log_without_a_traceback(caplog: pytest.LogCap
         ("INFO", f"A call is retried: {SHUT_DOWN}", None),
     ]
     assert vars(caplog.records[0])["rollout_id"] == "request-0-0"
+
+
+def test_a_budget_remembers_its_last_retries_with_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.rollouts.retries.time", SimpleNamespace(time=count(50).__next__))
+    episode = EpisodeRecipe(retries=1).make()
+    retried(ScriptedCall(SHUT_DOWN, LOST, "done"), episode)
+    assert list(episode.retries.noted) == [
+        Retry(50, "generation", str(SHUT_DOWN)),
+        Retry(51, "generation", str(LOST)),
+    ]
+    for _ in range(MOST_NOTED):
+        episode.retries.note(GenerationLost("x" * 1000))
+    assert {retry.message for retry in episode.retries.noted} == {"x" * LONGEST_NOTE}
 
 
 def test_a_call_beyond_its_time_limit_is_cancelled() -> None:

@@ -44,7 +44,10 @@ def test_the_record_of_a_rollout_has_its_result_and_where_each_generation_was_ma
     assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
     made = [(one.message, one.start, one.end, one.node) for one in record.generations]
     assert made == [(1, 0, 2, "node of "), (3, 0, 2, "node of ")]
-    assert len(record.steps_s) == 2
+    assert [step.turn for step in record.steps] == [0, 1]
+    assert record.began_at is not None
+    assert record.began_at <= record.steps[0].began_at <= record.steps[1].began_at
+    assert (record.priority, record.retries, record.forks, record.replays) == ("train", [], [], [])
     assert (record.restarts, record.retries_used) == (0, 0)
 
 

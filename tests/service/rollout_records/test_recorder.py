@@ -1,0 +1,108 @@
+"""The story in a record: times, moves between replicas with their causes, and notes that come after the end."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.failures import RolloutRecordsLost
+from deployments.protocols.generation import Generation
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client.contract.rollout_records import RecordedFork, RolloutRecord
+from service.access.keys import ANYBODY
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollouts.episode import Episode
+from service.rollouts.episode_records import PlayedStep
+from service.rollouts.retries import Retry
+from tests.service.scripted import EpisodeRecipe, ids_of, outcome
+
+LOST = "The generator replica died during the call."
+SLOW = "The step took longer than 5 s."
+
+
+def played(*parts: tuple[str, float], retries: Sequence[Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
+    """An episode of one generation a part, its replica and when it began. All but the last one are interrupted."""
+    episode = EpisodeRecipe().make()
+    for place, (replica, began_at) in enumerate(parts):
+        reason: Any = "stop" if place == len(parts) - 1 else "abort"
+        made = Generation(ids_of("AB"), [-1.0, -1.0], reason, replica=replica, began_at=began_at, took_s=1.0)
+        episode.add_generation(made)
+    episode.retries.noted.extend(retries)
+    episode.steps.extend(steps)
+    episode.add_outcome(outcome(reward=1.0, terminated=True))
+    return episode
+
+
+async def recorded(episode: Episode, *notes: dict[str, Any]) -> RolloutRecord:
+    """The record that `RolloutRecorder` writes of the episode, with these forks."""
+    store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
+    recorder = RolloutRecorder(store, time_s=lambda: 90.0)
+    recorder.note(episode, episode.result())
+    await asyncio.sleep(0)
+    for note in notes:
+        await recorder.annotate("request-0-0", ANYBODY, "forks", note)
+    return await recorder.record("request-0-0", ANYBODY)
+
+
+def moves(*parts: tuple[str, float], **options: Any) -> list[tuple[str | None, str | None]]:
+    record = asyncio.run(recorded(played(*parts, **options)))
+    return [(made.moved_from, made.moved_because) for made in record.generations]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([("a", 50.0), ("a", 52.0)], [(None, None), (None, None)]),
+        ([("a", 50.0), ("b", 52.0)], [(None, None), ("a", LOST)]),
+        ([("a", 50.0), ("b", 51.2)], [(None, None), ("a", None)]),
+        ([("a", 50.0), ("", 52.0)], [(None, None), (None, None)]),
+    ],
+)
+def test_a_generation_that_went_on_elsewhere_says_from_where_and_after_which_failure(
+    parts: list[tuple[str, float]], expected: list[tuple[str | None, str | None]]
+) -> None:
+    assert moves(*parts, retries=[Retry(51.5, "generation", LOST)]) == expected
+
+
+def test_a_failure_of_the_step_between_two_generations_is_not_why_the_second_one_moved() -> None:
+    failed = Retry(51.5, "timeout", SLOW)
+    step = PlayedStep(0, began_at=51.6, took_s=0.2)
+    assert moves(("a", 50.0), ("b", 52.0), retries=[failed], steps=[step]) == [(None, None), ("a", None)]
+    lost = Retry(51.9, "generation", LOST)
+    assert moves(("a", 50.0), ("b", 52.0), retries=[failed, lost], steps=[step])[1] == ("a", LOST)
+
+
+def test_a_rollout_that_another_process_has_begun_began_with_its_first_generation() -> None:
+    episode = played(("a", 50.0))
+    episode.began_at = 60.0
+    assert asyncio.run(recorded(episode)).began_at == 50.0
+    unknown = played(("a", 0.0))
+    unknown.began_at = 60.0
+    record = asyncio.run(recorded(unknown))
+    assert (record.began_at, record.generations[0].began_at) == (60.0, None)
+
+
+def test_what_happens_after_the_end_is_noted_in_the_record() -> None:
+    record = asyncio.run(recorded(played(("a", 50.0)), {"rollout_id": "b", "turn": 1}, {"rollout_id": "c"}))
+    assert record.forks == [RecordedFork(rollout_id="b", turn=1), RecordedFork(rollout_id="c")]
+
+
+def test_the_priority_is_that_of_the_requests_share() -> None:
+    episode = played(("a", 50.0))
+    for weight, name in ((16.0, "interactive"), (2.5, "other")):
+        episode.start = replace(episode.start, share=replace(episode.start.share, weight=weight))
+        assert asyncio.run(recorded(episode)).priority == name
+
+
+class LostStore:
+    async def annotate(self, notes: Any) -> None:
+        raise RolloutRecordsLost("The store is gone.")
+
+
+def test_a_note_that_is_lost_fails_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    store: Any = LostStore()
+    asyncio.run(RolloutRecorder(store).annotate("a", ANYBODY, "replays", {"at": 1.0, "verdict": "equal"}))
+    assert caplog.messages == ["A note on a rollout is lost: The store is gone."]
