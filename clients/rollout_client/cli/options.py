@@ -77,10 +77,10 @@ def generations_of(text: object) -> int | dict[str, Any]:
     given = str(text)
     if given.startswith("{"):
         return json_object_of(given)
-    least, _, most = given.partition("..")
+    least, dots, most = given.partition("..")
     try:
         size = int(least)
-        generations: int | dict[str, Any] = {"min": size, "max": int(most)} if most else size
+        generations: int | dict[str, Any] = {"min": size, "max": int(most)} if dots else size
     except ValueError as error:
         raise typer.BadParameter(f"{given} is not a number of rollouts, nor a range such as 4..32") from error
     if size < 1:

@@ -114,21 +114,22 @@ def test_the_client_reads_whole_answers_and_streams_of_groups_that_differ_in_siz
     assert run(scenario) == (PLAYED, PLAYED, 60)
 
 
-async def job(service: Any, request: dict[str, Any], kills_after_s: list[int]) -> list[dict[str, Any]]:
+async def events_of_job(seed: int, request: dict[str, Any], kills_after_s: list[int]) -> list[dict[str, Any]]:
+    service = cluster(seed, table=TABLE)
     job_id = (await service.post(0, request, "/jobs")).json()["job_id"]
     for seconds in kills_after_s:
         await asyncio.sleep(seconds)
         service.kill(0)
         service.kill(1)
     await service.ended(job_id)
-    return await service.events(job_id)  # type: ignore[no-any-return]
+    return await service.events(job_id)
 
 
 @pytest.mark.parametrize("keep", [{}, {"groups": 3, "where": {"reward_std": {"gt": 0}}, "draw_at_most": 6}])
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=4))
 def test_a_job_goes_on_exactly_whatever_dies(keep: dict[str, Any], seed: int, kills_after_s: list[int]) -> None:
-    *groups, last = run(lambda: job(cluster(seed, table=TABLE), request_for(6, keep=keep), kills_after_s))
+    *groups, last = run(lambda: events_of_job(seed, request_for(6, keep=keep), kills_after_s))
     brought = sorted(played_of(each["sample"] for event in groups for each in event["samples"]))
     places = (0, 1, 4) if keep else range(6)
     assert brought == [played for played in PLAYED if played[0] in places]
