@@ -91,7 +91,7 @@ class GenerationRange(Strict):
     max: GroupSize
     """Most rollouts of a group."""
     stop: Literal["decided"] = "decided"
-    """When a group is complete. `decided`: its interval lies outside of `teaches`; or some of its rollouts have passed
+    """When a group is complete. `decided`: the interval lies outside of `teaches`; or some of its rollouts have passed
     and some have not, and the interval is at most `width` wide; or it has `max` rollouts; or none of them was played to
     its end."""
     passes_at: float = 1.0
@@ -101,9 +101,9 @@ class GenerationRange(Strict):
     teaches: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)] = [0.2, 0.8]  # noqa: RUF012 - pydantic copies it
     """The lowest and the highest pass rate of a group that is worth further rollouts: one whose interval lies below or
     above is too hard or too easy."""
-    width: float = Field(default=1.0, gt=0, le=1)
-    """A group in which some rollouts passed and some did not goes on until its interval is at most so wide; by default
-    it is complete."""
+    width: float = Field(default=0.5, gt=0, le=1)
+    """A group in which some rollouts passed and some did not goes on until its interval is at most so wide. 1: it is
+    complete at once."""
 
     @model_validator(mode="after")
     def has_its_bounds_in_order(self) -> Self:

@@ -15,7 +15,7 @@ from tests.service.jobs.scripted_ingresses import run
 from tests.service.jobs.selected_groups import cluster
 from tests.service.jobs.test_selected_groups import NDJSON, events_by
 
-RANGE = {"min": 2, "max": 10, "confidence": 0.8}
+RANGE = {"min": 2, "max": 10, "confidence": 0.8, "width": 1}
 TABLE = ["1000000000", "0010000000", "0000000000", "1111111111", "0000010000", "1111111011"]
 SIZES = [2, 4, 8, 8, 6, 8]
 """Of their groups: waves of two, until some passed and some did not. After eight that are equal the interval at 0.8

@@ -18,6 +18,7 @@ Rollout = tuple[str, float]
 """Its status and its reward."""
 rollouts = st.tuples(st.sampled_from(PLAYED) | st.sampled_from(CUT), st.sampled_from([0.0, 0.5, 1.0]))
 PRICED = GenerationRange(min=4, max=32)
+AT_ONCE = GenerationRange(min=4, max=32, width=1)
 
 
 @st.composite
@@ -81,15 +82,13 @@ def test_a_group_goes_on_until_some_have_passed_and_some_not_or_the_interval_lie
     passed: int, of: int, further: int
 ) -> None:
     """Of 16 that all fail, the interval at 0.95 ends at 0.194."""
-    assert next_wave(PRICED, results_of(passing(passed, of))) == further
+    assert next_wave(AT_ONCE, results_of(passing(passed, of))) == further
 
 
 @pytest.mark.parametrize(("passed", "of", "further"), [(2, 4, 4), (4, 8, 4), (6, 12, 0), (1, 8, 0), (0, 4, 4)])
-def test_with_a_width_a_group_that_teaches_goes_on_until_its_interval_is_as_narrow(
-    passed: int, of: int, further: int
-) -> None:
-    """The intervals are 0.70, 0.57, 0.49, 0.45 wide."""
-    assert next_wave(PRICED.model_copy(update={"width": 0.5}), results_of(passing(passed, of))) == further
+def test_a_group_that_teaches_goes_on_until_its_interval_is_narrow(passed: int, of: int, further: int) -> None:
+    """The intervals are 0.70, 0.57, 0.49, 0.45, 0.49 wide."""
+    assert next_wave(PRICED, results_of(passing(passed, of))) == further
 
 
 def test_the_last_wave_ends_at_max() -> None:
@@ -104,5 +103,5 @@ def test_a_group_of_which_no_rollout_was_played_to_its_end_is_complete() -> None
 
 def test_a_rollout_passes_with_the_reward_that_was_named_or_a_higher_one() -> None:
     played = results_of([("completed", 0.5), ("completed", 0.4)])
-    assert next_wave(PRICED.model_copy(update={"passes_at": 0.5}), played) == 0
-    assert next_wave(PRICED, played) == 4
+    assert next_wave(AT_ONCE.model_copy(update={"passes_at": 0.5}), played) == 0
+    assert next_wave(AT_ONCE, played) == 4
