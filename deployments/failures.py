@@ -166,6 +166,10 @@ class ImagesLost(StoreLost):
     """The image store broke during the call."""
 
 
+class RolloutRecordsLost(StoreLost):
+    """The store of the records of rollouts broke during the call; its records are lost."""
+
+
 class DataLost(RolloutFailure):
     """The deployment that holds the data of the tasks broke during the call."""
 

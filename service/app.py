@@ -15,6 +15,7 @@ from deployments.jobs.store import JobStore
 from deployments.models.reward_replica import RewardModelReplica
 from deployments.models.settings import RewardModelSettings
 from deployments.policy.store import PolicyStore
+from deployments.rollout_records.store import RolloutRecordStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
@@ -37,8 +38,8 @@ def build(settings: ServiceSettings) -> Application:
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
     if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
-    the records of agents, and `Images` the images of prompts and observations. Each reward model has a deployment that
-    environments call, and each task's agent one that runs it.
+    the records of agents, `Images` the images of prompts and observations, and `Records` the records of rollouts. Each
+    reward model has a deployment that environments call, and each task's agent one that runs it.
 
     Raises:
         ServiceExposed: strangers could use the service, as Serve listens, or read what it sends.
@@ -84,10 +85,13 @@ def build(settings: ServiceSettings) -> Application:
     }
     data = deployment(DataStore, "Data", options).bind(settings.data_by_task) if settings.data_by_task else None
     jobs = None if settings.jobs is None else deployment(JobStore, "Jobs", options).bind(settings.jobs)
+    records = None
+    if settings.rollout_records is not None:
+        records = deployment(RolloutRecordStore, "Records", options).bind(settings.rollout_records)
     ingress = deployment(Ingress, "Ingress", options)
     resolved = settings.model_copy(update={"engine": engine, "access": with_absolute_keys_file(settings.access)})
     agents = {task_name: agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
-    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents, images)
+    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents, images, records)
 
 
 def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:

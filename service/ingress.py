@@ -18,7 +18,7 @@ from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.images.remote_images import RemoteImages
 from deployments.rpc.own_address import HttpOptions, own_address
-from deployments.rpc.store_client import job_store_client, policy_store_client
+from deployments.rpc.store_client import job_store_client, policy_store_client, rollout_record_store_client
 from deployments.sessions.store_client import session_store_client
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
@@ -45,6 +45,7 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
@@ -102,6 +103,7 @@ class Ingress:
         sessions: DeploymentHandle[Any] | None = None,
         agents: dict[str, DeploymentHandle[Any]] | None = None,
         images: DeploymentHandle[Any] | None = None,
+        records: DeploymentHandle[Any] | None = None,
     ) -> None:
         logs.configure()
         install()
@@ -163,8 +165,20 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
+        recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
         rollouts = RolloutService(
-            remote, tasks, policy, episodes, limits, admission, sampler, parser, observer, runs, request_images
+            remote,
+            tasks,
+            policy,
+            episodes,
+            limits,
+            admission,
+            sampler,
+            parser,
+            observer,
+            runs,
+            request_images,
+            recorder,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -185,6 +199,7 @@ class Ingress:
             calls=calls,
             sessions=agent_sessions,
             images=request_images,
+            records=recorder,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:

@@ -15,6 +15,7 @@ from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
+from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
@@ -53,10 +54,10 @@ MIB = 2**20
 GAME_TASK = "deployments.agents.game_program:GameTask"
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
 HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
-SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images")
-"""The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
-and `Images` if it has `sessions` and `images`; each task has one more, named after it, and with an agent another one,
-`{task}_agent`."""
+SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images", "Records")
+"""The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
+`Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and
+with an agent another one, `{task}_agent`."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -242,6 +243,10 @@ class ServiceSettings(StrictSettings):
     """Where images of prompts and observations are kept, and which are taken; `{}` for the defaults. A cluster of
     several nodes needs `redis_url`. With null, the default, the service takes no images."""
 
+    rollout_records: RolloutRecordsSettings | None = None
+    """How long records of rollouts that have ended are kept, for `GET /rollouts/{rollout_id}` and what compares with
+    them; `{}` for the defaults. With null, the default, there are none."""
+
     @model_validator(mode="after")
     def refuse_sessions_without_a_model(self) -> Self:
         if self.sessions is not None and isinstance(self.engine, SimulatedEngineSettings):
@@ -310,6 +315,7 @@ class ServiceSettings(StrictSettings):
             "Jobs": self.jobs is not None,
             "Sessions": self.sessions is not None,
             "Images": self.images is not None,
+            "Records": self.rollout_records is not None,
         }
         small = [*self.environments, *map(agent_deployment, self.agents_by_task), *(name for name in has if has[name])]
         return {

@@ -181,6 +181,7 @@ class VLLMEngine(Engine):
             output = await self._output_of(running, given, sampling_params(request), adapter)
             experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
             generation = generation_of(output.outputs[0], label, request, experts)
+            generation = replace(generation, cached_tokens=output.num_cached_tokens or 0, batch_size=len(self._running))
             if request.policy is not None and swaps != self.weights.swaps:
                 # Other full weights are under the adapter since: which tokens they made is not known.
                 return interrupted(None)
@@ -267,6 +268,7 @@ class VLLMEngine(Engine):
             max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
             returns_experts=config.aux_output_config.enable_return_routed_experts,
             takes_images=self.images is not None,
+            settings_hash=config.compute_hash(),
             image_token_ids=() if self.images is None else self.images.token_ids,
         )
 

@@ -63,6 +63,8 @@ class GeneratorDescription:
     """Whether the engine returns the experts that each token was routed to."""
     takes_images: bool = False
     """Whether prompts may show images."""
+    settings_hash: str = ""
+    """Differs between engines whose settings, or version, may compute other numbers; empty if it is not known."""
     image_token_ids: tuple[int, ...] = ()
     """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
     replaces by what it sees."""
@@ -232,6 +234,14 @@ class Generation:
     `routed_experts` are for the tokens from `experts_from` on, those of the prompt among them, to the last but one."""
     replica: str = field(default="", compare=False)
     """Unique id of the replica that its caller had chosen; empty if it knew of none."""
+    cached_tokens: int = field(default=0, compare=False)
+    """How many tokens of its prompt the engine found in its prefix cache."""
+    batch_size: int = field(default=0, compare=False)
+    """Generations that ran or waited in the engine when this one ended, with this one. 0: unknown."""
+    waited_s: float = field(default=0.0, compare=False)
+    """Seconds in which it waited for its turn at the ingress."""
+    took_s: float = field(default=0.0, compare=False)
+    """Seconds from its turn to its end."""
 
 
 @dataclass(frozen=True, slots=True)

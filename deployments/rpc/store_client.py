@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import JobStoreLost, PolicyStoreLost, RolloutFailure
+from deployments.failures import JobStoreLost, PolicyStoreLost, RolloutFailure, RolloutRecordsLost
 from deployments.rpc.handle_calls import call_result
 
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
     from deployments.policy.store import PolicyStore
+    from deployments.rollout_records.store import RolloutRecordStore
 
 
 class StoreClient:
@@ -42,3 +43,8 @@ def policy_store_client(handle: DeploymentHandle[Any]) -> "PolicyStore":
 def job_store_client(handle: DeploymentHandle[Any]) -> "JobStore":
     """Raises `JobStoreLost` if the store dies or cannot be reached."""
     return cast("JobStore", StoreClient(handle, JobStoreLost, "The job store"))
+
+
+def rollout_record_store_client(handle: DeploymentHandle[Any]) -> "RolloutRecordStore":
+    """Raises `RolloutRecordsLost` if the store dies or cannot be reached."""
+    return cast("RolloutRecordStore", StoreClient(handle, RolloutRecordsLost, "The store of the records of rollouts"))

@@ -109,6 +109,7 @@ class SimulatedEngine(Engine):
             max_model_len,
             vocab_size,
             engine="simulated",
+            settings_hash="simulated",
             max_num_seqs=timing.max_num_seqs,
             returns_experts=timing.routed_experts is not None,
         )
@@ -234,6 +235,7 @@ class SimulatedEngine(Engine):
             finish_reason="length" if length == request.max_new_tokens else "stop",
             weight_versions=generation.spans(length),
             columns=self._columns(request, length) if request.include != NO_COLUMNS and length else {},
+            batch_size=len(self._generations) + 1,
         )
 
     def _columns(self, request: GenerationRequest, length: int) -> dict[str, PackedNumbers]:

@@ -99,6 +99,11 @@ class Caller:
     weight: float = 1.0
     quotas: KeyQuotas = field(default_factory=KeyQuotas)
 
+    @property
+    def namespace(self) -> str:
+        """Under which the service keeps what is the caller's alone; no key has an empty name."""
+        return self.name or ""
+
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 

@@ -10,7 +10,7 @@ import asyncio
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -28,7 +28,7 @@ from service.jobs.ledger import RANGES, ledger_entry, ranges_entry, selection_en
 from service.jobs.writer import JobWriter
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeState, MetricCounts
+from service.rollouts.episode_records import EpisodeState, MetricCounts, PlayedGeneration
 from service.rollouts.progress import ProgressLog
 
 STARTS_PER_ENTRY = 64
@@ -58,7 +58,8 @@ class JournalProgress:
         position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
         if first:
             before = self.episodes[position].messages[:first]
-            state = replace(state, messages=[*before, *state.messages])
+            made = (made for made in self.episodes[position].generations if made.message < first)
+            state = replace(state, messages=[*before, *state.messages], generations=(*made, *state.generations))
         self.episodes[position] = state
         return [position]
 
@@ -86,7 +87,7 @@ def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
             {
                 "position": position,
                 "first_message": 0,
-                "state": fields_of(replace(state, messages=outlined(state), experts=None)),
+                "state": fields_of(replace(state, messages=outlined(state), experts=None, generations=())),
             }
             for position, state in states.items()
         ]
@@ -113,6 +114,9 @@ def fields_of(state: EpisodeState) -> dict[str, Any]:
         fields["experts"] = state.experts.packed()
     if not state.shadow_rewards:
         del fields["shadow_rewards"]
+    fields["generations"] = [astuple(made) for made in state.generations]
+    if not state.generations:
+        del fields["generations"]
     return {**fields, "metrics": asdict(state.metrics), "messages": [set_fields(message) for message in state.messages]}
 
 
@@ -126,6 +130,12 @@ def state_of(fields: dict[str, Any]) -> EpisodeState:
             "messages": [message_of(message) for message in fields["messages"]],
             "stop_strings": tuple(fields["stop_strings"]),
             "metrics": MetricCounts(**fields["metrics"]),
+            "generations": tuple(
+                PlayedGeneration(
+                    **{**dict(zip(PlayedGeneration.__slots__, made, strict=True)), "stop_strings": tuple(made[4])}
+                )
+                for made in fields.get("generations", ())
+            ),
             "error": None if error is None else SampleError.model_validate(error),
         }
     )

@@ -114,12 +114,7 @@ class Submission:
 
     @property
     def namespace(self) -> str:
-        return namespace_of(self.caller)
-
-
-def namespace_of(caller: Caller) -> str:
-    """Under which the jobs of a caller are kept; no key has an empty name."""
-    return caller.name or ""
+        return self.caller.namespace
 
 
 async def submitted(

@@ -155,11 +155,12 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
         scheduled = self._scheduler.submit(request)
+        began = turn = monotonic()
         if not scheduled.has_started:
-            began = monotonic()
             await self._wait(scheduled)
+            turn = monotonic()
             if self._on_wait is not None:
-                self._on_wait(monotonic() - began)
+                self._on_wait(turn - began)
             if scheduled in self._interrupted:
                 self._interrupted.remove(scheduled)
                 return NOTHING_YET
@@ -169,7 +170,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         failed = False
         try:
             made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
-            generation = replace(made, replica=scheduled.replica)
+            generation = replace(made, replica=scheduled.replica, waited_s=turn - began, took_s=monotonic() - turn)
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
             # Another replica may have the version; this one has not failed.

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -27,10 +28,11 @@ from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
+from service.rollout_requests.service_status import version_of
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
+from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
 from service.rollouts.staleness import VersionBounds
 from service.scheduling.priority import share_of
 from service.settings import RequestLimits
@@ -154,6 +156,7 @@ class EpisodeFactory:
             share=context.share,
             include=context.include,
             echo=None if request.group_size == 1 else echo_of(sample, prompt, chat, context.include),
+            build=build_of(self.generator.settings_hash),
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
@@ -182,6 +185,11 @@ class EpisodeFactory:
             message_log = self.tokenizer.prompt(sample.messages, chat, max_seq_len)
         refuse_too_many(sum(len(message.token_ids) for message in message_log), max_seq_len)
         return message_log
+
+
+@cache
+def build_of(settings_hash: str) -> ServiceBuild:
+    return ServiceBuild(version_of("rollout-service"), settings_hash)
 
 
 def agent_task_of(

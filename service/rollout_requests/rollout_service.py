@@ -17,6 +17,7 @@ from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
@@ -82,7 +83,7 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        note_result: Callable[[SampleResult, str | None, int | None], None],
+        note_end: Callable[[Episode, SampleResult, int | None], None],
     ) -> None:
         self.request_id = request_id
         self._request = request
@@ -96,7 +97,7 @@ class RunningRollout:
         self._judged_rollouts = 0
         self._context = context
         self._current_version = current_version
-        self._note_result = note_result
+        self._report_end = note_end
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
@@ -198,7 +199,7 @@ class RunningRollout:
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._context.progress is not None:
             self._context.progress.ended(episode)
-        self._note_result(result, self._request.policy.name, self._current_version())
+        self._report_end(episode, result, self._current_version())
         self.observer.ended(result, episode.versions.at_end)
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
@@ -230,11 +231,13 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
+        recorder: RolloutRecorder | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
+            recorder: `None` where no records are kept.
         """
         self.policy = policy
         self.admission = admission
@@ -251,6 +254,7 @@ class RolloutService:
         self._agents = agents
         self._request_images = images
         self._images = ImageReader(generator)
+        self._recorder = recorder
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
@@ -315,7 +319,12 @@ class RolloutService:
         name = request.policy.name
         context = self._context(request, caller, progress)
         current = partial(self.policy.current, name)
-        return RunningRollout(request, request_id, prepared, context, current, self.task_sampler.note)
+        return RunningRollout(request, request_id, prepared, context, current, self._note_end)
+
+    def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
+        self.task_sampler.note(result, episode.start.bounds.policy, version)
+        if self._recorder is not None:
+            self._recorder.note(episode, result)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

@@ -8,6 +8,7 @@ the concatenation of all token ids so far; an episode ends in exactly one status
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -28,6 +29,7 @@ from service.rollouts.episode_records import (
     EpisodeLimits,
     EpisodeStart,
     EpisodeState,
+    PlayedGeneration,
     sampling_of_turn,
 )
 from service.rollouts.message_log import MessageLog
@@ -73,6 +75,9 @@ class Episode:
         self._shadow_rewards: dict[str, float | None] = {}
         self._answer: str | None = None
         self.metrics = SampleMetricsAccumulator()
+        self.generations: list[PlayedGeneration] = []
+        self.steps_s: list[float] = []
+        """How long each step took, in seconds; those of an earlier process are not known."""
         self._terminated = False
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
@@ -90,6 +95,10 @@ class Episode:
     @property
     def was_cut_off(self) -> bool:
         return self.status in CUT_OFF_STATUSES
+
+    @property
+    def retries_used(self) -> int:
+        return min(self._limits.retries - self.retries.left, self._limits.retries)
 
     @property
     def session_id(self) -> str:
@@ -168,7 +177,21 @@ class Episode:
                 self.status = self._cut_off_by
                 return
         goes_on, length, tokens = self.log.partial is not None, self.log.length, len(generation.token_ids)
+        start = 0 if self.log.partial is None else len(self.log.partial.token_ids)
         self.log.add_response(generation, self._tokenizer)
+        self.generations.append(
+            PlayedGeneration(
+                len(self.log.added) - 1,
+                start,
+                start + tokens,
+                generation.replica,
+                self._stop_strings,
+                generation.cached_tokens,
+                generation.batch_size,
+                generation.waited_s,
+                generation.took_s,
+            )
+        )
         self.metrics.add_generation(length, tokens, goes_on)
         self.metrics.add_tokens_of(generation.replica, tokens)
         self.metrics.end_generation(self.log.added[-1].finish_reason)
@@ -286,6 +309,7 @@ class Episode:
             "stop_strings": list(self._stop_strings),
             "observation_format": self.start.chat.observation_format,
             "metrics": self.metrics.metrics(self.status, self._terminated, self._truncated, total_reward),
+            "rollout_id": identity.rollout_id,
         }
         optional = {
             "id": identity.id,
@@ -294,6 +318,7 @@ class Episode:
             "tools": self.start.chat.tools,
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
             "shadow_rewards": self._shadow_rewards.copy() or None,
+            "replay": self._replay(),
         }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
@@ -301,6 +326,31 @@ class Episode:
         further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
         result.__pydantic_fields_set__.update(further_fields)
         return result
+
+    def _replay(self) -> dict[str, Any] | None:
+        """The fields of a `ReplayRecord`, as JSON has them; `None` if this request has generated nothing itself."""
+        if not self.generations:
+            return None
+        sampling, first, before = self.start.sampling, self.log.first_added, tuple[str, ...]()
+        origins = []
+        for made in self.generations:
+            origin: dict[str, Any] = {
+                "message": first + made.message,
+                "start": made.start,
+                "end": made.end,
+                "replica": made.replica,
+            }
+            if made.stop_strings != before:
+                origin["stop_strings"] = list(made.stop_strings)
+            before = made.stop_strings
+            origins.append(origin)
+        return {
+            **asdict(self.start.build),
+            **asdict(sampling),
+            "max_seq_len": self._limits.max_seq_len,
+            "max_new_tokens": self._limits.max_new_tokens,
+            "generations": origins,
+        }
 
     def state(self, first_message: int = 0) -> EpisodeState:
         """The state for `restore`, with the messages from `first_message` on."""
@@ -321,6 +371,7 @@ class Episode:
             error=self.error,
             experts=self.log.experts if self.done and self.start.include.routed_experts else None,
             staleness=self.versions.at_end,
+            generations=tuple(made for made in self.generations if made.message >= first_message),
         )
 
     def restore(self, state: EpisodeState) -> None:
@@ -333,6 +384,7 @@ class Episode:
         self._rewards = dict(state.rewards)
         self._shadow_rewards = dict(state.shadow_rewards)
         self._answer = state.answer
+        self.generations = list(state.generations)
         self.metrics.restore(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
         self._steps, self.restarts, self.retries.left = state.steps, state.restarts, state.retries_left

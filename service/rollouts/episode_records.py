@@ -122,6 +122,15 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceBuild:
+    """The software that plays: all results of an ingress replica have the same."""
+
+    service_version: str = ""
+    engine: str = ""
+    """`GeneratorDescription.settings_hash`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeStart:
     """The state in which the episodes of a group begin; only the seed of `sampling` can be one episode's own."""
 
@@ -138,6 +147,8 @@ class EpisodeStart:
     """Is the same object in all episodes of a request."""
     echo: Echo | None = None
     """Set for a group of more than one episode."""
+    build: ServiceBuild = ServiceBuild()
+    """Is the same object in all episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,24 @@ class MetricCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedGeneration:
+    """Tokens `[start, end)` of a message that one generation made, and what is known of how. Times are in seconds."""
+
+    message: int
+    """Index of the message among those that were added to the log."""
+    start: int
+    end: int
+    replica: str
+    """Empty if it is not known."""
+    stop_strings: tuple[str, ...]
+    cached_tokens: int
+    batch_size: int
+    """0 if it is not known."""
+    waited_s: float
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeState:
     """One episode at the end of a turn."""
 
@@ -193,3 +222,5 @@ class EpisodeState:
     staleness: int | None
     """At its end, in versions; `None` before it, or if it is not known."""
     shadow_rewards: dict[str, float | None] = field(default_factory=dict)
+    generations: tuple[PlayedGeneration, ...] = ()
+    """Those of `messages`."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
@@ -139,8 +140,11 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     environment = context.environments[episode.identity.task_name]
 
     async def step() -> StepOutcome:
+        began = monotonic()
         with context.observer.during("step", episode):
-            return await environment.step(traced(request, context.observer))
+            outcome = await environment.step(traced(request, context.observer))
+        episode.steps_s.append(monotonic() - began)
+        return outcome
 
     try:
         outcome = await with_retries(step, episode.retries, context.pacer)

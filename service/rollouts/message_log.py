@@ -39,6 +39,11 @@ class MessageLog:
         return chain(self._prompt.messages, self.added)
 
     @property
+    def first_added(self) -> int:
+        """Index in the whole log of the first message of `added`."""
+        return len(self._prompt.messages)
+
+    @property
     def last(self) -> Message | None:
         """The last message that was added."""
         return self.added[-1] if self.added else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
+from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -23,6 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.scoring.scoring import Scoring
@@ -47,6 +49,8 @@ class AppServices:
     """`None` if it keeps none."""
     images: RequestImages | None = None
     """`None` if it takes none."""
+    records: RolloutRecorder | None = None
+    """`None` if it keeps no records of rollouts."""
     tinker: TinkerSampling | None = None
     """`None` if `calls` is."""
 
@@ -109,6 +113,14 @@ async def configured_images(services: Services) -> RequestImages:
     return services.images
 
 
+async def configured_records(services: Services) -> RolloutRecorder:
+    """Raises `RolloutRecordsNotConfigured`."""
+    if services.records is None:
+        message = "the config has no `rollout_records`; add `rollout_records: {}`"
+        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=message))
+    return services.records
+
+
 async def request_id(request: Request) -> str:
     return request_id_of(request)
 
@@ -143,4 +155,5 @@ Calls = Annotated[ModelCalls, Depends(model_calls)]
 TinkerCalls = Annotated[TinkerSampling, Depends(tinker_sampling)]
 Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
 Images = Annotated[RequestImages, Depends(configured_images)]
+Records = Annotated[RolloutRecorder, Depends(configured_records)]
 RequestId = Annotated[str, Depends(request_id)]

@@ -6,12 +6,26 @@ from fastapi.routing import APIRoute
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
 from service.http.openapi import complete_document
-from service.routes import blobs, jobs, model_server, policy, rollout, score, sessions, sglang, status, tasks, tinker
+from service.routes import (
+    blobs,
+    jobs,
+    model_server,
+    policy,
+    rollout,
+    rollout_records,
+    score,
+    sessions,
+    sglang,
+    status,
+    tasks,
+    tinker,
+)
 from service.routes.dependencies import AppServices
 from service.ui import routes as ui
 
 ROUTERS = (
     rollout.router,
+    rollout_records.router,
     jobs.router,
     score.router,
     blobs.router,

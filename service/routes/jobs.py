@@ -44,7 +44,6 @@ from service.jobs.submission import (
     heartbeat_s,
     idempotency_key,
     last_event_id,
-    namespace_of,
     required_key,
     submitted,
 )
@@ -135,7 +134,7 @@ async def submit_job(
 )
 async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
-    return JobList(jobs=[status_of(record) for record in await jobs.store.records(namespace_of(caller))])
+    return JobList(jobs=[status_of(record) for record in await jobs.store.records(caller.namespace)])
 
 
 @router.get(
@@ -146,7 +145,7 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
 )
 async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
-    return status_of(await jobs.store.record(job_id, namespace_of(caller)))
+    return status_of(await jobs.store.record(job_id, caller.namespace))
 
 
 @router.get(
@@ -183,7 +182,7 @@ async def job_events(
     """
     accepts_sse = SSE in request.headers.get("accept", "")
     begin = after if after is not None else last_event_id(request.headers) or 0
-    pages = pages_of(jobs.store, job_id, namespace_of(caller), begin, follow)
+    pages = pages_of(jobs.store, job_id, caller.namespace, begin, follow)
     first = await anext(pages)
     lines = job_event_lines(first, pages, accepts_sse)
     period_s = heartbeat_s(request.headers) or PERIOD_S
@@ -210,7 +209,7 @@ async def job_cursor(
 
     Events that were acknowledged count too. Nothing changes.
     """
-    ledger = await jobs.store.ledger(job_id, namespace_of(caller), after)
+    ledger = await jobs.store.ledger(job_id, caller.namespace, after)
     return await asyncio.to_thread(cursor_of, job_id, after, ledger)
 
 
@@ -228,7 +227,7 @@ async def job_cursor(
 async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """Confirms the events up to `last`, which the service then need not keep."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
-    return status_of(await jobs.store.acknowledge(job_id, namespace_of(caller), acknowledged.last))
+    return status_of(await jobs.store.acknowledge(job_id, caller.namespace, acknowledged.last))
 
 
 @router.delete(
@@ -241,7 +240,7 @@ async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: Autho
 )
 async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """As `DELETE /jobs/{job_id}`, for the job or the run that was posted with this `Idempotency-Key`."""
-    await jobs.store.delete_key(required_key(request.headers), namespace_of(caller))
+    await jobs.store.delete_key(required_key(request.headers), caller.namespace)
     return Response(status_code=204)
 
 
@@ -254,7 +253,7 @@ async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> 
 )
 async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """Cancels the rollouts that still run, and deletes the job with its events and its key."""
-    await jobs.store.delete(job_id, namespace_of(caller))
+    await jobs.store.delete(job_id, caller.namespace)
     return Response(status_code=204)
 
 

@@ -32,7 +32,6 @@ from service.jobs.submission import (
     Submission,
     heartbeat_s,
     idempotency_key,
-    namespace_of,
     required,
     responds_async,
     submitted,
@@ -104,7 +103,7 @@ async def rollout(
         if is_async:
             return accepted(opened.record, RESPOND_ASYNC)
         runner, job_id = required(jobs), opened.record.job_id
-        pages = pages_of(runner.store, job_id, namespace_of(caller), after=0)
+        pages = pages_of(runner.store, job_id, caller.namespace, after=0)
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
         return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser

@@ -37,7 +37,6 @@ from service.http.authorization import AuthorizedCaller, given_keys, needs, with
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
-from service.jobs.submission import namespace_of
 from service.model_server.answers import response_to
 from service.model_server.call_images import with_names_of_images
 from service.model_server.token_bodies import refuse_demand
@@ -107,7 +106,7 @@ async def open_session(
 )
 async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
-    return SessionList(sessions=await sessions.store.infos(namespace_of(caller)))
+    return SessionList(sessions=await sessions.store.infos(caller.namespace))
 
 
 @router.get(
@@ -119,7 +118,7 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
 )
 async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
-    return await sessions.store.info(session_id, namespace_of(caller))
+    return await sessions.store.info(session_id, caller.namespace)
 
 
 @router.get(
@@ -146,7 +145,7 @@ async def session_samples(
     `Accept: application/x-ndjson` and `application/vnd.apache.arrow.stream` give them in the form of `POST /rollout`,
     with a summary whose `request_id` is the session.
     """
-    samples = await sessions.store.samples(session_id, namespace_of(caller))
+    samples = await sessions.store.samples(session_id, caller.namespace)
     return await asyncio.to_thread(encoded, samples, request.headers.get("accept", ""))
 
 
@@ -180,7 +179,7 @@ def summary_of(samples: SessionSamples) -> RolloutSummary:
 )
 async def session_drift(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
-    return await sessions.store.drift(session_id, namespace_of(caller))
+    return await sessions.store.drift(session_id, caller.namespace)
 
 
 @router.post(
@@ -209,9 +208,7 @@ async def reward_session(
     With `judge` the environment of the session's task computes the reward.
     """
     reward = await read_json_body(request, SessionReward, MOST_BYTES_OF_A_REWARD, "send fewer parts")
-    return Response(
-        json_of(await sessions.reward(session_id, namespace_of(caller), reward, request_id)), media_type=JSON
-    )
+    return Response(json_of(await sessions.reward(session_id, caller.namespace, reward, request_id)), media_type=JSON)
 
 
 @router.delete(
@@ -223,7 +220,7 @@ async def reward_session(
 )
 async def end_session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
-    return await sessions.store.end(session_id, namespace_of(caller))
+    return await sessions.store.end(session_id, caller.namespace)
 
 
 async def opened_session(request: Request, session_id: SessionId, sessions: Sessions) -> OpenSession:

@@ -21,7 +21,6 @@ from rollout_client.contract.base import Lenient
 from rollout_client.contract.problems import FieldProblem
 from service.http.authorization import OPEN, AuthorizedCaller, needs
 from service.http.request_body import read_body, read_json_body, refuse_other_than_json
-from service.jobs.submission import namespace_of
 from service.model_server.call_bodies import MOST_BYTES_INLINE
 from service.model_server.futures import FutureElsewhere
 from service.model_server.tinker_dialect import (
@@ -155,7 +154,7 @@ async def asample(
         admitted.hold_call(call.num_samples, "num_samples", call.most_tokens)
         held = stack.pop_all()
     future_id = tinker.futures.start(
-        namespace_of(caller), call.name, lambda: tinker.answer(call, request_id, caller), held.close
+        caller.namespace, call.name, lambda: tinker.answer(call, request_id, caller), held.close
     )
     sequence_ids = [f"{future_id}/{place}" for place in range(call.num_samples)]
     return JSONResponse({"request_id": future_id, "sample_sequence_ids": sequence_ids})
@@ -166,7 +165,7 @@ async def retrieve_future(request: Request, tinker: TinkerCalls, caller: Authori
     asked = await read_json_body(request, NamedFuture, MOST_BYTES, ADVICE)
     headers = dict[str, str]()
     try:
-        answer = await tinker.futures.answer(namespace_of(caller), asked.request_id, POLL_S)
+        answer = await tinker.futures.answer(caller.namespace, asked.request_id, POLL_S)
     except FutureElsewhere:
         await asyncio.sleep(ELSEWHERE_S)
         # On a connection of its own the next poll can reach another replica.
@@ -180,7 +179,7 @@ async def retrieve_future(request: Request, tinker: TinkerCalls, caller: Authori
 @router.post("/cancel_future", **rollout_scope)
 async def cancel_future(request: Request, tinker: TinkerCalls, caller: AuthorizedCaller) -> Response:
     asked = await read_json_body(request, NamedFuture, MOST_BYTES, ADVICE)
-    tinker.futures.cancel(namespace_of(caller), asked.request_id)
+    tinker.futures.cancel(caller.namespace, asked.request_id)
     return JSONResponse({})
 
 

@@ -24,6 +24,7 @@ from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -56,6 +57,7 @@ class ScriptedHttp:
         session_store: Any = None,
         ingress_replicas: int = 1,
         images: RequestImages | None = None,
+        recorder: RolloutRecorder | None = None,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -66,13 +68,20 @@ class ScriptedHttp:
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
         self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
         self.rollouts = RolloutService(
-            self.generator, self.environments, policy, factory, limits, self.admission, TaskSampler(self.environments)
+            self.generator,
+            self.environments,
+            policy,
+            factory,
+            limits,
+            self.admission,
+            TaskSampler(self.environments),
+            recorder=recorder,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
-        self.app = app_of(self.rollouts, access, sets_request_id_header, None, calls, sessions, images)
+        self.app = app_of(self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -117,6 +126,7 @@ def app_of(
     calls: ModelCalls | None = None,
     sessions: AgentSessions | None = None,
     images: RequestImages | None = None,
+    recorder: RolloutRecorder | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
@@ -132,6 +142,7 @@ def app_of(
         calls=calls,
         sessions=sessions,
         images=images,
+        records=recorder,
         tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
     )
     return app

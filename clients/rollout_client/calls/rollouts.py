@@ -15,6 +15,7 @@ from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.group_conditions import GenerationRange
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
@@ -172,6 +173,10 @@ def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Cal
 def list_of(sequence: Any) -> list[int]:
     ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
     return ids
+
+
+def rollout_record_call(rollout_id: str) -> Call[RolloutRecord]:
+    return call_for(RolloutRecord, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
 
 
 def upload_image_call(image: bytes) -> Call[str]:

@@ -260,6 +260,52 @@ class SampleMetrics(Lenient):
     """Metrics of the environment's own, by name: sums over its steps in this request."""
 
 
+class GenerationOrigin(Lenient):
+    """Where tokens `[start, end)` of the message at index `message` of the log were generated, by one generation."""
+
+    message: int
+    """Index of the message in `message_log`."""
+    start: int
+    """Index of the first token within the message: above 0 where an interrupted generation was continued."""
+    end: int
+    """Index after the last token."""
+    replica: str = ""
+    """Id of the generator replica; empty if it is not known."""
+    stop_strings: list[str] | None = None
+    """Its stop strings, if they are not those of the generation before; of the first, if it had any."""
+
+
+class ReplayRecord(Lenient):
+    """Numbers by which the service can generate the tokens of a rollout again (`POST /v1/replay`).
+
+    Beside them it needs the `message_log`, with its `weight_versions`. Each generation samples with a seed of its own,
+    derived from `seed`, its turn and the tokens that the turn had (`service/rollouts/episode_records.py`).
+    """
+
+    service_version: str = ""
+    """Version of the service."""
+    engine: str = ""
+    """Hash of the engine's version and of those settings that may change its numbers."""
+    temperature: float = 1.0
+    """As sampled; 0 was greedy."""
+    top_p: float = 1.0
+    """As sampled."""
+    top_k: int = 0
+    """As sampled; 0 kept all tokens."""
+    min_p: float = 0.0
+    """As sampled."""
+    ignore_eos: bool = False
+    """As sampled."""
+    seed: int | None = None
+    """The rollout's own seed; null if the request had none: then only a greedy rollout can be generated again."""
+    max_seq_len: int
+    """Bound of the whole log, in tokens."""
+    max_new_tokens: int | None = None
+    """Bound of each message that was generated, in tokens; null if only `max_seq_len` bounded it."""
+    generations: list[GenerationOrigin] = []  # noqa: RUF012 - pydantic copies it
+    """The generations of this request, in order; those of a posted log are not known."""
+
+
 class SampleResult(Lenient):
     """One rollout of one sample; its log holds what was reached, whatever the status."""
 
@@ -312,6 +358,10 @@ class SampleResult(Lenient):
     first seat of the policy, and each further seat is a branch with its own rewards."""
     metrics: SampleMetrics
     """Turns, lengths and reward of the rollout."""
+    rollout_id: str | None = None
+    """The service's own name of the rollout, unique among all requests."""
+    replay: ReplayRecord | None = None
+    """Numbers by which its tokens can be generated again; null for one that an agent has played."""
 
 
 class PolicyVersions(Lenient):

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
-from deployments.protocols.generation import Generation, WeightSpan
+from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
+from service.rollout_records.recorder import plain_fields
 from service.rollouts.episode import Episode
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -592,7 +593,64 @@ def test_an_episode_whose_generations_are_interrupted_anywhere_ends_like_the_uni
     recipe: EpisodeRecipe, seed: int
 ) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())
-    assert play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment()) == whole
+    interrupted = play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment())
+    assert merged(origins(interrupted)) == origins(whole), "only the generations differ, which made the same tokens"
+    assert interrupted.model_copy(update={"replay": whole.replay}) == whole
+
+
+def origins(result: SampleResult) -> list[tuple[int, int, int]]:
+    if result.replay is None:
+        return []
+    made = SampleResult.model_validate(plain_fields(result)).replay
+    assert made is not None
+    return [(one.message, one.start, one.end) for one in made.generations]
+
+
+def merged(parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Those of one message as one, if each begins where the one before has ended."""
+    whole: list[tuple[int, int, int]] = []
+    for message, start, end in parts:
+        if whole and whole[-1][0] == message and whole[-1][2] == start:
+            whole[-1] = (message, whole[-1][1], end)
+        else:
+            whole.append((message, start, end))
+    return whole
+
+
+def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() -> None:
+    outcomes = [replace(outcome("O"), next_stop_strings=stops) for stops in (["x"], ["x"], [])]
+    recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(0.5, 0.9, 3, 0.1, seed=7))
+    result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
+    assert plain_fields(result)["replay"] == {
+        "service_version": "",
+        "engine": "",
+        **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "ignore_eos": False, "seed": 7},
+        "max_seq_len": 1000,
+        "max_new_tokens": None,
+        "generations": [
+            {"message": 1, "start": 0, "end": 2, "replica": "", "stop_strings": ["s"]},
+            {"message": 3, "start": 0, "end": 2, "replica": "", "stop_strings": ["x"]},
+            {"message": 5, "start": 0, "end": 2, "replica": ""},
+            {"message": 7, "start": 0, "end": 2, "replica": "", "stop_strings": []},
+        ],
+    }
+
+
+@given(
+    recipe=recipes,
+    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
+    script=st.lists(outcomes, min_size=1, max_size=5),
+)
+def test_the_generations_of_a_replay_are_all_generated_tokens_in_order(
+    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
+) -> None:
+    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
+    generated = [
+        (place, 0, len(message.token_ids))
+        for place, message in enumerate(result.message_log)
+        if message.generation_logprobs is not None
+    ]
+    assert origins(result) == generated
 
 
 @given(

@@ -12,6 +12,7 @@ from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.async_client.info import AsyncBlobMethods, AsyncInfoMethods, AsyncScoreMethods
 from rollout_client.calls.async_client.jobs import AsyncJobs
 from rollout_client.calls.async_client.policy import AsyncPolicyMethods
+from rollout_client.calls.async_client.records import AsyncRecordMethods
 from rollout_client.calls.async_client.rollouts import AsyncRolloutMethods
 from rollout_client.calls.async_client.sessions import AsyncSessionMethods
 from rollout_client.calls.call import Call, Result
@@ -34,7 +35,13 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class AsyncRolloutClient(
-    AsyncRolloutMethods, AsyncScoreMethods, AsyncSessionMethods, AsyncPolicyMethods, AsyncInfoMethods, AsyncBlobMethods
+    AsyncRolloutMethods,
+    AsyncRecordMethods,
+    AsyncScoreMethods,
+    AsyncSessionMethods,
+    AsyncPolicyMethods,
+    AsyncInfoMethods,
+    AsyncBlobMethods,
 ):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.

@@ -26,6 +26,7 @@ from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.calls.sync_client.info import BlobMethods, InfoMethods, ScoreMethods
 from rollout_client.calls.sync_client.jobs import Jobs
 from rollout_client.calls.sync_client.policy import PolicyMethods
+from rollout_client.calls.sync_client.records import RecordMethods
 from rollout_client.calls.sync_client.rollouts import RolloutMethods
 from rollout_client.calls.sync_client.sessions import SessionMethods
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
@@ -34,7 +35,15 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods, InfoMethods, BlobMethods):
+class RolloutClient(
+    RolloutMethods,
+    RecordMethods,
+    ScoreMethods,
+    SessionMethods,
+    PolicyMethods,
+    InfoMethods,
+    BlobMethods,
+):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `RolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 

@@ -1,0 +1,50 @@
+"""The contract of `/rollouts/{rollout_id}`: the record of a rollout that has ended. Times are in seconds."""
+
+from rollout_client.contract.base import Lenient
+from rollout_client.contract.rollouts import SampleResult
+
+
+class RecordedGeneration(Lenient):
+    """One generation: where and how tokens `[start, end)` of the message at index `message` were made."""
+
+    message: int
+    """Index of the message in `message_log`."""
+    start: int
+    """Index of the first token within the message: above 0 where an interrupted generation was continued."""
+    end: int
+    """Index after the last token."""
+    replica: str
+    """Id of the generator replica; empty if it is not known."""
+    node: str = ""
+    """Id of its node in the cluster; empty if it is not known."""
+    cached_tokens: int = 0
+    """How many tokens of its prompt the engine found in its prefix cache."""
+    batch_size: int = 0
+    """Generations that ran or waited in the engine when it ended, with this one; 0 if it is not known."""
+    waited_s: float = 0.0
+    """How long it waited for its turn."""
+    took_s: float = 0.0
+    """How long it took from its turn to its end."""
+
+
+class RolloutRecord(Lenient):
+    """The answer of `GET /rollouts/{rollout_id}`."""
+
+    rollout: SampleResult
+    """The rollout, as its request returned it."""
+    request_id: str
+    """The request that played it."""
+    group_id: str
+    """The service's own name of its group."""
+    policy: str | None = None
+    """The named policy that played; null for the one without a name."""
+    ended_at: float
+    """When it ended, in seconds since 1970."""
+    generations: list[RecordedGeneration] = []  # noqa: RUF012 - pydantic copies it
+    """Its generations, in order; none of an agent's."""
+    steps_s: list[float] = []  # noqa: RUF012 - pydantic copies it
+    """How long each step of the environment took, in order."""
+    restarts: int = 0
+    """How often it was played anew from its prompt."""
+    retries_used: int = 0
+    """How many of the request's `retries` it used."""

@@ -1,0 +1,30 @@
+"""Every way in which a call about the record of a rollout can be refused, each a problem document of the ingress."""
+
+from deployments.failures import StoreFailure
+
+
+class RolloutRecordFailure(StoreFailure):
+    """A call about the record of a rollout was not carried out."""
+
+
+class RolloutRecordsNotConfigured(RolloutRecordFailure):
+    """The service keeps no records of rollouts."""
+
+    status = 501
+    name = "rollout-records-not-configured"
+    title = "The service keeps no records of rollouts"
+
+
+class RolloutUnknown(RolloutRecordFailure):
+    """The rollout never was, is another caller's, or its record is not kept any more."""
+
+    status = 404
+    name = "rollout-unknown"
+    title = "There is no record of the rollout"
+
+
+def rollout_unknown(rollout_id: str) -> RolloutUnknown:
+    message = (
+        "there is no record of it: it has not ended, it is another key's, or its time is over (rollout_records.keep_s)"
+    )
+    return RolloutUnknown.of("rollout_id", message, rollout_id)

@@ -1,0 +1,15 @@
+"""Settings of the records of rollouts: how many are kept, and for how long."""
+
+from pydantic import Field
+
+from deployments.strict_settings import StrictSettings
+
+MIB = 2**20
+
+
+class RolloutRecordsSettings(StrictSettings):
+    keep_s: float = Field(default=3600, gt=0)
+    """A record is forgotten so many seconds after the end of its rollout."""
+    max_bytes: int = Field(default=512 * MIB, ge=1)
+    """Bound of all records together, in memory: beyond it the caller who has the most loses the oldest. A token takes
+    about 10 bytes. A restart of the store forgets all."""

@@ -1,0 +1,97 @@
+"""Writes a record of each rollout that has ended, and reads it. What is lost with the store is lost to the records
+alone: no rollout waits for them.
+"""
+
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from deployments.failures import StoreLost
+from deployments.rollout_records.book import KeptRecord
+from deployments.storage.group_commit import GroupCommit
+from rollout_client.contract.base import set_fields
+from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollouts import SampleResult
+from service.access.keys import Caller
+from service.rollouts.episode import Episode
+
+if TYPE_CHECKING:
+    from deployments.rollout_records.store import RolloutRecordStore
+
+logger = logging.getLogger("rollout_service.records")
+
+
+class RolloutRecorder:
+    """The records of the rollouts that one ingress replica plays, and of all others to read.
+
+    Args:
+        node_of: the node of a generator replica; empty if it is not known.
+        time_s: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: "RolloutRecordStore",
+        node_of: Callable[[str], str] = lambda _: "",
+        time_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self._node_of = node_of
+        self._time_s = time_s
+        self._records = GroupCommit[KeptRecord, None](self._commit, lambda record: record.size)
+
+    def note(self, episode: Episode, result: SampleResult) -> None:
+        """The rollout has ended with this result."""
+        rollout_id, ended_at = episode.identity.rollout_id, self._time_s()
+        fields = {
+            "rollout": plain_fields(result),
+            "request_id": episode.identity.request_id,
+            "group_id": episode.identity.group_id,
+            "policy": episode.start.bounds.policy,
+            "ended_at": ended_at,
+            "generations": [
+                {
+                    **{name: value for name, value in asdict(made).items() if name != "stop_strings"},
+                    "message": episode.log.first_added + made.message,
+                    "node": self._node_of(made.replica),
+                }
+                for made in episode.generations
+            ],
+            "steps_s": list(episode.steps_s),
+            "restarts": episode.restarts,
+            "retries_used": episode.retries_used,
+        }
+        owner = episode.start.share.key or ""
+        self._records.put(KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at))
+
+    async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
+        """Raises `RolloutUnknown`, `StoreLost`."""
+        return record_of(await self.store.record(rollout_id, caller.namespace))
+
+    async def _commit(self, records: list[KeptRecord]) -> list[None]:
+        try:
+            await self.store.keep(records)
+        except StoreLost as lost:
+            logger.warning("The records of %s rollouts are lost: %s", len(records), lost)
+        return [None] * len(records)
+
+
+def record_of(kept: KeptRecord) -> RolloutRecord:
+    fields: dict[str, Any] = pickle.loads(kept.data)
+    return RolloutRecord.model_validate(fields)
+
+
+def plain_fields(value: Any) -> Any:
+    """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
+    if isinstance(value, BaseModel):
+        return {name: plain_fields(field) for name, field in set_fields(value).items()}
+    if isinstance(value, Mapping):
+        return {name: plain_fields(field) for name, field in value.items()}
+    if isinstance(value, list):
+        return [*map(plain_fields, value)] if value and isinstance(value[0], BaseModel) else value
+    return value

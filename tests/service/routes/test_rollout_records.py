@@ -1,0 +1,78 @@
+"""`GET /rollouts/{rollout_id}`: the record of a rollout that has ended."""
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+
+from deployments.failures import RolloutRecordsLost
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client import AsyncRolloutClient
+from service.rollout_records.recorder import RolloutRecorder
+from tests.service.scripted import ScriptedGenerator, outcome
+from tests.service.scripted_http import ScriptedHttp
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
+SAMPLING = {"seed": 7, "temperature": 0.5, "max_new_tokens": 4}
+
+
+def recording_http(store: Any = None, clock: float = 50.0) -> ScriptedHttp:
+    store = store or RolloutRecordStore(RolloutRecordsSettings(), lambda: clock)
+    recorder = RolloutRecorder(store, lambda replica: f"node of {replica}", lambda: clock)
+    http = ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=recorder)
+    http.environments["math"].script = [outcome("more", 0.25), outcome(reward=1.0, terminated=True)]
+    return http
+
+
+async def record_after(http: ScriptedHttp) -> tuple[Any, Any]:
+    """The result of a rollout, and its record."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
+        client = AsyncRolloutClient("http://service", retries=0, http_client=http_client)
+        response = await client.rollout([SAMPLE], sampling=SAMPLING, request_id="step/1")
+        [result] = response.samples
+        assert result.rollout_id is not None
+        return result, await client.rollout_record(result.rollout_id)
+
+
+def test_the_record_of_a_rollout_has_its_result_and_where_each_generation_was_made() -> None:
+    result, record = asyncio.run(record_after(recording_http()))
+    assert record.rollout == result
+    assert (record.request_id, record.ended_at, record.policy) == ("step/1", 50.0, None)
+    assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
+    made = [(one.message, one.start, one.end, one.node) for one in record.generations]
+    assert made == [(1, 0, 2, "node of "), (3, 0, 2, "node of ")]
+    assert len(record.steps_s) == 2
+    assert (record.restarts, record.retries_used) == (0, 0)
+
+
+def test_a_result_carries_the_numbers_by_which_it_can_be_generated_again() -> None:
+    result, _ = asyncio.run(record_after(recording_http()))
+    replay = result.replay
+    assert (replay.temperature, replay.top_p, replay.max_new_tokens, replay.max_seq_len) == (0.5, 1.0, 4, 100)
+    assert [(made.message, made.start, made.end) for made in replay.generations] == [(1, 0, 2), (3, 0, 2)]
+
+
+def test_a_rollout_that_is_not_known_is_a_404_that_says_what_may_be_the_cause() -> None:
+    response = recording_http().request("GET", "/rollouts/step%2F1-x-0-0")
+    assert response.status_code == 404
+    assert "rollout_id: there is no record of it" in response.json()["detail"]
+
+
+def test_a_service_without_records_says_what_to_add_to_its_config() -> None:
+    response = ScriptedHttp().request("GET", "/rollouts/a")
+    assert response.status_code == 501
+    assert "rollout_records: {}" in response.json()["detail"]
+
+
+class LostStore:
+    async def keep(self, records: Any) -> None:
+        raise RolloutRecordsLost("The store is gone.")
+
+
+def test_a_lost_store_costs_no_rollout_anything() -> None:
+    http = recording_http(LostStore())
+    response = http.post({"samples": [SAMPLE], "num_generations": 2})
+    assert response.status_code == 200
+    assert [sample["status"] for sample in response.json()["samples"]] == ["completed"] * 2
