@@ -121,12 +121,13 @@ class RunningRollout:
         )
 
     def _optional_fields(self) -> dict[str, Any]:
-        drawn, fields = self._request.samples_from, dict[str, Any]()
-        moved = map(following, drawn)
-        if self._selection is not None:
+        drawn, selection, fields = self._request.samples_from, self._selection, dict[str, Any]()
+        moved: Iterable[SampleRange] = map(following, drawn)
+        if selection is not None:
             counted = {"rollouts": self._judged_rollouts} if self._request.generation_range else {}
-            fields["groups"] = self._selection.counts.model_copy(update=counted)
-            moved = iter(moved_past(drawn, self._selection.decided)) if drawn and self._is_selecting else moved
+            fields["groups"] = selection.counts.model_copy(update=counted)
+            if drawn and self._is_selecting:
+                moved = moved_past(drawn, selection.decided)
         if drawn:
             fields["next_samples_from"] = next_ranges(moved)
         return fields

@@ -98,7 +98,7 @@ def sizes_in(body: Json) -> tuple[int, int]:
 
 def results_of(body: Json) -> list[Json]:
     size, most = sizes_in(body)
-    own_size = {} if size == most else {"group_size": size}
+    own_size: Json = {} if size == most else {"group_size": size}
     return [
         result(posted.get("idx", place), generation_index, **own_size)
         for place, posted in enumerate(body["samples"])
