@@ -45,7 +45,7 @@ def passing(count: int, of: int) -> list[Rollout]:
 def sizes_of(generations: GenerationRange, story: Sequence[Rollout]) -> list[int]:
     """The sizes of the group after each wave, with these rollouts in order of their indices."""
     sizes = [generations.min]
-    while count := next_wave(generations, results_of(story[: sizes[-1]])):
+    while sizes[-1] <= generations.max and (count := next_wave(generations, results_of(story[: sizes[-1]]))):
         sizes.append(sizes[-1] + count)
     return sizes
 
