@@ -126,7 +126,7 @@ class RunningRollout:
         if selection is not None:
             counted = {"rollouts": self._judged_rollouts} if self._request.generation_range else {}
             fields["groups"] = selection.counts.model_copy(update=counted)
-            if drawn and self._is_selecting:
+            if drawn:
                 moved = moved_past(drawn, selection.decided)
         if drawn:
             fields["next_samples_from"] = next_ranges(moved)

@@ -76,6 +76,15 @@ def test_each_rollout_is_there_once_wherever_the_run_is_killed(
     assert recovered(content.splitlines(keepends=True), generations).totals.rollouts == len(expected)
 
 
+def test_a_group_is_whole_with_as_many_rollouts_as_they_say_it_has() -> None:
+    plan = RunPlan(2, 3)
+    assert plan.next_chunk(2) == [0, 1]
+    of_two = [rollout_of(1, generation, 3, is_priced=True) for generation in range(2)]
+    assert [rollout.group_size for rollout in of_two] == [2, 2]
+    assert (plan.add(1, of_two[1]), plan.add(1, of_two[0])) == (None, of_two)
+    assert [plan.add(0, RESULTS[generation]) is None for generation in range(3)] == [True, True, False]
+
+
 def test_a_rollout_that_ends_twice_or_was_not_asked_for_is_refused() -> None:
     plan = RunPlan(2, 2)
     assert plan.next_chunk(1) == [0]
