@@ -6,8 +6,9 @@ import json
 import logging
 import pickle
 import time
+from array import array
+from collections.abc import Callable
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -61,16 +62,26 @@ class RolloutRecorder:
             "ended_at": ended_at,
             "generations": [
                 {
-                    **{name: value for name, value in asdict(made).items() if name != "stop_strings"},
                     "message": episode.log.first_added + made.message,
+                    "start": made.start,
+                    "end": made.end,
+                    "replica": made.replica,
                     "node": self._node_of(made.replica),
+                    "cached_tokens": made.cached_tokens,
+                    "batch_size": made.batch_size,
+                    "waited_s": made.waited_s,
+                    "took_s": made.took_s,
                     "began_at": made.began_at or None,
                     **moved,
                 }
                 for made, moved in zip(episode.generations, moves_of(episode), strict=True)
             ],
-            "steps": [asdict(step) for step in episode.steps],
-            "retries": [asdict(retry) for retry in episode.retries.noted],
+            "steps": [
+                {"turn": step.turn, "began_at": step.began_at, "took_s": step.took_s} for step in episode.steps
+            ],
+            "retries": [
+                {"at": retry.at, "kind": retry.kind, "message": retry.message} for retry in episode.retries.noted
+            ],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -132,9 +143,20 @@ def moves_of(episode: Episode) -> Iterator[dict[str, str]]:
 def plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
-    if isinstance(value, Mapping):
-        return {name: plain_fields(field) for name, field in value.items()}
-    if isinstance(value, list):
-        return [*map(plain_fields, value)] if value and isinstance(value[0], BaseModel) else value
+        return {name: plain_value(field) for name, field in set_fields(value).items()}
+    return plain_value(value)
+
+
+def plain_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in PLAIN or not value:
+        return value
+    if kind is list:
+        # Lists of one kind: of models, or of JSON that a caller or an environment has sent.
+        return [*map(plain_fields, value)] if isinstance(value[0], BaseModel) else value
+    if isinstance(value, BaseModel):
+        return plain_fields(value)
     return value
+
+
+PLAIN = frozenset({str, int, float, bool, type(None), array})

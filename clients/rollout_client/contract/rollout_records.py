@@ -36,7 +36,7 @@ class RecordedGeneration(Lenient):
     moved_from: str | None = None
     """The replica of the generation before it, if that was another one."""
     moved_because: str | None = None
-    """The failure after which it moved, as a sentence; null if the scheduler chose another replica by itself, such as one
+    """The failure after which it moved, as a sentence; null if the scheduler moved it without one, such as to a replica
     with room."""
 
 
