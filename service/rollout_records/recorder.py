@@ -7,7 +7,6 @@ import logging
 import pickle
 import time
 from array import array
-from collections.abc import Callable
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -76,9 +75,7 @@ class RolloutRecorder:
                 }
                 for made, moved in zip(episode.generations, moves_of(episode), strict=True)
             ],
-            "steps": [
-                {"turn": step.turn, "began_at": step.began_at, "took_s": step.took_s} for step in episode.steps
-            ],
+            "steps": [{"turn": step.turn, "began_at": step.began_at, "took_s": step.took_s} for step in episode.steps],
             "retries": [
                 {"at": retry.at, "kind": retry.kind, "message": retry.message} for retry in episode.retries.noted
             ],

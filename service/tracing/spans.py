@@ -4,6 +4,7 @@ A request's span is below the one that its `traceparent` names. Source: https://
 """
 
 from contextlib import AbstractContextManager, ExitStack
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from opentelemetry import trace
@@ -88,6 +89,7 @@ class TracedRollouts(RolloutObserver):
         if stage == "rollout":
             attributes |= {
                 "rollout.id": identity.rollout_id,
+                "rollout.record": f"/v1/rollouts/{quote(identity.rollout_id, safe='')}",
                 "rollout.sample": identity.idx,
                 "rollout.generation_index": identity.generation_index,
             }

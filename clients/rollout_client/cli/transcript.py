@@ -61,6 +61,8 @@ def messages_grid(sample: SampleResult) -> Table:
             grid.add_row("", Text(note, NOTE_STYLE))
     if sample.error is not None:
         grid.add_row(Text("error", "bold red"), plain(f"{sample.error.kind}: {sample.error.message}", "red"))
+    if sample.rollout_id is not None:
+        grid.add_row(Text("rollout", NOTE_STYLE), plain(sample.rollout_id, NOTE_STYLE))
     return grid
 
 

@@ -107,6 +107,7 @@ def test_a_rollout_has_a_span_for_each_turn_generation_and_step_and_failures_are
     assert rollout.attributes == {
         "rollout.task_name": "task",
         "rollout.id": "request-0-0",
+        "rollout.record": "/v1/rollouts/request-0-0",
         "rollout.sample": 0,
         "rollout.generation_index": 0,
     }

@@ -1,7 +1,9 @@
 """Scripted parts that play like small models: a task of one turn, one of several turns, and one that fails at times."""
 
+import asyncio
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +26,10 @@ VERSIONS = ("6", "7")
 
 
 class TalkingGenerator(ScriptedGenerator):
-    """Says one of `SENTENCES`, the same for the same rollout and turn; half of its tokens have the older weights."""
+    """Says one of `SENTENCES`, the same for the same rollout and turn; half of its tokens have the older weights.
+
+    The first turn is made at replica `g1`, the others at `g2`.
+    """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         super().__init__(SENTENCES, delay_s=delay_s)
@@ -32,13 +37,26 @@ class TalkingGenerator(ScriptedGenerator):
     async def generate(self, request: GenerationRequest) -> Generation:
         draw = random.Random(f"{request.rollout_id[-8:]}{len(request.prompt_token_ids)}{len(self.requests)}")
         self.requests.append(request)
+        began_at, waited_s = time.time(), self.delay_s * draw.random()
+        await asyncio.sleep(waited_s)
         await self.share_of_time(request, self.delay_s * draw.uniform(0.5, 1.5) if self.delay_s else 0)
         token_ids = [*ids_of(draw.choice(SENTENCES)), END][: request.max_new_tokens]
         logprobs = [math.log(draw.random() ** 0.3) if draw.random() < 0.3 else -0.01 for _ in token_ids]
         middle = len(token_ids) // 2
         spans = (WeightSpan("6", 0, middle), WeightSpan("7", middle, len(token_ids)))
         reason = "stop" if token_ids[-1] == END else "length"
-        return Generation(token_ids, logprobs, reason, spans)  # type: ignore[arg-type]
+        return Generation(
+            token_ids,
+            logprobs,
+            reason,  # type: ignore[arg-type]
+            spans,
+            replica="g2" if request.turn else "g1",
+            cached_tokens=len(request.prompt_token_ids) // 2,
+            batch_size=4,
+            began_at=began_at,
+            waited_s=waited_s,
+            took_s=time.time() - began_at - waited_s,
+        )
 
 
 @dataclass

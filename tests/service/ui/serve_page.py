@@ -12,17 +12,22 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import uvicorn
 from fastapi import FastAPI
 
 from deployments.protocols.generation import GeneratorDescription
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.policy import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl
 from service.access.keys import hash_of, new_key
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
@@ -57,8 +62,16 @@ def scripted_app(access: AccessControl) -> FastAPI:
     policy = RemotePolicy(StoreWithReplicas())  # type: ignore[arg-type]
     admission = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 1)
     sampler = TaskSampler(environments)
-    rollouts = RolloutService(TalkingGenerator(DELAY_S), environments, policy, factory, limits, admission, sampler)
-    return app_of(rollouts, access, sets_request_id_header=True)
+    generator, store = TalkingGenerator(DELAY_S), RolloutRecordStore(RolloutRecordsSettings())
+    in_process: Any = store
+    recorder = RolloutRecorder(in_process, lambda _replica: "n1")
+    # Of two replicas none is ever compared with the others.
+    not_compared: Any = None
+    reports = TrainerReports(in_process, not_compared)
+    rollouts = RolloutService(
+        generator, environments, policy, factory, limits, admission, sampler, record=recorder.note
+    )
+    return app_of(rollouts, access, sets_request_id_header=True, recorder=recorder, reports=reports)
 
 
 def access_of(folder: Path, key: str | None) -> AccessControl:

@@ -1,6 +1,6 @@
 // What the page shows, as the fragment of its address: `#reader?rollout=17&status=error`. A link to it shows the same.
 
-const VIEWS = ["live", "play", "reader"];
+export const VIEWS = ["live", "play", "reader", "rollouts", "mismatch"];
 const DEFAULT_VIEW = "live";
 const listeners = new Set();
 

@@ -1,4 +1,4 @@
-// Starts the page: three views in one, of which the address says which is shown. Each view is loaded when it is first shown.
+// Starts the page: its views in one, of which the address says which is shown. Each view is loaded when it is first shown.
 
 import { RolloutData } from "../reader/data/client.js";
 import { Reader } from "../reader/view.js";
@@ -8,7 +8,8 @@ import { bindTheme } from "./theme.js";
 import * as link from "./link.js";
 import { bindShortcuts, shortcut, showHelp } from "./shortcuts.js";
 
-const sections = Object.fromEntries(["live", "play", "reader"].map((name) => [name, document.getElementById(name)]));
+const sections = Object.fromEntries(link.VIEWS.map((name) => [name, document.getElementById(name)]));
+const TITLES = { live: "Live", play: "Playground", reader: "Reader", rollouts: "Stories", mismatch: "Mismatch" };
 const views = {};
 let shown = null;
 
@@ -21,6 +22,8 @@ const makers = {
   live: async () => new (await import("../live/view.js")).LiveView(sections.live),
   play: async () => new (await import("../play/view.js")).Playground(sections.play, reader()),
   reader: async () => reader(),
+  rollouts: async () => new (await import("../story/rollouts_view.js")).RolloutsView(sections.rollouts, reader()),
+  mismatch: async () => new (await import("../story/mismatch_view.js")).MismatchView(sections.mismatch),
 };
 
 async function show({ view, values }) {
@@ -31,27 +34,31 @@ async function show({ view, values }) {
     if (one.dataset.view === view) one.setAttribute("aria-current", "page");
     else one.removeAttribute("aria-current");
   }
-  document.title = `${{ live: "Live", play: "Playground", reader: "Reader" }[view]} · Rollouts`;
+  document.title = `${TITLES[view]} · Rollouts`;
   views[view] ??= await makers[view]();
   if (shown === view) views[view].enter(values);
 }
 
 const reading = () => shown === "reader";
+const can = (name) => () => Boolean(views[shown]?.[name]);
 shortcut(["j"], "next rollout", () => views.reader.move(1), reading);
 shortcut(["k"], "previous rollout", () => views.reader.move(-1), reading);
 shortcut(["]"], "next group", () => views.reader.moveGroup(1), reading);
 shortcut(["["], "previous group", () => views.reader.moveGroup(-1), reading);
 shortcut(["g"], "group side by side, or one rollout", () => views.reader.toolbar.toggleGroup(), reading);
-shortcut(["c"], "next colours: none, log-probability, weight version", () => views.reader.nextColour(), reading);
+shortcut(["c"], "next colours: none, log-probability, weight version", () => views[shown].nextColour(), can("nextColour"));
 shortcut(["m"], "loss mask on or off", () => views.reader.toolbar.toggleMask(), reading);
-shortcut(["l", "ArrowRight"], "next token", () => views.reader.pane.cursor.move(1), reading);
-shortcut(["h", "ArrowLeft"], "previous token", () => views.reader.pane.cursor.move(-1), reading);
+shortcut(["l", "ArrowRight"], "next token", () => views[shown].cursor.move(1), can("cursor"));
+shortcut(["h", "ArrowLeft"], "previous token", () => views[shown].cursor.move(-1), can("cursor"));
 shortcut(["/"], "to the text filter", () => views.reader.filters.text.focus(), reading);
 shortcut(["o"], "open a file", () => views.reader.openFile(), reading);
-shortcut(["Escape"], "back to the list", () => views.reader.back(), reading);
+shortcut(["Escape"], "back to the list", () => views[shown].back(), can("back"));
+shortcut(["r"], "ask again", () => views[shown].refresh(), can("refresh"));
 shortcut(["1"], "live state", () => link.go("live"));
 shortcut(["2"], "playground", () => link.go("play"));
 shortcut(["3"], "reader", () => link.go("reader"));
+shortcut(["4"], "stories of rollouts", () => link.go("rollouts"));
+shortcut(["5"], "mismatch", () => link.go("mismatch"));
 shortcut(["t"], "theme: auto, light, dark", () => document.getElementById("theme").click());
 shortcut(["?"], "this list", showHelp);
 

@@ -28,6 +28,19 @@ export function seconds(value) {
   return value < 172800 ? `${whole.format(value / 3600)} h` : `${whole.format(value / 86400)} days`;
 }
 
+/** Of something that takes milliseconds or minutes; a dash where it is null. */
+export function duration(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 0.9995) return `${short.format(value * 1000)} ms`;
+  return value < 120 ? `${short.format(value)} s` : seconds(value);
+}
+
+/** Between two probabilities: 1 where they agree. */
+export function ratio(value) {
+  if (value === null || value === undefined) return "–";
+  return value < 10 ? value.toFixed(3) : short.format(value);
+}
+
 export function plural(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }

@@ -2,6 +2,7 @@
 
 import { h } from "../app/dom.js";
 import { count, percent, plural, rate, reward, seconds } from "../app/numbers.js";
+import { table } from "../app/table.js";
 import { sparkline } from "./sparkline.js";
 
 const orDash = (value) => (value === null ? "–" : count(value));
@@ -24,21 +25,6 @@ export function tiles(figures) {
     tile("rollouts in flight", orDash(figures.inFlight)),
     tile("generations waiting", orDash(figures.waiting), { note: "for a place in an engine" }),
     tile("in the engines", orDash(figures.running), { note: figures.inEngines ? `${count(figures.inEngines)} more wait there` : "" }),
-  );
-}
-
-function table(caption, columns, rows, empty) {
-  if (!rows.length) return h("p", { class: "small quiet" }, empty);
-  const cell = (tag, [label, isNumber], content) => h(tag, { class: isNumber ? "number" : null, scope: tag === "th" ? "col" : null }, content ?? label);
-  return h(
-    "div",
-    { class: "table-room" },
-    h(
-      "table",
-      { "aria-label": caption },
-      h("thead", {}, h("tr", {}, ...columns.map((column) => cell("th", column)))),
-      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((content, at) => cell("td", columns[at], content))))),
-    ),
   );
 }
 

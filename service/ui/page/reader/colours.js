@@ -12,9 +12,29 @@ export const STEPS = [
 ];
 export const VERSION_COLOURS = 6;
 
+/** Steps of the ratio between a trainer's probability and the sampled one: a token has the first one that it is below. */
+export const RATIO_STEPS = [
+  { below: 1.02, label: "ratio below 1.02" },
+  { below: 1.1, label: "1.02–1.1" },
+  { below: 1.5, label: "1.1–1.5" },
+  { below: 2, label: "1.5–2" },
+  { below: 5, label: "2–5" },
+  { below: Infinity, label: "5 and more" },
+];
+
 export function stepOf(logprob) {
   const probability = Math.exp(logprob);
   return STEPS.findIndex(({ least }) => probability >= least);
+}
+
+/** How far two log-probabilities of a token part, as a factor of at least 1. */
+export function ratioOf(logprob, other) {
+  return Math.exp(Math.abs(logprob - other));
+}
+
+export function stepOfRatio(ratio) {
+  const step = RATIO_STEPS.findIndex(({ below }) => ratio < below);
+  return step < 0 ? RATIO_STEPS.length - 1 : step;
 }
 
 /** The version of each token of a message; null where no span says. */

@@ -2,11 +2,13 @@
 
 import { h } from "../app/dom.js";
 import { isGenerated } from "./data/rollout_row.js";
-import { stepOf, versionsOf } from "./colours.js";
+import { ratio } from "../app/numbers.js";
+import { ratioOf, stepOf, stepOfRatio, versionsOf } from "./colours.js";
 
 /**
  * @param pieces of `piecesOf`, null to show ids
- * @param look `{colour: "none" | "logprob" | "version", mask, versions}`
+ * @param look `{colour: "none" | "logprob" | "version" | "ratio", mask, versions}`; a ratio needs `trainer_logprobs` of
+ *  the message, which `story/record.js` adds
  */
 export function tokensOf(message, pieces, look) {
   const generated = isGenerated(message);
@@ -21,6 +23,9 @@ export function tokensOf(message, pieces, look) {
     if (piece && !piece.special && piece.text.includes("\n")) classes += " newline";
     if (piece && piece.text === "") classes += " within";
     if (generated && look.colour === "logprob") classes += ` p${stepOf(message.generation_logprobs[at])}`;
+    if (generated && look.colour === "ratio" && message.trainer_logprobs) {
+      classes += ` p${stepOfRatio(ratioOf(message.generation_logprobs[at], message.trainer_logprobs[at]))}`;
+    }
     if (generated && versions && versions[at] !== null) classes += ` v${look.versions.of(versions[at])}`;
     if (look.mask) classes += generated ? " trained" : " masked";
     part.className = classes;
@@ -43,6 +48,10 @@ export function described(message, pieces, at) {
     parts.push(`log-probability ${logprob.toFixed(4)} (${(Math.exp(logprob) * 100).toFixed(1)}%)`);
     const version = versionsOf(message)[at];
     if (version !== null) parts.push(`weight version ${version}`);
+    const replica = message.made?.find(({ start, end }) => start <= at && at < end)?.replica;
+    if (replica) parts.push(`replica ${replica}`);
+    const trained = message.trainer_logprobs?.[at];
+    if (trained !== undefined) parts.push(`the trainer's ${trained.toFixed(4)}`, `ratio ${ratio(ratioOf(logprob, trained))}`);
     parts.push("in the loss");
   }
   return parts.join(" · ");

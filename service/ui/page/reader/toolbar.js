@@ -1,9 +1,19 @@
 // How the transcript is shown: the colours of tokens, the loss mask, one rollout or its group.
 
 import { h } from "../app/dom.js";
-import { STEPS } from "./colours.js";
+import { RATIO_STEPS, STEPS } from "./colours.js";
 
 export const COLOURS = { none: "no colours", logprob: "log-probability", version: "weight version" };
+
+/** What the colours mean, as items of a list. Args: `versions` are those of `VersionColours`. */
+export function legendItems(colour, mask, versions) {
+  const parts = [];
+  if (colour === "logprob") STEPS.forEach(({ label }, at) => parts.push([`t p${at}`, label]));
+  if (colour === "ratio") RATIO_STEPS.forEach(({ label }, at) => parts.push([`t p${at}`, label]));
+  if (colour === "version") versions.versions.forEach((version) => parts.push([`t v${versions.of(version)}`, version]));
+  if (mask) parts.push(["t trained", "in the loss"], ["t masked", "not in the loss"]);
+  return parts.map(([classes, label]) => h("li", {}, h("span", { class: classes }, label)));
+}
 
 export class Toolbar {
   #colour = h("select", { id: "colour" }, ...Object.entries(COLOURS).map(([value, label]) => h("option", { value }, label)));
@@ -67,11 +77,8 @@ export class Toolbar {
   /** Args: `versions` are those of `VersionColours`. */
   explain(versions) {
     const { colour, mask } = this.values;
-    const parts = [];
-    if (colour === "logprob") STEPS.forEach(({ label }, at) => parts.push([`t p${at}`, label]));
-    if (colour === "version") versions.versions.forEach((version) => parts.push([`t v${versions.of(version)}`, version]));
-    if (mask) parts.push(["t trained", "in the loss"], ["t masked", "not in the loss"]);
-    this.#legend.replaceChildren(...parts.map(([classes, label]) => h("li", {}, h("span", { class: classes }, label))));
-    this.#legend.hidden = !parts.length;
+    const items = legendItems(colour, mask, versions);
+    this.#legend.replaceChildren(...items);
+    this.#legend.hidden = !items.length;
   }
 }

@@ -281,6 +281,10 @@ export class Reader {
 
   // Keys
 
+  get cursor() {
+    return this.pane.cursor;
+  }
+
   move(steps) {
     this.list.move(steps);
     const row = this.list.selected;

@@ -45,6 +45,26 @@ export function launch() {
   return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", chromiumSandbox: false, args: FLAGS });
 }
 
+/** Posts JSON to the service, and returns the answer. */
+export async function post(url, path, body) {
+  const response = await fetch(`${url}/v1/${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  if (!response.ok) throw new Error(await response.text());
+  return response.json();
+}
+
+/**
+ * Plays two rollouts of three turns. A trainer agrees with the tokens of the first one, but for its first, which it takes
+ * for a twelfth as likely. Returns them.
+ */
+export async function playReported(url) {
+  const sample = { task_name: "steps", messages: [{ role: "user", content: "What is 20 + 22?" }], extra_env_info: { ground_truth: "42" } };
+  const { samples } = await post(url, "rollout", { samples: [sample], num_generations: 2 });
+  const logprobs = samples[0].message_log.flatMap((message) => message.generation_logprobs ?? []);
+  logprobs[0] -= Math.log(12);
+  await post(url, "rollouts/logprobs", { reports: [{ rollout_id: samples[0].rollout_id, logprobs, weight_version: "7" }] });
+  return samples;
+}
+
 /** A page in a context of its own. What it prints as an error, or throws, fails the test that calls `page.check()`. */
 export async function newPage(browser, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
-import { launch, newPage, readerWith, serve, writeFiles } from "./page.mjs";
+import { launch, newPage, playReported, readerWith, serve, writeFiles } from "./page.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let service, browser, files;
@@ -49,6 +49,14 @@ const empty = async (options) => {
   await page.getByText("Drop a file of rollouts").waitFor();
   return page;
 };
+let reported = null;
+const recorded = (fragmentOf) => async (options) => {
+  reported ??= await playReported(service.url);
+  const page = await newPage(browser, options);
+  await page.goto(`${service.url}/ui/${fragmentOf(reported[0])}`);
+  await page.locator("main > section:not([hidden]) table").first().waitFor();
+  return page;
+};
 const VIEWS = {
   "live state": live,
   playground: played,
@@ -56,6 +64,9 @@ const VIEWS = {
   "reader with log-probabilities": keyed(["c"]),
   "reader with weight versions and loss mask": keyed(["c", "c", "m"]),
   "reader with a group": keyed(["g", "c"]),
+  "newest rollouts": recorded(() => "#rollouts"),
+  "story of a rollout": recorded((rollout) => `#rollouts?rollout=${encodeURIComponent(rollout.rollout_id)}`),
+  "mismatch ledger": recorded(() => "#mismatch"),
   shortcuts: keyed(["?"]),
 };
 const NARROW = { viewport: { width: 360, height: 740 } };
@@ -153,7 +164,7 @@ test("the page asks nobody but its own service, and prints nothing under its str
   const asked = new Set();
   page.on("request", (request) => asked.add(new URL(request.url()).origin));
   await page.goto(`${service.url}/ui`);
-  for (const view of ["2", "3", "1"]) {
+  for (const view of ["2", "3", "4", "5", "1"]) {
     await page.keyboard.press(view);
     await page.waitForTimeout(200);
   }
@@ -164,11 +175,11 @@ test("the page asks nobody but its own service, and prints nothing under its str
 test("the focus goes from the link that skips the bar through the views to the tools", async () => {
   const page = await live();
   const order = [];
-  for (let step = 0; step < 6; step += 1) {
+  for (let step = 0; step < 8; step += 1) {
     await page.keyboard.press("Tab");
     order.push(await page.evaluate(() => document.activeElement.textContent));
   }
-  assert.deepEqual(order, ["Skip to the content", "Live", "Playground", "Reader", "Theme: auto", "Shortcuts"]);
+  assert.deepEqual(order, ["Skip to the content", "Live", "Playground", "Reader", "Rollouts", "Mismatch", "Theme: auto", "Shortcuts"]);
   await page.locator("#skip").focus();
   await page.keyboard.press("Enter");
   assert.equal(await page.evaluate(() => document.activeElement.id), "main");
