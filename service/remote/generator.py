@@ -171,8 +171,13 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         failed = False
         try:
             made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
-            times = {"began_at": began_at, "waited_s": turn - began, "took_s": monotonic() - turn}
-            generation = replace(made, replica=scheduled.replica, **times)
+            generation = replace(
+                made,
+                replica=scheduled.replica,
+                began_at=began_at,
+                waited_s=turn - began,
+                took_s=monotonic() - turn,
+            )
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
             # Another replica may have the version; this one has not failed.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from typer.testing import CliRunner
 
 from rollout_client import RolloutResponse
@@ -19,7 +19,10 @@ from tests.clients.scripted_service import SUMMARY, Json, problem, result, serve
 ID = "step/1-0a-0-0"
 DIED = "The generator replica died."
 PROMPT, RESPONSE = result()["message_log"]
-FIRST = {**RESPONSE, "weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]}
+FIRST = {
+    **RESPONSE,
+    "weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}],
+}
 RECORD: Json = {
     "rollout": result(rollout_id=ID, message_log=[PROMPT, FIRST, PROMPT, RESPONSE]),
     "request_id": "step/1",
@@ -54,7 +57,7 @@ class RecordServer:
         self.app = FastAPI()
 
         @self.app.get("/rollouts/{rollout_id:path}")
-        async def record(rollout_id: str) -> JSONResponse:
+        async def record(rollout_id: str) -> Response:
             unknown = {"type": "about:blank", "title": "Unknown", "status": 404, "detail": "There is no record."}
             return JSONResponse(RECORD) if rollout_id == ID else problem(unknown)
 
@@ -102,6 +105,8 @@ def test_view_names_each_rollout_by_the_id_that_story_takes(tmp_path: Path) -> N
     assert [line.split()[1:3] for line in shown.splitlines() if line.startswith("│ rollout ")] == [["rollout", ID]]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0004, "0.4 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (4000, "4,000.00 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0004, "0.4 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (4000, "4,000.00 s")]
+)
 def test_durations_are_in_milliseconds_below_a_second(seconds: float, text: str) -> None:
     assert duration(seconds) == text

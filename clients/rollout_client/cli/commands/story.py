@@ -70,7 +70,7 @@ class StoryEvent:
 
 
 def events_of(record: RolloutRecord) -> list[StoryEvent]:
-    """What happened, in order: each step after its turn, each retry before what came after it."""
+    """Generations, steps and retries in order: each step after its turn, each retry before what came after it."""
     turns = turns_of(record)
     events = [
         StoryEvent("generation", turns.get(made.message), made.began_at, made.took_s, made, moved_note(made))

@@ -82,8 +82,7 @@ export class RolloutsView {
     return [
       h("section", { class: "panel", "aria-label": "Rollout" }, headOf(record), factsOf(record)),
       panel("Timeline", timelineLegend(), timeline(record)),
-      panel("Trainer", mismatchOf(record)),
-      panel("Forks and replays", lineageOf(record), forksOf(record), replaysOf(record)),
+      h("div", { class: "pair" }, panel("Trainer", mismatchOf(record)), panel("Forks and replays", lineageOf(record), forksOf(record), replaysOf(record))),
       panel("Transcript", h("div", { class: "row" }, field("Colour by", this.colour), read, this.legend), this.transcript, this.cursor.element),
     ];
   }

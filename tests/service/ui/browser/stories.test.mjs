@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { launch, newPage, playReported, serve, waitForRollouts } from "./page.mjs";
+import { launch, newPage, playReported, scriptedLedger, serve, waitForRollouts } from "./page.mjs";
 
 let service, browser, rollouts;
 before(async () => {
@@ -143,6 +143,21 @@ test("the ledger has means by replica and version, and leads to the rollouts tha
   assert.equal((await rows(page, "Mismatch by replica"))[0][0], "g1");
   await page.getByRole("table", { name: "Rollouts that part the most" }).getByRole("link").first().click();
   await page.getByRole("heading", { name: rollouts[0].rollout_id }).waitFor();
+  page.check();
+});
+
+test("causes are told, and each replica and version has a line in the time of all, in one scale", async () => {
+  const page = await newPage(browser);
+  await page.route("**/mismatch", (route) => route.fulfill({ json: scriptedLedger() }));
+  await page.goto(`${service.url}/ui/#mismatch`);
+  await page.getByText("It was taken out of service. 40 s ago").waitFor();
+  const table = page.getByRole("table", { name: "Mismatch by replica and version" });
+  assert.deepEqual((await rows(page, "Mismatch by replica and version")).map(([replica, version]) => `${replica} ${version}`), ["g2 7", "g2 6", "g1 5", "g2 5", "g1 7", "g1 6"]);
+  const points = (await table.locator("polyline").evaluateAll((all) => all.map((line) => line.getAttribute("points").split(" ").map((point) => point.split(",").map(Number))))).filter((_, at) => at % 2 === 0);
+  const [newest, , oldest] = points;
+  assert.ok(oldest.at(-1)[0] < newest[0][0], "the versions come one after the other");
+  const top = (line) => Math.min(...line.map(([, y]) => y));
+  assert.ok(top(newest) === 2 && top(oldest) > 24, `${top(newest)}, ${top(oldest)}`);
   page.check();
 });
 
