@@ -6,6 +6,7 @@ Where Serve listens is asked of Serve itself, whoever started it: `serve run` re
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -45,9 +46,11 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
+from service.replay.replayer import Replayer
+from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.curriculum import Curriculum
-from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness, StorePart, version_of
@@ -166,6 +169,8 @@ class Ingress:
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
         recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
+        secret_file = settings.access.signing_secret_file
+        signer = None if secret_file is None else ResultSigner.of_file(Path(secret_file))
         rollouts = RolloutService(
             remote,
             tasks,
@@ -179,6 +184,7 @@ class Ingress:
             runs,
             request_images,
             recorder,
+            None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -200,6 +206,15 @@ class Ingress:
             sessions=agent_sessions,
             images=request_images,
             records=recorder,
+            replayer=Replayer(
+                remote,
+                policy,
+                tokenizer,
+                described,
+                build_of(described.settings_hash),
+                limits.generation_timeout_s,
+                signer,
+            ),
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:

@@ -216,12 +216,14 @@ class RolloutService:
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
             recorder: `None` where no records are kept.
+            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -239,6 +241,7 @@ class RolloutService:
         self._request_images = images
         self._images = ImageReader(generator)
         self._recorder = recorder
+        self._sign = sign
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
@@ -307,6 +310,8 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
+        if self._sign is not None:
+            self._sign(result)
         if self._recorder is not None:
             self._recorder.note(episode, result)
 

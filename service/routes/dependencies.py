@@ -24,6 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
+from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -41,6 +42,7 @@ class AppServices:
     access: AccessControl
     readiness: Readiness
     scoring: Scoring
+    replayer: Replayer
     jobs: JobRunner | None = None
     """`None` if the service keeps no jobs."""
     calls: ModelCalls | None = None

@@ -14,9 +14,10 @@ from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
-from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, SampleResult, Sampling
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import needed_for
 from rollout_client.responses import PlayedRollouts
@@ -170,6 +171,11 @@ def list_of(sequence: Any) -> list[int]:
 
 def rollout_record_call(rollout_id: str) -> Call[RolloutRecord]:
     return call_for(RolloutRecord, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
+
+
+def replay_call(rollout: SampleResult | Mapping[str, Any] | None, rollout_id: str | None) -> Call[ReplayResponse]:
+    given = without_none({"rollout": as_given(rollout), "rollout_id": rollout_id})
+    return call_for(ReplayResponse, "POST", "/replay", body=to_json(given))
 
 
 def upload_image_call(image: bytes) -> Call[str]:
