@@ -47,6 +47,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.replay.replayer import Replayer
+from service.replay.same_weights import SameWeights
 from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.curriculum import Curriculum
@@ -208,7 +209,7 @@ class Ingress:
             records=recorder,
             replayer=Replayer(
                 remote,
-                policy,
+                SameWeights(policy),
                 tokenizer,
                 described,
                 build_of(described.settings_hash),

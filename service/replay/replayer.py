@@ -30,7 +30,6 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
-from service.remote.policy import RemotePolicy
 from service.replay.recorded_parts import (
     SCORED_WITHIN,
     PartComparison,
@@ -38,7 +37,7 @@ from service.replay.recorded_parts import (
     RecordedRollout,
     compared,
 )
-from service.replay.same_weights import SameWeights
+from service.replay.same_weights import Serving
 from service.replay.signing import ResultSigner, signature_verdict
 from service.rollouts.episode_records import ServiceBuild
 from service.rollouts.retries import RetryBudget, with_retries
@@ -51,6 +50,14 @@ RETRIES = 3
 WORST_LAST: Sequence[ReplayVerdict] = ("equal", "equal_ids", "scored", "not_compared", "parts")
 INTERRUPTED = "The generation was interrupted."
 logger = logging.getLogger("rollout_service.replay")
+
+
+class ServedWeights(Protocol):
+    """Says which versions have weights of records. `SameWeights` implements it."""
+
+    async def of(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
+        """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
+        ...
 
 
 class QuietReplicas(Protocol):
@@ -90,7 +97,7 @@ class Replayer:
     def __init__(
         self,
         replicas: QuietReplicas,
-        policy: RemotePolicy,
+        weights: ServedWeights,
         tokenizer: ChatTokenizer,
         engine: GeneratorDescription,
         build: ServiceBuild,
@@ -99,7 +106,7 @@ class Replayer:
         quiet_within_s: float = QUIET_WITHIN_S,
     ) -> None:
         self._replicas = replicas
-        self._weights = SameWeights(policy)
+        self._weights = weights
         self._tokenizer = tokenizer
         self._engine = engine
         self._build = build
@@ -159,7 +166,7 @@ class Replayer:
         recorded: RecordedRollout,
         part: RecordedPart,
         base: GenerationRequest,
-        serving: Mapping[VersionLabel, VersionLabel],
+        serving: Serving,
         replica: str,
     ) -> ReplayedGeneration:
         way, reason = recorded.way(part)

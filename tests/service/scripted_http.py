@@ -25,6 +25,7 @@ from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
 from service.replay.replayer import QuietReplicas, Replayer
+from service.replay.same_weights import SameWeights
 from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.episodes import EpisodeFactory
@@ -158,7 +159,7 @@ def app_of(
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
     replayer = Replayer(
-        ScriptedReplicas(generator), rollouts.policy, tokenizer, DESCRIPTION, ServiceBuild(), signer=signer
+        ScriptedReplicas(generator), SameWeights(rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild(), signer=signer
     )
     app.state.services = AppServices(
         rollouts=rollouts,
