@@ -30,13 +30,22 @@ def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     """The version that has the weights of `label` now, or a sentence that says why none has."""
     if label.name is not None:
         return serving_named(label, state)
-    if are_same(label.number, state.current, {info.version: info for info in state.versions}):
+    versions = {info.version: info for info in state.versions}
+    if are_same(label.number, state.current, versions):
         return VersionLabel(None, state.current)
+    made = versions.get(label.number)
+    is_adapter = made is not None and made.kind == "adapter"
+    if made is not None and is_adapter:
+        for named in state.named:
+            is_on_same = named.base is not None and are_same(named.base, made.base or 0, versions)
+            if named.current is not None and is_on_same and named.checksum == made.checksum is not None:
+                return VersionLabel(named.name, named.current)
     kept = [str(info.version) for info in state.versions]
     begin = f"version {label.number} made tokens of it, and version {state.current} is current"
     if str(label.number) not in kept:
         return f"{begin}; the service has the weights of {', '.join(kept)} alone"
-    return f"{begin}; make its weights current again (`rollout policy rollback {label.number}`), and then replay it"
+    name, weights = (" --name again", "serve its adapter") if is_adapter else ("", "make its weights current")
+    return f"{begin}; {weights} again (`rollout policy rollback {label.number}{name}`), and then replay it"
 
 
 def serving_named(label: VersionLabel, state: PolicyState) -> VersionLabel | str:

@@ -117,4 +117,4 @@ class ReplayResponse(Lenient):
     generations: list[ReplayedGeneration]
     """One for each generation and version, in order."""
     notes: list[str] = []  # noqa: RUF012 - pydantic copies it
-    """What was not as it was: software, settings, replica, other generations in the engine."""
+    """Sentences on what is not as it was: software, settings, replica, other generations in the engine."""

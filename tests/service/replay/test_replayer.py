@@ -274,7 +274,7 @@ def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None
     recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
     result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
     replayed(SampleResult.model_validate(plain_fields(result)), replicas)
-    asked = [request for request in generator.requests]
+    asked = list(generator.requests)
     again = [request for _, request in replicas.requests if not isinstance(request, ScoringRequest)]
     assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
         (one.sampling, list(one.prompt_token_ids), one.turn) for one in asked

@@ -16,8 +16,12 @@ def info(version: int, kind: Any = "full", checksum: str | None = None, **furthe
     return VersionInfo(version=version, kind=kind, checksum=checksum, created_at=AT, **further)
 
 
-def state(current: int, *versions: VersionInfo, named: dict[str, int | None] | None = None) -> PolicyState:
-    states = [NamedPolicyState(name=name, current=number, next_version=9) for name, number in (named or {}).items()]
+def state(
+    current: int, *versions: VersionInfo, named: dict[str, int | None] | None = None, **further: Any
+) -> PolicyState:
+    states = [
+        NamedPolicyState(name=name, current=number, next_version=9, **further) for name, number in (named or {}).items()
+    ]
     known = [info(0, "initial"), *versions]
     return PolicyState(current=current, versions=known, replicas=[], transfer_world_size=1, named=states)
 
@@ -45,11 +49,15 @@ def test_the_same_weights_under_another_number_will_do(version: int, known: Poli
 @pytest.mark.parametrize(
     ("version", "known", "sentence"),
     [
-        (3, state(4, info(3), info(4)), "rollout policy rollback 3"),
+        (3, state(4, info(3), info(4)), "rollout policy rollback 3`"),
         (2, state(4, info(3), info(4)), "the service has the weights of 0, 3, 4 alone"),
         (3, state(4, info(3), info(4, checksum=None)), "rollback 3"),
         # The same adapter on other weights.
-        (3, state(5, info(1), info(2), info(3, "adapter", "c", base=1), info(5, "adapter", "c", base=2)), "rollback 3"),
+        (
+            3,
+            state(5, info(1), info(2), info(3, "adapter", "c", base=1), info(5, "adapter", "c", base=2)),
+            "rollback 3 --name again`",
+        ),
     ],
 )
 def test_other_weights_are_refused_with_what_can_be_had(version: int, known: PolicyState, sentence: str) -> None:
@@ -66,3 +74,11 @@ def test_of_a_named_policy_the_current_version_alone_will_do() -> None:
         "run-a/1 made tokens of it, and served are run-a/2; of a named policy only the current version is kept"
     )
     assert "no named policy is served" in str(serving(VersionLabel("run-b", 1), state(0, named={"run-b": None})))
+
+
+@pytest.mark.parametrize(("checksum", "base", "is_same"), [("c", 1, True), ("d", 1, False), ("c", 2, False)])
+def test_an_adapter_that_is_served_again_under_a_name_will_do(checksum: str, base: int, is_same: bool) -> None:
+    known = state(
+        4, info(1), info(2), info(3, "adapter", "c", base=1), info(4), named={"again": 1}, checksum=checksum, base=base
+    )
+    assert (serving(VersionLabel(None, 3), known) == VersionLabel("again", 1)) == is_same

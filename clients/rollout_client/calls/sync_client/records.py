@@ -34,7 +34,7 @@ class RecordMethods:
         Each generation is made again with the recorded tokens before it.
 
         Args:
-            rollout: a result, as a request returned it or `load` read it.
+            rollout: a result, as a request returned it or `read_rollouts` has read it.
             rollout_id: in its place, that of one whose record the service keeps.
         """
         limits = self._connection.defaults.limits(options)
