@@ -60,8 +60,8 @@ PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
 HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images", "Records")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
-`Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and with an agent another one,
-`{task}_agent`."""
+`Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and
+with an agent another one, `{task}_agent`."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:

@@ -211,6 +211,11 @@ def shadowed(judged: StepOutcome, shadow_rewards: Mapping[str, float | None]) ->
     return ShadowedOutcome(**given, shadow_rewards=shadow_rewards)
 
 
+def without_names(samples: Any) -> Any:
+    """Results as JSON without the fields that differ each time: the service's names, and the generations."""
+    return [{name: value for name, value in one.items() if name not in ("rollout_id", "replay")} for one in samples]
+
+
 def user_message(text: str) -> Message:
     return Message(role="user", content=text, token_ids=ids_of(text))
 
