@@ -6,7 +6,6 @@ Where Serve listens is asked of Serve itself, whoever started it: `serve run` re
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -170,8 +169,7 @@ class Ingress:
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
         recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
-        secret_file = settings.access.signing_secret_file
-        signer = None if secret_file is None else ResultSigner.of_file(Path(secret_file))
+        signer = ResultSigner.of(settings.access)
         rollouts = RolloutService(
             remote,
             tasks,

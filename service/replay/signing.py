@@ -16,6 +16,7 @@ from typing import Any, Self
 from rollout_client.contract.messages import Message
 from rollout_client.contract.replay import SignatureVerdict
 from rollout_client.contract.rollouts import ReplayRecord, SampleResult
+from service.settings import AccessSettings
 
 LEAST_SECRET_BYTES = 32
 SCHEME = "v1"
@@ -32,6 +33,11 @@ class ResultSigner:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+
+    @classmethod
+    def of(cls, settings: AccessSettings) -> Self | None:
+        """Signs with the secret of the settings; `None` where they name none. Raises `SecretNotReadable`."""
+        return None if settings.signing_secret_file is None else cls.of_file(Path(settings.signing_secret_file))
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
