@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+from pydantic import ValidationError
+
 from deployments.protocols.generation import GenerationRequest, GeneratorDescription, SamplingOptions, packed_ids
 from deployments.protocols.images import ImageSpan, image_spans
 from rollout_client.contract.base import VersionLabel, read_label
-from rollout_client.contract.messages import Message, WeightVersionSpan
+from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import GenerationOrigin, ReplayRecord, SampleResult
 from service.problems import RequestProblem, invalid_request
@@ -82,6 +84,8 @@ class RecordedRollout:
         )
         self.token_ids = packed_ids(checked_ids(result.message_log, engine))
         self.images = image_spans(result.message_log)
+        self.shows_images = bool(self.images) or not set(engine.image_token_ids).isdisjoint(self.token_ids)
+        """Then nothing of it can be scored."""
         self.parts = list(self._parts())
 
     def logprobs(self, part: RecordedPart) -> Sequence[float]:
@@ -102,7 +106,7 @@ class RecordedRollout:
             return "drawn", None
         is_plain = replace(sampling, ignore_eos=False, seed=None) == PLAIN_SAMPLING
         why = (NOT_DRAWN if is_plain else NOT_PLAIN) if sampling.seed is None else DRAWS_UNKNOWN
-        if self.images_before(part.before):
+        if self.shows_images:
             return None, why + SHOWS_IMAGES
         return ("scored" if is_plain else None), why
 
@@ -157,6 +161,8 @@ class RecordedRollout:
                 )
 
 
+CHECKED_FIELDS = {"role", "content", "token_ids", "generation_logprobs", "mm_ranges"}
+"""The fields of a message that a replay reads, and that must go with each other."""
 NO_REPLAY = (
     "it has none: an agent has played the rollout, its request generated nothing, or an older service has played it; "
     "only a rollout whose turns the service generates itself can be generated again"
@@ -174,10 +180,11 @@ def checked_ids(log: Sequence[Message], engine: GeneratorDescription) -> Sequenc
             found = max(message.token_ids) if min(message.token_ids) >= 0 else min(message.token_ids)
             said = f"{found} is not a token of the model; its ids are 0 to {engine.vocab_size - 1}"
             raise refused(f"message_log[{place}].token_ids", said, found)
-        logprobs = message.generation_logprobs
-        if logprobs is not None and len(logprobs) != len(message.token_ids):
-            said = f"{len(logprobs)} generation_logprobs for {len(message.token_ids)} token_ids"
-            raise refused(f"message_log[{place}].generation_logprobs", said, len(logprobs))
+        try:
+            GivenMessage.model_validate(message.model_dump(include=CHECKED_FIELDS, exclude_unset=True))
+        except ValidationError as error:
+            [found, *_] = error.errors(include_url=False)
+            raise refused(f"message_log[{place}]", found["msg"].removeprefix("Value error, "), None) from error
     return token_ids
 
 

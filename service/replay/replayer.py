@@ -44,7 +44,7 @@ from service.rollouts.retries import RetryBudget, with_retries
 from service.scheduling.priority import share_of
 
 QUIET_WITHIN_S = 10.0
-"""Longest wait for a replica without generations; then the replay takes the one with the fewest."""
+"""How long a replay waits in all for generations of others on its replica to end; then it goes on beside them."""
 LOOK_EVERY_S = 0.05
 RETRIES = 3
 WORST_LAST: Sequence[ReplayVerdict] = ("equal", "equal_ids", "scored", "not_compared", "parts")
@@ -91,7 +91,7 @@ class Replayer:
     Args:
         build: the software that runs now.
         signer: `None` where results are not signed.
-        quiet_within_s: longest wait for a replica without generations.
+        quiet_within_s: how long one replay waits, in all, for generations of others to end.
     """
 
     def __init__(
@@ -151,14 +151,14 @@ class Replayer:
             token_timeout_s=self._token_timeout_s,
             share=share_of(unique_id, "interactive", caller),
         )
-        replayed = []
+        replayed, quiet_until = [], monotonic() + self._quiet_within_s
         with self._replica(origins[0].replica if origins else "") as replica:
             for part in recorded.parts:
                 reason = None if part.version is None else reasons.get(part.version)
                 if reason is not None:
                     replayed.append(not_compared(part, reason))
                 else:
-                    replayed.append(await self._replayed(recorded, part, base, serving, replica))
+                    replayed.append(await self._replayed(recorded, part, base, serving, replica, quiet_until))
         return self._response(recorded, request_id, replayed)
 
     async def _replayed(
@@ -168,13 +168,14 @@ class Replayer:
         base: GenerationRequest,
         serving: Serving,
         replica: str,
+        quiet_until: float,
     ) -> ReplayedGeneration:
         way, reason = recorded.way(part)
         if way is None or part.version is None:
             return not_compared(part, str(reason))
         version = serving[part.version]
         base = replace(base, policy=version.name, weight_version=version.number)
-        await self._until_quiet(replica)
+        await self._until_quiet(replica, quiet_until)
         try:
             if way == "scored":
                 return await self._scored_part(recorded, part, base, replica, reason)
@@ -200,7 +201,7 @@ class Replayer:
         if place is None:
             return DrawnPart(generation, found, None)
         difference = self._difference(recorded, part, place, generation.token_ids, generation.logprobs)
-        if found.ids_part_at is not None:
+        if found.ids_part_at is not None and not recorded.shows_images:
             now = await self._recorded_now(request, difference, list(ids[:place]), replica)
             difference = difference.model_copy(update={"recorded_logprob_now": now})
         return DrawnPart(generation, found, difference)
@@ -243,7 +244,7 @@ class Replayer:
         is that of the same two at the temperature.
         """
         recorded, now, logprob = difference.recorded_id, difference.replayed_id, difference.replayed_logprob
-        if recorded is None or now is None or logprob is None or request.images:
+        if recorded is None or now is None or logprob is None:
             return None
         prompt = [*request.prompt_token_ids, *same]
         if len(prompt) >= self._engine.max_model_len:
@@ -326,9 +327,8 @@ class Replayer:
             if is_alone:
                 self._taken.discard(replica)
 
-    async def _until_quiet(self, replica: str) -> None:
-        given_up_at = monotonic() + self._quiet_within_s
-        while self._replicas.ongoing_on(replica) and monotonic() < given_up_at:
+    async def _until_quiet(self, replica: str, quiet_until: float) -> None:
+        while self._replicas.ongoing_on(replica) and monotonic() < quiet_until:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _response(
@@ -391,5 +391,7 @@ def refuse_other_weights(generation: Generation, request: GenerationRequest) -> 
     demanded = label_of(request.policy, request.weight_version or 0)
     spans = [span.version for span in generation.weight_versions if span.end > span.start]
     made_by = [generation.weight_version] if isinstance(generation, ScoredPrompt) else spans
+    if generation.token_ids and not made_by:
+        raise RolloutFailure("The engine does not say which version generated.")
     if other := next((version for version in made_by if version != demanded), None):
         raise RolloutFailure(f"Version {other} took the place of {demanded} in the middle of the replay.")

@@ -15,6 +15,7 @@ from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import REQUEST_ID, RESULT
 from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
+from service.images.request_images import NOT_TAKEN, Source, refused
 from service.problems import validation_problem
 from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
 
@@ -92,6 +93,7 @@ async def replay(
     result = await recorded_result(await asyncio.to_thread(parsed, body), services, caller)
     del body
     recorded = await asyncio.to_thread(services.replayer.read, result)
+    await refuse_unknown_images(result, services, caller)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
@@ -105,6 +107,19 @@ def parsed(body: bytearray) -> ReplayRequest:
         return ReplayRequest.model_validate_json(body)
     except ValidationError as error:
         raise validation_problem(error) from error
+
+
+async def refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
+    """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
+    sources: list[Source] = [
+        (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
+        for place, message in enumerate(result.message_log)
+        for number, shown in enumerate(message.mm_ranges or ())
+    ]
+    if sources and services.images is None:
+        raise refused(sources, dict.fromkeys((name for name, _ in sources), NOT_TAKEN))
+    if services.images is not None:
+        await services.images.names_of(sources, caller)
 
 
 async def recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:

@@ -13,10 +13,12 @@ from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
 from rollout_client.contract.base import VersionLabel
+from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollouts import ReplayRecord, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
+from service.replay.recorded_parts import compared
 from service.replay.replayer import Replayer
 from service.rollout_records.recorder import plain_fields
 from service.rollouts.episode_records import ServiceBuild
@@ -207,6 +209,17 @@ def test_what_can_be_neither_drawn_nor_scored_says_why() -> None:
     assert "the engine scores at temperature 1 alone" in str(again.generations[0].reason)
 
 
+def test_what_shows_images_is_drawn_with_them_and_never_scored() -> None:
+    image = MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)
+    for sampling, verdict in ((SEEDED, "equal"), (PLAIN, "not_compared")):
+        result, replicas = played(sampling), SeededReplicas()
+        result.message_log[0].mm_ranges = [image]
+        again = replayed(result, replicas)
+        assert again.verdict == verdict
+        assert all([span.name for span in request.images] == [image.media] for _, request in replicas.requests)
+        assert len(replicas.requests) == (3 if verdict == "equal" else 0)
+
+
 def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
     result = played(versions=[1, 2])
     served = ServedVersions({VersionLabel(None, 1): "version 1 is gone"})
@@ -305,6 +318,10 @@ def without_logprob(result: SampleResult) -> None:
     logprobs.pop()
 
 
+def image_in_a_response(result: SampleResult) -> None:
+    result.message_log[1].mm_ranges = [MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)]
+
+
 def beyond_its_limits(result: SampleResult) -> None:
     record_of(result).max_seq_len = 2
 
@@ -320,7 +337,8 @@ def by_an_agent(result: SampleResult) -> None:
         (out_of_order, "rollout.replay.generations[1]"),
         (beyond_its_end, "rollout.replay.generations[0]"),
         (token_of_no_vocabulary, "rollout.message_log[1].token_ids"),
-        (without_logprob, "rollout.message_log[1].generation_logprobs"),
+        (without_logprob, "rollout.message_log[1]"),
+        (image_in_a_response, "rollout.message_log[1]"),
         (beyond_its_limits, "rollout.replay.generations[0]"),
         (by_an_agent, "rollout.replay"),
     ],
@@ -337,8 +355,5 @@ def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(
 
 
 def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
-    result = played(turns=1)
-    logprobs = result.message_log[1].generation_logprobs
-    assert logprobs is not None
-    logprobs[0] = math.nan
-    assert replayed(result).verdict == "equal_ids"
+    assert compared([5], [math.nan], [5], [-1.0], is_whole=True).logprobs_part_at == 0
+    assert compared([5], [-1.0], [5], [math.nan], is_whole=True).logprobs_part_at == 0

@@ -81,3 +81,15 @@ def test_a_version_that_is_gone_is_a_409_that_says_what_can_be_had() -> None:
     response = http.request("POST", "/replay", content=json.dumps({"rollout": json.loads(result.model_dump_json())}))
     assert response.status_code == 409
     assert "version 3 made tokens of it, and version 4 is current" in response.json()["detail"]
+
+
+def test_images_that_the_service_does_not_take_are_refused_before_anything_is_generated() -> None:
+    http = http_with()
+    result, _ = asyncio.run(replayed(http))
+    document = json.loads(result.model_dump_json())
+    document["message_log"][0]["mm_ranges"] = [{"media": f"sha256:{'0' * 64}", "start": 0, "end": 1}]
+    http.generator.requests.clear()
+    response = http.request("POST", "/replay", content=json.dumps({"rollout": document}))
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "rollout.message_log[0].mm_ranges[0]"
+    assert http.generator.requests == []
