@@ -183,8 +183,8 @@ def checked_ids(log: Sequence[Message], engine: GeneratorDescription) -> Sequenc
         try:
             GivenMessage.model_validate(message.model_dump(include=CHECKED_FIELDS, exclude_unset=True))
         except ValidationError as error:
-            [found, *_] = error.errors(include_url=False)
-            raise refused(f"message_log[{place}]", found["msg"].removeprefix("Value error, "), None) from error
+            [problem, *_] = error.errors(include_url=False)
+            raise refused(f"message_log[{place}]", problem["msg"].removeprefix("Value error, "), None) from error
     return token_ids
 
 

@@ -13,12 +13,12 @@ from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
 from rollout_client.contract.base import VersionLabel
-from rollout_client.contract.messages import MediaRange
+from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollouts import ReplayRecord, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
-from service.replay.recorded_parts import compared
+from service.replay.recorded_parts import DRAWS_UNKNOWN, RecordedRollout, compared
 from service.replay.replayer import Replayer
 from service.rollout_records.recorder import plain_fields
 from service.rollouts.episode_records import ServiceBuild
@@ -207,6 +207,20 @@ def test_what_can_be_neither_drawn_nor_scored_says_why() -> None:
     again = replayed(played(SamplingOptions(temperature=0.5)))
     assert (again.verdict, again.tokens, again.largest_difference) == ("not_compared", 0, None)
     assert "the engine scores at temperature 1 alone" in str(again.generations[0].reason)
+
+
+def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() -> None:
+    ways = {GREEDY: ("drawn", None), SEEDED: (None, DRAWS_UNKNOWN), SamplingOptions(seed=7): ("scored", DRAWS_UNKNOWN)}
+    for sampling, way in ways.items():
+        result = played(sampling, turns=1)
+        length = len(result.message_log[1].token_ids)
+        result.message_log[1].weight_versions = [
+            WeightVersionSpan(version="0", start=0, end=1),
+            WeightVersionSpan(version="1", start=1, end=length),
+        ]
+        recorded = RecordedRollout(result, DESCRIPTION)
+        assert [(part.start, part.end, part.most_tokens) for part in recorded.parts] == [(0, 1, 999), (1, length, 998)]
+        assert [recorded.way(part) for part in recorded.parts] == [("drawn", None), way]
 
 
 def test_what_shows_images_is_drawn_with_them_and_never_scored() -> None:
