@@ -48,19 +48,19 @@ class TokenDifference(Lenient):
     """Index of the message in `message_log`."""
     token: int
     """Index of the token within the message."""
-    recorded_id: int | None
+    recorded_id: int | None = None
     """The token of the log; null where the generation had ended there."""
     recorded_text: str | None = None
     """Its text."""
-    recorded_logprob: float | None
+    recorded_logprob: float | None = None
     """Its log-probability, as the log has it."""
     recorded_logprob_now: float | None = None
     """Its log-probability in the replay, before top-p, top-k and min-p; null if that is not known."""
-    replayed_id: int | None
+    replayed_id: int | None = None
     """The token of the replay; null where the generation has ended there."""
     replayed_text: str | None = None
     """Its text."""
-    replayed_logprob: float | None
+    replayed_logprob: float | None = None
     """Its log-probability in the replay."""
 
 
@@ -73,7 +73,7 @@ class ReplayedGeneration(Lenient):
     """Index of the first token within the message."""
     end: int
     """Index after the last token."""
-    weight_version: str | None
+    weight_version: str | None = None
     """The version that made them, as `weight_versions` has it; null if the log does not say it."""
     verdict: ReplayVerdict
     """`equal`: the ids, and the log-probabilities within float rounding; `equal_ids`: the ids; `scored`: they cannot be
@@ -100,7 +100,7 @@ class ReplayResponse(Lenient):
 
     request_id: str
     """The request's `X-Request-ID`, or the id that the service gave it."""
-    rollout_id: str | None
+    rollout_id: str | None = None
     """That of the rollout."""
     verdict: ReplayVerdict
     """The worst of its generations, in this order: `equal`, `equal_ids`, `scored`, `not_compared`, `parts`."""
