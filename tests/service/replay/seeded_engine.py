@@ -63,8 +63,8 @@ def scored(request: ScoringRequest, version: str) -> ScoredPrompt:
 
 @dataclass
 class SeededGenerator(ScriptedGenerator):
-    """Plays. A new version is current after each of `changes` generations; each is cut after the next of `cuts` tokens
-    if it has more, by an interruption or a stall."""
+    """Plays. Each generation is made by the next of `versions`, and cut after the next of `cuts` tokens if it has more,
+    by an interruption or a stall."""
 
     script: Sequence[str | Exception] = ()
     cuts: Iterable[int | None] = ()
@@ -76,6 +76,8 @@ class SeededGenerator(ScriptedGenerator):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
+        if isinstance(request, ScoringRequest):
+            return scored(request, str(self.version))
         self.version = next(self._versions, self.version)
         whole = generated(request, str(self.version))
         cut = next(self._cuts, None)
