@@ -49,6 +49,7 @@ from service.replay.replayer import Replayer
 from service.replay.same_weights import SameWeights
 from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
@@ -117,7 +118,9 @@ class Ingress:
         access = AccessControl.of(settings.access, options.host)
         limits = settings.limits
 
-        rollout_metrics = RolloutMetrics(settings.shadows_part_at) if settings.metrics else None
+        rollout_metrics: RolloutMetrics | None = None
+        if settings.metrics:
+            rollout_metrics = RolloutMetrics(settings.shadows_part_at, settings.sandboxed_tasks)
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None
@@ -159,7 +162,8 @@ class Ingress:
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            runs = AgentRuns(agent_sessions, programs, own_address(options))
+            sandboxed = settings.sandboxed_tasks.keys()
+            runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
@@ -168,8 +172,12 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
-        recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
         signer = ResultSigner.of(settings.access)
+        recorder: RolloutRecorder | None = None
+        reports: TrainerReports | None = None
+        if records is not None:
+            record_store = rollout_record_store_client(records)
+            recorder, reports = RolloutRecorder(record_store, remote.node_of), TrainerReports(record_store, remote)
         rollouts = RolloutService(
             remote,
             tasks,
@@ -182,7 +190,7 @@ class Ingress:
             observer,
             runs,
             request_images,
-            recorder,
+            None if recorder is None else recorder.note,
             None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
@@ -214,6 +222,7 @@ class Ingress:
                 limits.generation_timeout_s,
                 signer,
             ),
+            reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:

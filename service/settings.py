@@ -345,6 +345,12 @@ class ServiceSettings(StrictSettings):
         }
 
     @property
+    def sandboxed_tasks(self) -> dict[str, str]:
+        """The tasks whose rollouts have sandboxes of their own, with the providers of these."""
+        agents = self.agents_by_task.items()
+        return {task_name: agent.harbor.sandbox.provider for task_name, agent in agents if agent.harbor is not None}
+
+    @property
     def data_by_task(self) -> dict[str, DataSettings]:
         """The data of the tasks that have some."""
         return {task_name: task.data for task_name, task in self.environments.items() if task.data is not None}

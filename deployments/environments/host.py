@@ -238,6 +238,7 @@ class EnvironmentHost:
             tools=list(self._environment.tools),
             has_start=has_a_start(type(self._environment)),
             has_sessions=has_sessions(type(self._environment)),
+            sample_count=self._environment.sample_count,
         )
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:

@@ -71,6 +71,8 @@ class TaskDescription:
     """Whether its samples must be started before they are played."""
     has_sessions: bool = False
     """Whether all steps of a rollout must go to one replica."""
+    sample_count: int | None = None
+    """How many different samples it has; None where it makes them without end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ No I/O. Between two log-probabilities of one token, the ratio of the probabiliti
 agree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,14 @@ HEAD_TOKENS = 4
 """So many tokens at the beginning of a message are counted apart: another prompt changes them the most."""
 BATCH_BOUNDS = (1, 8, 32, 128)
 UNKNOWN = "unknown"
+
+
+class LabelledTokens(NamedTuple):
+    """Tokens `[start, end)` of the generated ones have this label."""
+
+    start: int
+    end: int
+    label: str
 
 
 class ReportRefused(Exception):
@@ -41,15 +49,12 @@ class ComparedRollout:
     """A rollout beside a report about it. Arrays have an element for each generated token, in the order of the log."""
 
     rollout_id: str
-    group_id: str
     sampled: Floats
     """The log-probabilities that it was sampled with."""
     difference: Floats
     """The trainer's less `sampled`, at most `LARGEST_DIFFERENCE` in size."""
-    is_head: NDArray[np.bool_]
-    """Whether the token is among the first `HEAD_TOKENS` of its message."""
-    labels: Mapping[str, Sequence[str]]
-    """By attribute, such as `replica`, the value of each token."""
+    labels: Mapping[str, Sequence[LabelledTokens]]
+    """By attribute, such as `replica`, the values of the tokens: spans that cover all of them, in order."""
     temperature: float
     stated_version: str | None
     unmasked: int
@@ -88,14 +93,11 @@ def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollou
     given = report.logprobs[is_generated[places]]
     if not np.isfinite(given).all():
         raise ReportRefused("a log-probability of a generated token is not a finite number: send what was computed")
-    in_message = np.concatenate([np.arange(size) for size in sizes]) if sizes else np.arange(0)
     replay = rollout.get("replay") or {}
     return ComparedRollout(
         rollout_id=report.rollout_id,
-        group_id=record["group_id"],
         sampled=sampled,
         difference=np.clip(given - sampled, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE),
-        is_head=in_message[is_generated] < HEAD_TOKENS,
         labels=labels_of(record, messages, generated, replay.get("engine", "")),
         temperature=replay.get("temperature", 1.0),
         stated_version=report.weight_version,
@@ -140,36 +142,51 @@ def other_token(messages: Sequence[Mapping[str, Any]], token_ids: NDArray[np.int
 
 def labels_of(
     record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generated: Sequence[bool], engine: str
-) -> dict[str, list[str]]:
-    """What is known of where and how each generated token was made, by attribute."""
-    names = ("replica", "node", "version", "prefix_cache", "batch_size", "position")
-    labels: dict[str, list[str]] = {name: [] for name in names}
+) -> dict[str, list[LabelledTokens]]:
+    """The attributes of where and how each generated token was made."""
+    labels: dict[str, list[LabelledTokens]] = {name: [] for name in ("version", "position", *OF_GENERATION)}
     parts: dict[int, list[Mapping[str, Any]]] = {}
     for made in record["generations"]:
         parts.setdefault(made["message"], []).append(made)
+    begin = 0
     for index, message in enumerate(messages):
         if not generated[index]:
             continue
-        size = len(message["token_ids"])
-        fill(labels["version"], size, [(one["start"], one["end"], one["version"]) for one in spans_of(message)])
-        made_by = parts.get(index, [])
+        end = begin + len(message["token_ids"])
+        spans = message.get("weight_versions") or ()
+        label(labels["version"], begin, end, [(one["start"], one["end"], one["version"]) for one in spans])
         for name, value_of in OF_GENERATION.items():
-            fill(labels[name], size, [(made["start"], made["end"], value_of(made)) for made in made_by])
-        labels["position"] += ["head"] * min(size, HEAD_TOKENS) + ["rest"] * max(size - HEAD_TOKENS, 0)
-    count = len(labels["position"])
-    return {**labels, "policy": [record.get("policy") or "unnamed"] * count, "engine": [engine or UNKNOWN] * count}
+            made_by = parts.get(index, ())
+            label(labels[name], begin, end, [(made["start"], made["end"], value_of(made)) for made in made_by])
+        label(labels["position"], begin, end, [(0, HEAD_TOKENS, "head"), (HEAD_TOKENS, end - begin, "rest")])
+        begin = end
+    label(labels.setdefault("policy", []), 0, begin, [(0, begin, record.get("policy") or "unnamed")])
+    label(labels.setdefault("engine", []), 0, begin, [(0, begin, engine)])
+    return labels
 
 
-def spans_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return message.get("weight_versions") or ()
+def label(labels: list[LabelledTokens], begin: int, end: int, spans: Sequence[tuple[int, int, str]]) -> None:
+    """Labels the tokens `[begin, end)`. `spans` count from `begin`, in order; tokens in none of them are unknown."""
+    at = begin
+    for span_start, span_end, name in spans:
+        start, stop = max(begin + span_start, at), min(begin + span_end, end)
+        if at < start:
+            labels.append(LabelledTokens(at, start, UNKNOWN))
+        if start < stop:
+            labels.append(LabelledTokens(start, stop, name or UNKNOWN))
+            at = stop
+    if at < end:
+        labels.append(LabelledTokens(at, end, UNKNOWN))
 
 
-def fill(labels: list[str], size: int, spans: Sequence[tuple[int, int, str]]) -> None:
-    """Appends a label for each of `size` tokens; those in no span are unknown."""
-    own = [UNKNOWN] * size
-    for start, end, label in spans:
-        own[start:end] = [label or UNKNOWN] * (min(end, size) - start)
-    labels += own
+def crossed(one: Sequence[LabelledTokens], other: Sequence[LabelledTokens]) -> Iterator[tuple[int, int, str, str]]:
+    """The spans in which both labels stay the same, in order: start, end, and both labels."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i].start, other[j].start), min(one[i].end, other[j].end)
+        if start < end:
+            yield start, end, one[i].label, other[j].label
+        i, j = i + (one[i].end == end), j + (other[j].end == end)
 
 
 def batch_label(made: Mapping[str, Any]) -> str:

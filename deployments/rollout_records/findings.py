@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from deployments.rollout_records.comparison import ComparedRollout
+from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
 
-FindingKind = Literal[
+MismatchKind = Literal[
     "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
 ]
 LEAST_TOKENS = 200
@@ -28,18 +28,18 @@ HEAD_FACTOR = 3.0
 LEAST_KINSHIP = 0.3
 """The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
 LEAST_ROLLOUTS = 8
-"""Of a replica that is suspected; its siblings together have twice as many."""
+"""Rollouts of a replica that is suspected, at least; its siblings together have twice as many."""
 LEAST_DEVIATIONS = 4.5
-"""Of the rank sum of a replica's rollouts among those of its siblings, in standard deviations."""
+"""Between the rank sum of a suspect's rollouts and its mean, in standard deviations."""
 LEAST_FACTOR = 2.0
 """Between the median difference of a suspected replica and that of its siblings."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MismatchFinding:
     """A cause, as a sentence that names what to look at."""
 
-    kind: FindingKind
+    kind: MismatchKind
     message: str
     replica: str | None = None
     version: str | None = None
@@ -72,45 +72,49 @@ class RolloutPattern:
     """The sums of one rollout. Tokens of another version than the trainer says it has are left out: they must part."""
 
     rollout_id: str
-    group_id: str
+    owner: str
     temperature: float
     by_replica: Mapping[str, Sums]
     by_version: Mapping[str, Sums]
     head: Sums
     rest: Sums
     moments: np.ndarray = field(compare=False)
-    """Of all tokens: their number, and the sums of `s`, `d`, `s * s`, `s * d` and `d * d`."""
+    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`."""
     unmasked: int
     other_token: tuple[int, int] | None
 
 
-def pattern_of(rollout: ComparedRollout) -> RolloutPattern:
-    stated, versions = rollout.stated_version, np.array(rollout.labels["version"], object)
-    counts = np.ones(rollout.tokens, bool) if stated is None else versions == stated
-    s, d = rollout.sampled[counts], rollout.difference[counts]
-    sizes, ratios = np.abs(d), rollout.ratios[counts]
+def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
+    stated = rollout.stated_version
+    versions = [one for one in rollout.labels["version"] if stated in (None, one.label)]
+    # Tokens that are left out have size and ratio 0, and are not counted.
+    counts = np.zeros(rollout.tokens, bool)
+    for span in versions:
+        counts[span.start : span.end] = True
+    s, d, ratios = rollout.sampled[counts], rollout.difference[counts], rollout.ratios * counts
 
-    def sums_by(labels: Sequence[object]) -> dict[str, Sums]:
-        own = np.array(labels, object)[counts]
-        return {name: sums(sizes[own == name], ratios[own == name]) for name in dict.fromkeys(own.tolist())}
+    def sums_by(attribute: str) -> dict[str, Sums]:
+        by: dict[str, Sums] = {}
+        for start, end, name in rollout.labels[attribute]:
+            part = slice(start, end)
+            tokens, size = int(counts[part].sum()), float((np.abs(rollout.difference[part]) * counts[part]).sum())
+            if tokens:
+                by[name] = by.get(name, Sums()) + Sums(tokens, size, float(ratios[part].sum()))
+        return by
 
-    heads = sums_by(["head" if is_head else "rest" for is_head in rollout.is_head])
+    places = sums_by("position")
     return RolloutPattern(
         rollout.rollout_id,
-        rollout.group_id,
+        owner,
         rollout.temperature,
-        sums_by(rollout.labels["replica"]),
-        sums_by(rollout.labels["version"]),
-        heads.get("head", Sums()),
-        heads.get("rest", Sums()),
+        sums_by("replica"),
+        sums_by("version"),
+        places.get("head", Sums()),
+        places.get("rest", Sums()),
         np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()]),
         rollout.unmasked,
         rollout.other_token,
     )
-
-
-def sums(sizes: np.ndarray, ratios: np.ndarray) -> Sums:
-    return Sums(len(sizes), float(sizes.sum()), float(ratios.sum()))
 
 
 def total(parts: Iterable[Sums]) -> Sums:
@@ -120,8 +124,8 @@ def total(parts: Iterable[Sums]) -> Sums:
     return whole
 
 
-def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> list[Finding]:
-    """What the recent rollouts show, but for what one replica alone does.
+def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> list[MismatchFinding]:
+    """The causes that the recent rollouts show, but for what one replica alone does.
 
     Args:
         most_mean_ratio: the trainer parts from the service if the mean ratio of all tokens is above this.
@@ -134,10 +138,10 @@ def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> lis
     return found
 
 
-def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[Finding]:
-    """What the trainer's masks and token ids show by themselves."""
+def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
+    """Causes that the trainer's masks and token ids show by themselves."""
     if unmasked := [one for one in window if one.unmasked]:
-        yield Finding(
+        yield MismatchFinding(
             "missing_mask",
             f"The trainer's mask has tokens in the loss that the policy has not generated, in {len(unmasked)} of "
             f"{len(window)} rollouts: {unmasked[-1].unmasked} in {unmasked[-1].rollout_id}. Train where "
@@ -145,7 +149,7 @@ def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[Finding]:
         )
     if others := [one for one in window if one.other_token is not None]:
         message, place = others[-1].other_token or (0, 0)
-        yield Finding(
+        yield MismatchFinding(
             "other_tokens",
             f"The trainer has other token ids than the log, in {len(others)} of {len(window)} rollouts: in "
             f"{others[-1].rollout_id} from token {place} of message {message} on. It has rendered the text again, with "
@@ -153,7 +157,7 @@ def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[Finding]:
         )
 
 
-def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio: float) -> Finding:
+def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio: float) -> MismatchFinding:
     """Why the tokens of the window part from the trainer's."""
     n, s, d, ss, sd, dd = np.sum([one.moments for one in window], axis=0)
     apart = f"The probabilities differ by a factor of {everything.mean_ratio:.3g} on average"
@@ -165,25 +169,25 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
     agree = [version for version, sums in known.items() if sums.mean_ratio <= most_mean_ratio]
     parted = [version for version, sums in known.items() if sums.mean_ratio > most_mean_ratio]
     if agree and parted:
-        return Finding(
+        return MismatchFinding(
             "wrong_version",
-            f"{apart}: tokens of version {', '.join(agree)} agree, those of {', '.join(parted)} do not. The trainer has "
-            f"computed with version {agree[-1]}; it should say so (`weight_version`), or compute each with its own.",
+            f"{apart}: tokens of version {', '.join(agree)} agree, those of {', '.join(parted)} do not. The trainer "
+            f"has computed with version {agree[-1]}: let it say so (`weight_version`), or compute each with its own.",
             version=agree[-1],
         )
     spread_s, spread_d, together = ss / n - (s / n) ** 2, dd / n - (d / n) ** 2, sd / n - s * d / n**2
     kinship = correlation_of(spread_s + together, spread_s, spread_s + 2 * together + spread_d)
     if kinship < LEAST_KINSHIP:
-        return Finding(
+        return MismatchFinding(
             "misaligned",
             f"{apart}, and the trainer's log-probabilities have hardly to do with the sampled ones (correlation "
-            f"{kinship:.2f}): they are of other tokens. Look for a shift by one, rows in another order, or weights that "
-            "were never loaded.",
+            f"{kinship:.2f}): they are of other tokens. Look for a shift by one, rows in another order, or weights "
+            "that were never loaded.",
         )
     slope, correlation = together / spread_s if spread_s > 0 else 0.0, correlation_of(together, spread_s, spread_d)
     if abs(slope) >= LEAST_SLOPE and abs(correlation) >= LEAST_CORRELATION and slope > -1:
         sampled_at = median(one.temperature for one in window)
-        return Finding(
+        return MismatchFinding(
             "wrong_temperature",
             f"{apart}, and the difference grows with the log-probability (slope {slope:+.2f}): the trainer's are of a "
             f"temperature near {sampled_at / (1 + slope):.2g}, and sampled was at {sampled_at:g}. Divide the trainer's "
@@ -192,14 +196,14 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
     head, rest = total(one.head for one in window), total(one.rest for one in window)
     is_enough = min(head.tokens, rest.tokens) >= LEAST_TOKENS / 4
     if is_enough and head.mean_size >= HEAD_FACTOR * rest.mean_size:
-        return Finding(
+        return MismatchFinding(
             "other_prompt",
             f"{apart}, and {head.mean_size / rest.mean_size:.2g} times more where messages begin than behind: the "
             "trainer has another prompt before them. Compare its chat template, system prompt and special tokens, or "
             "report `token_ids` to be told the token.",
         )
     versions = ", ".join(by_version)
-    return Finding(
+    return MismatchFinding(
         "wrong_version",
         f"{apart}, everywhere alike: the trainer has other weights than the service had as version {versions}. Compare "
         "which version it computes with, and what it has pushed (`rollout policy`, checksums).",
@@ -219,7 +223,7 @@ def suspect_of(window: Sequence[RolloutPattern]) -> str | None:
     """
     by_replica: dict[str, list[float]] = {}
     for one in window:
-        known = {name: sums for name, sums in one.by_replica.items() if name != "unknown" and sums.tokens}
+        known = {name: sums for name, sums in one.by_replica.items() if name != UNKNOWN}
         for name, sums in known.items():
             by_replica.setdefault(name, []).append(sums.mean_size)
     if len(by_replica) < 3:

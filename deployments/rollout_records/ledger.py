@@ -4,15 +4,15 @@ Guarantee: its memory is bounded, whatever is reported.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
+from deployments.rollout_records.comparison import ComparedRollout, crossed
 from deployments.rollout_records.findings import (
-    Finding,
-    FindingKind,
+    MismatchFinding,
+    MismatchKind,
     RolloutPattern,
     Sums,
     findings_of,
@@ -61,8 +61,8 @@ class Suspicion:
     """A replica whose rollouts part from the trainer more than those of its siblings."""
 
     replica: str
-    rollout_ids: tuple[str, ...]
-    """Rollouts of its own to score on another replica."""
+    rollouts: tuple[tuple[str, str], ...]
+    """Rollouts of its own to score on another replica, by owner and id."""
     usual_size: float
     """Mean of the absolute differences of its siblings' tokens."""
 
@@ -71,7 +71,7 @@ class Suspicion:
 class Noted:
     """A finding and when it was made, first and last, in the ledger's seconds."""
 
-    finding: Finding
+    finding: MismatchFinding
     since: float
     last: float
 
@@ -93,7 +93,7 @@ class MismatchLedger:
         """By the beginning of the period, replica and version."""
         self._window: deque[RolloutPattern] = deque(maxlen=RECENT_ROLLOUTS)
         self._worst: list[WorstRollout] = []
-        self._findings: dict[tuple[FindingKind, str | None], Noted] = {}
+        self._findings: dict[tuple[MismatchKind, str | None], Noted] = {}
         self._cleared: dict[str, int] = {}
         """By replica that was suspected and is not at fault: until how many rollouts it is not suspected again."""
 
@@ -106,25 +106,22 @@ class MismatchLedger:
         self.all.add(ratios, sizes)
         for attribute, labels in rollout.labels.items():
             cells = self.by.setdefault(attribute, OrderedDict())
-            for value, chosen in parts_of(labels):
-                cell = cells.setdefault(value, Cell())
+            for start, end, value in labels:
+                cells.setdefault(value, Cell()).add(ratios[start:end], sizes[start:end])
                 cells.move_to_end(value)
-                cell.add(ratios[chosen], sizes[chosen])
             while len(cells) > MOST_VALUES:
                 cells.popitem(last=False)
         period = now - now % PERIOD_S
-        replicas, versions = rollout.labels["replica"], rollout.labels["version"]
-        pairs = [f"{replica}\0{version}" for replica, version in zip(replicas, versions, strict=True)]
-        for pair, chosen in parts_of(pairs):
-            replica, version = pair.split("\0")
-            self.history.setdefault((period, replica, version), Cell()).add(ratios[chosen], sizes[chosen])
+        for start, end, replica, version in crossed(rollout.labels["replica"], rollout.labels["version"]):
+            cell = self.history.setdefault((period, replica, version), Cell())
+            cell.add(ratios[start:end], sizes[start:end])
         self._forget_before(period - (MOST_PERIODS - 1) * PERIOD_S)
-        self._window.append(pattern_of(rollout))
+        self._window.append(pattern_of(rollout, owner))
         self._worst.append(WorstRollout(rollout.rollout_id, owner, float(ratios.mean()), float(ratios.max())))
         self._worst.sort(key=lambda one: one.mean_ratio, reverse=True)
         del self._worst[MOST_WORST * 8 :]
 
-    def look(self, now: float) -> list[Finding]:
+    def look(self, now: float) -> list[MismatchFinding]:
         """Looks for patterns in the recent rollouts; returns the findings that are new."""
         return self._note(findings_of(self._sound(), self._most_mean_ratio), now)
 
@@ -140,13 +137,15 @@ class MismatchLedger:
         usual = Sums()
         for sums in others:
             usual += sums
-        return Suspicion(replica, tuple(one.rollout_id for one in own[-SUSPECT_ROLLOUTS:]), usual.mean_size)
+        return Suspicion(
+            replica, tuple((one.owner, one.rollout_id) for one in own[-SUSPECT_ROLLOUTS:]), usual.mean_size
+        )
 
-    def convict(self, replica: str, message: str, now: float) -> list[Finding]:
+    def convict(self, replica: str, message: str, now: float) -> list[MismatchFinding]:
         """The replica is at fault: what it made is looked at no more."""
         kept = [one for one in self._window if replica not in one.by_replica]
         self._window = deque(kept, maxlen=RECENT_ROLLOUTS)
-        return self._note([Finding("replica", message, replica=replica)], now)
+        return self._note([MismatchFinding("replica", message, replica=replica)], now)
 
     def findings(self) -> list[Noted]:
         """The latest first."""
@@ -161,7 +160,7 @@ class MismatchLedger:
         suspect = suspect_of(self._window)
         return [one for one in self._window if suspect is None or suspect not in one.by_replica]
 
-    def _note(self, findings: Iterable[Finding], now: float) -> list[Finding]:
+    def _note(self, findings: Iterable[MismatchFinding], now: float) -> list[MismatchFinding]:
         new = []
         for finding in findings:
             key = finding.kind, finding.replica
@@ -179,10 +178,3 @@ class MismatchLedger:
             self.history.popitem(last=False)
         while len(self.history) > MOST_PERIODS * MOST_VALUES:
             self.history.popitem(last=False)
-
-
-def parts_of(labels: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Each label with the places that have it."""
-    own = np.array(labels, object)
-    for value in dict.fromkeys(own.tolist()):
-        yield value or UNKNOWN, own == value

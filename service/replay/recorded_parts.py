@@ -65,7 +65,7 @@ class RecordedPart:
         return self.end - self.start
 
 
-class RecordedRollout:
+class ReplayableRollout:
     """A result, read as generations.
 
     Args:

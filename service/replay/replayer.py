@@ -34,7 +34,7 @@ from service.replay.recorded_parts import (
     SCORED_WITHIN,
     PartComparison,
     RecordedPart,
-    RecordedRollout,
+    ReplayableRollout,
     compared,
 )
 from service.replay.same_weights import Serving
@@ -116,11 +116,11 @@ class Replayer:
         self._taken: set[str] = set()
         """Replicas on which replays of this ingress replica run."""
 
-    def read(self, result: SampleResult) -> RecordedRollout:
+    def read(self, result: SampleResult) -> ReplayableRollout:
         """Raises `RequestProblem` (422) if it cannot be generated again."""
-        return RecordedRollout(result, self._engine)
+        return ReplayableRollout(result, self._engine)
 
-    async def replay(self, recorded: RecordedRollout, request_id: str, caller: Caller) -> ReplayResponse:
+    async def replay(self, recorded: ReplayableRollout, request_id: str, caller: Caller) -> ReplayResponse:
         """Generates the parts again, one after the other.
 
         Raises:
@@ -163,7 +163,7 @@ class Replayer:
 
     async def _replayed(
         self,
-        recorded: RecordedRollout,
+        recorded: ReplayableRollout,
         part: RecordedPart,
         base: GenerationRequest,
         serving: Serving,
@@ -191,7 +191,7 @@ class Replayer:
         return outcome(part, verdict, comparison, difference=drawn.difference, replica=replica, batch_size=batch_size)
 
     async def _drawn(
-        self, recorded: RecordedRollout, part: RecordedPart, base: GenerationRequest, replica: str
+        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str
     ) -> DrawnPart:
         request = recorded.request(part, base)
         generation = await self._generation(request, replica)
@@ -208,7 +208,7 @@ class Replayer:
 
     def _difference(
         self,
-        recorded: RecordedRollout,
+        recorded: ReplayableRollout,
         part: RecordedPart,
         place: int,
         now_ids: Sequence[int],
@@ -257,7 +257,7 @@ class Replayer:
         return logprob + (scores[0][0] - scores[1][0]) / (request.sampling.temperature or 1.0)
 
     async def _scored_part(
-        self, recorded: RecordedRollout, part: RecordedPart, base: GenerationRequest, replica: str, reason: str | None
+        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str, reason: str | None
     ) -> ReplayedGeneration:
         request = replace(recorded.request(part, base), sampling=SamplingOptions(), images=())
         ids = recorded.recorded_ids(part)
@@ -332,7 +332,7 @@ class Replayer:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _response(
-        self, recorded: RecordedRollout, request_id: str, replayed: list[ReplayedGeneration]
+        self, recorded: ReplayableRollout, request_id: str, replayed: list[ReplayedGeneration]
     ) -> ReplayResponse:
         verdicts: list[ReplayVerdict] = [each.verdict for each in replayed] or ["not_compared"]
         verdict = max(verdicts, key=WORST_LAST.index)
@@ -349,7 +349,7 @@ class Replayer:
             notes=list(self._notes(recorded, replayed)),
         )
 
-    def _notes(self, recorded: RecordedRollout, replayed: Iterable[ReplayedGeneration]) -> Iterator[str]:
+    def _notes(self, recorded: ReplayableRollout, replayed: Iterable[ReplayedGeneration]) -> Iterator[str]:
         record, now = recorded.record, self._build
         if record.service_version != now.service_version:
             yield f"Service version {record.service_version or 'unknown'} played it, and {now.service_version} runs."

@@ -28,6 +28,7 @@ ROUTERS = (
     rollout.router,
     rollout_records.router,
     replay.router,
+    rollout_records.mismatch_router,
     jobs.router,
     score.router,
     blobs.router,

@@ -90,17 +90,29 @@ CLIPPED["message_log"][1]["finish_reason"] = "length"
 """Its length has cut its response."""
 
 
+def sizes_in(body: Json) -> tuple[int, int]:
+    """How many rollouts a group has, and how many it has at most: of a range it has `min`."""
+    generations = body.get("num_generations", 1)
+    return (generations["min"], generations["max"]) if isinstance(generations, dict) else (generations, generations)
+
+
 def results_of(body: Json) -> list[Json]:
+    size, most = sizes_in(body)
+    own_size: Json = {} if size == most else {"group_size": size}
     return [
-        result(posted.get("idx", place), generation_index)
+        result(posted.get("idx", place), generation_index, **own_size)
         for place, posted in enumerate(body["samples"])
-        for generation_index in range(body.get("num_generations", 1))
+        for generation_index in range(size)
     ]
 
 
 def lines_of(body: Json) -> list[Json]:
     """The last sample first: nothing may rely on the order."""
-    placed = [{"position": position, "sample": played} for position, played in enumerate(results_of(body))]
+    size, most = sizes_in(body)
+    placed = [
+        {"position": place // size * most + place % size, "sample": played}
+        for place, played in enumerate(results_of(body))
+    ]
     return [*reversed(placed), {"summary": SUMMARY}]
 
 
@@ -158,6 +170,8 @@ class ScriptedService:
         self.info: Json | None = None
         """The answer of `GET /info`; without it the service is one that is too old to have the route."""
         self.vocabulary: list[str | None] = []
+        self.benchmark: list[str] = []
+        """Ids of the samples of any task, which come again after the last one; without them samples have no end."""
         self.info_requests: list[str] = []
         """The paths."""
         self.hangs = threading.Event()
@@ -215,7 +229,12 @@ class ScriptedService:
             if task_name == "maths":
                 return problem(REJECTED)
             made = [sample(task_name, seed=seed) for _ in range(count)]
-            return JSONResponse({"samples": made, "next_start": start + count})
+            page: Json = {"samples": made, "next_start": start + count}
+            if self.benchmark:
+                for place, each in enumerate(made):
+                    each["id"] = self.benchmark[place % len(self.benchmark)]
+                page["sample_count"] = len(self.benchmark)
+            return JSONResponse(page)
 
     def _add_info(self) -> None:
         @self.app.get("/info")

@@ -171,6 +171,7 @@ class ScriptedEnvironment(Environment):
 
     script: Sequence[StepOutcome | Exception]
     requests: list[StepRequest] = field(default_factory=list)
+    sample_count: int | None = None
 
     async def step(self, request: StepRequest) -> StepOutcome:
         answer = self.script[len(self.requests) % len(self.script)]
@@ -181,8 +182,8 @@ class ScriptedEnvironment(Environment):
         return answer
 
     async def describe(self) -> TaskDescription:
-        [example] = await self.example_samples(1, seed=0)
-        return TaskDescription("task", "A scripted task.", fields={}, example=example)
+        example, *_ = await self.example_samples(1, seed=0)
+        return TaskDescription("task", "A scripted task.", {}, example, sample_count=self.sample_count)
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         return []

@@ -28,6 +28,7 @@ from service.replay.replayer import QuietReplicas, Replayer
 from service.replay.same_weights import SameWeights
 from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -79,6 +80,7 @@ class ScriptedHttp:
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
         signer: ResultSigner | None = None,
+        reports: TrainerReports | None = None,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -96,7 +98,7 @@ class ScriptedHttp:
             limits,
             self.admission,
             TaskSampler(self.environments),
-            recorder=recorder,
+            record=None if recorder is None else recorder.note,
             sign=None if signer is None else signer.sign,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
@@ -104,7 +106,7 @@ class ScriptedHttp:
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
         self.app = app_of(
-            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, signer
+            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports, signer
         )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -151,6 +153,7 @@ def app_of(
     sessions: AgentSessions | None = None,
     images: RequestImages | None = None,
     recorder: RolloutRecorder | None = None,
+    reports: TrainerReports | None = None,
     signer: ResultSigner | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
@@ -172,6 +175,7 @@ def app_of(
         sessions=sessions,
         images=images,
         records=recorder,
+        reports=reports,
         tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
     )
     return app

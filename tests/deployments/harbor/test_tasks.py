@@ -39,7 +39,9 @@ def test_the_examples_are_the_same_by_folder_and_by_registry() -> None:
 
 
 def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None:
-    made = HarborTasks({"tasks": str(EXAMPLES)}).example_samples(3, seed=2)
+    tasks = HarborTasks({"tasks": str(EXAMPLES)})
+    made = tasks.example_samples(3, seed=2)
+    assert tasks.sample_count == 3
     assert [sample["extra_env_info"]["task"] for sample in made] == [
         "examples/greet-server",
         "examples/count-lines",
@@ -137,7 +139,8 @@ def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
     ("given", "message"),
     [
         ({"scored_by": "environment", "command": COMMAND}, "leave scored_by out"),
-        ({"harness": {"url": "http://127.0.0.1:1/"}}, "a harness or game gets no sandbox"),
+        ({"harness": {"url": "http://harness.test/"}}, "a harness at http://harness.test/ does not reach"),
+        ({"game": {"import_path": "a:B"}}, "a game gets no sandbox"),
         ({"command": {"argv": ["true"]}}, "write sandbox: true"),
         ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables does not reach a sandbox"),
     ],

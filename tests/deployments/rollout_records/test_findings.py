@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from deployments.rollout_records.comparison import ReportRefused, TrainerReport, compared
-from deployments.rollout_records.findings import Finding
+from deployments.rollout_records.findings import MismatchFinding
 from deployments.rollout_records.ledger import MismatchLedger
 from tests.deployments.rollout_records.reports import PROMPT, Sampler, Trainer, log_softmax, record_of, reported
 
 ROLLOUTS = 40
 
 
-def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3") -> list[Finding]:
+def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3") -> list[MismatchFinding]:
     """What the ledger finds after some rollouts of this trainer."""
     sampler, ledger = sampler or Sampler(), MismatchLedger(most_mean_ratio=1.1)
     found = []
@@ -22,7 +22,7 @@ def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3
     return found
 
 
-def kinds(found: list[Finding]) -> list[str]:
+def kinds(found: list[MismatchFinding]) -> list[str]:
     return [finding.kind for finding in found]
 
 

@@ -18,7 +18,7 @@ from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollouts import ReplayRecord, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
-from service.replay.recorded_parts import DRAWS_UNKNOWN, RecordedRollout, compared
+from service.replay.recorded_parts import DRAWS_UNKNOWN, ReplayableRollout, compared
 from service.replay.replayer import Replayer
 from service.rollout_records.recorder import plain_fields
 from service.rollouts.episode_records import ServiceBuild
@@ -218,7 +218,7 @@ def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() 
             WeightVersionSpan(version="0", start=0, end=1),
             WeightVersionSpan(version="1", start=1, end=length),
         ]
-        recorded = RecordedRollout(result, DESCRIPTION)
+        recorded = ReplayableRollout(result, DESCRIPTION)
         assert [(part.start, part.end, part.most_tokens) for part in recorded.parts] == [(0, 1, 999), (1, length, 998)]
         assert [recorded.way(part) for part in recorded.parts] == [("drawn", None), way]
 
