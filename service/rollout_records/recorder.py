@@ -17,7 +17,7 @@ from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RecordNote
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RecordNotes, RolloutRecord
+from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
@@ -89,10 +89,12 @@ class RolloutRecorder:
         """Raises `RolloutUnknown`, `StoreLost`."""
         return record_of(await self.store.record(rollout_id, caller.namespace))
 
-    async def annotate(self, rollout_id: str, caller: Caller, name: RecordNotes, note: Mapping[str, Any]) -> None:
-        """Adds a note to a list of the record, if it is kept: the fields of one of its items. It can be lost."""
+    async def annotate(self, rollout_id: str, caller: Caller, note: RecordedFork | RecordedReplay) -> None:
+        """Adds something that happened after its end to the record, if that is kept. The note can be lost."""
+        name = "forks" if isinstance(note, RecordedFork) else "replays"
+        data = note.model_dump_json(exclude_none=True).encode()
         try:
-            await self.store.annotate([RecordNote(rollout_id, caller.namespace, name, json.dumps(note).encode())])
+            await self.store.annotate([RecordNote(rollout_id, caller.namespace, name, data)])
         except StoreLost as lost:
             logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
 

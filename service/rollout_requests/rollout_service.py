@@ -232,12 +232,14 @@ class RolloutService:
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
         record: Callable[[Episode, SampleResult], None] | None = None,
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
             record: keeps a record of a rollout that has ended; `None` where none are kept.
+            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -255,6 +257,7 @@ class RolloutService:
         self._request_images = images
         self._images = ImageReader(generator)
         self._record = record
+        self._sign = sign
 
     async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
         """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
@@ -323,6 +326,8 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
+        if self._sign is not None:
+            self._sign(result)
         if self._record is not None:
             self._record(episode, result)
 

@@ -24,6 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
+from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
@@ -42,6 +43,7 @@ class AppServices:
     access: AccessControl
     readiness: Readiness
     scoring: Scoring
+    replayer: Replayer
     jobs: JobRunner | None = None
     """`None` if the service keeps no jobs."""
     calls: ModelCalls | None = None

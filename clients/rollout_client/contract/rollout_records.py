@@ -3,10 +3,9 @@
 Moments (`..._at`) are in seconds since 1970.
 """
 
-from typing import Literal
-
 from rollout_client.contract.base import Lenient
 from rollout_client.contract.mismatch import RolloutMismatch
+from rollout_client.contract.replay import ReplayVerdict
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 
 
@@ -78,16 +77,12 @@ class RecordedReplay(Lenient):
 
     at: float
     """When it ended."""
-    verdict: str
-    """That of its answer: `equal`, `equal_ids`, `scored`, `not_compared` or `parts`."""
+    verdict: ReplayVerdict
+    """That of its answer."""
     tokens: int | None = None
     """Tokens of the log that were compared."""
     largest_difference: float | None = None
     """The largest difference of two log-probabilities of one token; null if none were compared."""
-
-
-RecordNotes = Literal["forks", "replays"]
-"""Fields of a record that are written after the rollout has ended."""
 
 
 class RolloutRecord(Lenient):
@@ -122,7 +117,7 @@ class RolloutRecord(Lenient):
     forks: list[RecordedFork] = []  # noqa: RUF012 - pydantic copies it
     """Rollouts that were forked from it, the last 256."""
     replays: list[RecordedReplay] = []  # noqa: RUF012 - pydantic copies it
-    """Its replays, the last 256."""
+    """Replays of the record by its id, or of its result as the service has signed it: the last 256."""
 
 
 class RecordedRollout(Lenient):

@@ -11,7 +11,7 @@ from deployments.failures import RolloutRecordsLost
 from deployments.protocols.generation import Generation
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
-from rollout_client.contract.rollout_records import RecordedFork, RolloutRecord
+from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
@@ -36,14 +36,14 @@ def played(*parts: tuple[str, float], retries: Sequence[Retry] = (), steps: Sequ
     return episode
 
 
-async def recorded(episode: Episode, *notes: dict[str, Any]) -> RolloutRecord:
+async def recorded(episode: Episode, *notes: RecordedFork) -> RolloutRecord:
     """The record that `RolloutRecorder` writes of the episode, with these forks."""
     store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
     recorder = RolloutRecorder(store, time_s=lambda: 90.0)
     recorder.note(episode, episode.result())
     await asyncio.sleep(0)
     for note in notes:
-        await recorder.annotate("request-0-0", ANYBODY, "forks", note)
+        await recorder.annotate("request-0-0", ANYBODY, note)
     return await recorder.record("request-0-0", ANYBODY)
 
 
@@ -86,8 +86,8 @@ def test_a_rollout_that_another_process_has_begun_began_with_its_first_generatio
 
 
 def test_what_happens_after_the_end_is_noted_in_the_record() -> None:
-    record = asyncio.run(recorded(played(("a", 50.0)), {"rollout_id": "b", "turn": 1}, {"rollout_id": "c"}))
-    assert record.forks == [RecordedFork(rollout_id="b", turn=1), RecordedFork(rollout_id="c")]
+    forks = [RecordedFork(rollout_id="b", turn=1), RecordedFork(rollout_id="c")]
+    assert asyncio.run(recorded(played(("a", 50.0)), *forks)).forks == forks
 
 
 def test_the_priority_is_that_of_the_requests_share() -> None:
@@ -104,5 +104,5 @@ class LostStore:
 
 def test_a_note_that_is_lost_fails_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     store: Any = LostStore()
-    asyncio.run(RolloutRecorder(store).annotate("a", ANYBODY, "replays", {"at": 1.0, "verdict": "equal"}))
+    asyncio.run(RolloutRecorder(store).annotate("a", ANYBODY, RecordedReplay(at=1.0, verdict="equal")))
     assert caplog.messages == ["A note on a rollout is lost: The store is gone."]
