@@ -45,6 +45,22 @@ def test_a_ledger_that_is_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     assert set(ledger.by["replica"]) == {one.replica for result in played for one in generations(client, result)}
 
 
+def test_the_story_of_a_rollout_divides_its_time_into_queue_engines_and_steps(
+    client: RolloutClient, played: list[SampleResult]
+) -> None:
+    for result in played:
+        record = client.rollout_record(str(result.rollout_id))
+        began = [made.began_at for made in record.generations]
+        assert began == sorted(began), "each is known"
+        assert record.began_at is not None
+        spent = sum(made.waited_s + made.took_s for made in record.generations)
+        spent += sum(step.took_s for step in record.steps)
+        # The two clocks of a machine may part by some milliseconds.
+        assert 0 < spent < record.ended_at - record.began_at + 0.05
+        assert [step.turn for step in record.steps] == list(range(result.metrics.turn_count))
+        assert (record.priority, record.retries) == ("train", [])
+
+
 def generations(client: RolloutClient, result: SampleResult) -> Any:
     assert result.rollout_id is not None
     return client.rollout_record(result.rollout_id).generations

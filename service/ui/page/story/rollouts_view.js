@@ -179,7 +179,7 @@ function mismatchOf({ mismatch }) {
 function lineageOf({ rollout }) {
   if (typeof rollout.parent !== "string") return null;
   const at = rollout.forked_at ? ` at turn ${rollout.forked_at.turn + 1}, after ${plural(rollout.forked_at.token, "token")}` : "";
-  return h("p", {}, "Forked from ", storyLink(rollout.parent), at);
+  return h("p", {}, h("span", {}, "Forked from"), " ", storyLink(rollout.parent), at);
 }
 
 function forksOf({ forks = [] }) {

@@ -36,6 +36,15 @@ try {
   await page.locator(".legend li").first().waitFor();
   assert.deepEqual(await page.locator(".legend li").allTextContents(), ["0"]);
 
+  // The story of the newest one: its generation was made at the replica that the live state names.
+  await page.keyboard.press("4");
+  await page.locator("#rollouts tbody .story-link").first().click();
+  const told = page.getByRole("table", { name: "Timeline" }).locator("tbody tr");
+  await told.first().waitFor();
+  assert.deepEqual(await told.locator("td:nth-child(2)").allTextContents(), ["generation", "step"]);
+  assert.equal(await told.first().locator("td").nth(6).textContent(), await replicas.first().locator("td").first().textContent());
+  assert.match(await told.first().locator("td").nth(4).textContent(), /^[\d.]+ m?s$/);
+
   // What was played reaches the metrics within the seconds that Ray's exporter takes.
   await page.keyboard.press("1");
   await page.waitForFunction(() => [...document.querySelectorAll("[aria-label=Tasks] tbody tr")].some((row) => row.cells[0].textContent === "math" && Number(row.cells[1].textContent) > 0));

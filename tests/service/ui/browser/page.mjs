@@ -78,15 +78,15 @@ export function scriptedLedger(now = Date.now() / 1000) {
   ).flat();
   const sums = (mean, largest, tokens = 480_000) => ({ tokens, mean_ratio: mean, largest_ratio: largest });
   return {
-    ...sums(1.024, 2.61, 960_000),
+    ...sums(1.024, 2.94, 960_000),
     rollouts: 4200,
     by: {
-      replica: { g1: sums(1.005, 1.08), g2: sums(1.042, 2.61) },
-      version: { 5: sums(1.006, 1.09, 320_000), 6: sums(1.018, 1.71, 320_000), 7: sums(1.047, 2.61, 320_000) },
-      prefix_cache: { yes: sums(1.024, 2.61), no: sums(1.023, 2.4) },
+      replica: { g1: sums(1.005, 1.08), g2: sums(1.042, 2.94) },
+      version: { 5: sums(1.006, 1.08, 320_000), 6: sums(1.018, 1.71, 320_000), 7: sums(1.047, 2.94, 320_000) },
+      prefix_cache: { yes: sums(1.024, 2.94), no: sums(1.023, 2.4) },
     },
     history,
-    worst: [1.192, 1.188, 1.171].map((mean, at) => ({ rollout_id: `step-41-9c1f5a7be2d04f36-${at}-3`, mean_ratio: mean, largest_ratio: 2.61 - at / 10 })),
+    worst: [1.192, 1.188, 1.171].map((mean, at) => ({ rollout_id: `step-41-9c1f5a7be2d04f36-${at}-3`, mean_ratio: mean, largest_ratio: 2.94 - at / 10 })),
     causes: [{ kind: "replica", message: "Generator replica g2 computes other log-probabilities than its siblings: trainers say so, and 3 replicas with the same weights. It was taken out of service.", replica: "g2", last: now - 40 }],
   };
 }
