@@ -164,7 +164,14 @@ class Ingress:
             request_images = RequestImages(image_store, settings.images, takes_images=described.takes_images)
             stores["images"] = image_store.answer
 
-        episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
+        episodes = EpisodeFactory(
+            frozenset(tasks),
+            described,
+            tokenizer,
+            limits,
+            settings.agents_by_task,
+            keeps_states=records is not None,
+        )
         recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
         rollouts = RolloutService(
             remote,

@@ -23,6 +23,7 @@ from service.rollouts.episode import Episode
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
 
+NO_RECORDS = "the config has no `rollout_records`; add `rollout_records: {}`"
 logger = logging.getLogger("rollout_service.records")
 
 
@@ -63,6 +64,7 @@ class RolloutRecorder:
                 for made in episode.generations
             ],
             "steps_s": list(episode.steps_s),
+            "states": [asdict(state) for state in episode.states],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }

@@ -21,6 +21,7 @@ from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
+from service.rollout_requests.forks import take_forks
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
@@ -240,12 +241,39 @@ class RolloutService:
         self._images = ImageReader(generator)
         self._recorder = recorder
 
-    async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
-        """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
-        if not request.samples_from:
-            return 0
-        version = self.policy.current(request.policy.name)
-        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+    async def take_samples(
+        self,
+        request: RolloutRequest,
+        hold: Callable[[int], None],
+        caller: Caller = ANYBODY,
+        body_bytes: int = 0,
+        progress: ProgressLog | None = None,
+    ) -> int:
+        """Puts the samples of `samples_from`, and the logs of forks, into the request.
+
+        Args:
+            hold: called with the bytes so far, before more are read.
+            body_bytes: of the request before.
+            progress: as for `rollout`.
+
+        Returns:
+            The bytes of the request with them.
+
+        Raises:
+            RequestProblem: what `TaskSampler.fill` and `take_forks` raise, as all other failures.
+        """
+        if request.samples_from:
+            version = self.policy.current(request.policy.name)
+            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+        return body_bytes + await take_forks(
+            request,
+            self._recorder,
+            caller,
+            self._episode_factory.tokenizer,
+            self.limits.max_body_bytes,
+            lambda size: hold(body_bytes + size),
+            progress,
+        )
 
     async def rollout(
         self,

@@ -24,7 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
-from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.recorder import NO_RECORDS, RolloutRecorder
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.scoring.scoring import Scoring
@@ -116,8 +116,7 @@ async def configured_images(services: Services) -> RequestImages:
 async def configured_records(services: Services) -> RolloutRecorder:
     """Raises `RolloutRecordsNotConfigured`."""
     if services.records is None:
-        message = "the config has no `rollout_records`; add `rollout_records: {}`"
-        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=message))
+        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=NO_RECORDS))
     return services.records
 
 
