@@ -164,14 +164,7 @@ class Ingress:
             request_images = RequestImages(image_store, settings.images, takes_images=described.takes_images)
             stores["images"] = image_store.answer
 
-        episodes = EpisodeFactory(
-            frozenset(tasks),
-            described,
-            tokenizer,
-            limits,
-            settings.agents_by_task,
-            keeps_states=records is not None,
-        )
+        episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
         recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
         rollouts = RolloutService(
             remote,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -232,7 +232,7 @@ class RolloutService:
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._generator = generator
-        self._episode_factory = episode_factory
+        self._episode_factory = replace(episode_factory, keeps_states=recorder is not None)
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
