@@ -194,11 +194,11 @@ $(BRIDGES)/%/.ready: requirements/%.lock | $(READY)
 	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r requirements/$*.lock
 	@touch $@
 
-# NeMo-Gym needs Python 3.12 or newer; its lock is for 3.13.
+# NeMo-Gym and Harbor need Python 3.12 or newer; their locks are for 3.13.
 PYTHON_3_13 = $(shell for each in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python; do $$each -c "" 2> /dev/null && echo $$each && break; done)
 
-$(BRIDGES)/nemo_gym/.ready: requirements/nemo_gym.lock
-	@echo "Setting up nemo_gym (once, a few minutes)"
+$(BRIDGES)/nemo_gym/.ready $(BRIDGES)/evaluators/.ready: $(BRIDGES)/%/.ready: requirements/%.lock
+	@echo "Setting up $* (once, a few minutes)"
 	@$(PYTHON_3_13) -m venv $(@D)
 	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r $<
 	@touch $@
@@ -224,8 +224,10 @@ $(BRIDGES)/trainers/%/.ready: tests/sockets/trainer_sources.py | $(READY)
 
 test-sockets: export ROLLOUT_TINKER = $(CURDIR)/$(BRIDGES)/tinker
 test-sockets: export ROLLOUT_TRAINERS = $(CURDIR)/$(BRIDGES)/trainers
+test-sockets: export ROLLOUT_EVALUATORS = $(CURDIR)/$(BRIDGES)/evaluators
 test-sockets: $(BRIDGES)/tinker/.ready
 	@for name in $(TRAINERS); do $(MAKE) --no-print-directory $(BRIDGES)/trainers/$$name/.ready || true; done
+	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/evaluators/.ready,echo "There is no Python 3.13: Harbor and inspect-ai are left out")
 	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)

@@ -48,9 +48,7 @@ def main(
     console = Console(stderr=True)
     with sentences_for_the_user(console):
         if url is None:
-            # Lockstep, by which the page is the same each time, knows no agents.
-            playable = [task for task, entry in known_tasks().items() if "agent" not in entry]
-            playable = [task for task in playable if task not in TASKS_WITH_IMAGES]
+            playable = [task for task in known_tasks() if task not in TASKS_WITH_IMAGES]
             tasks = [task for task in playable if missing_package(task) is None]
             for left_out in set(playable) - set(tasks):
                 console.print(f"Left out: {left_out}, which needs {missing_package(left_out)} (docs/bridges.md).")
@@ -86,7 +84,8 @@ def played(client: RolloutClient, task: TaskInfo) -> SampleResult:
         client.example_samples(task.task_name, SAMPLES_PER_TASK),
         sampling={"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS},
         max_rollout_turns=MAX_ROLLOUT_TURNS,
-        schedule="lockstep",
+        # By lockstep the page is the same each time; it knows no agents, who take their turns by themselves.
+        schedule="async" if "agent" in known_tasks().get(task.task_name, {}) else "lockstep",
     )
     return max(response.samples, key=lambda sample: (sample.status != "error", sample.total_reward or 0.0))
 

@@ -38,8 +38,8 @@ def build(settings: ServiceSettings) -> Application:
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
     if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
-    the records of agents, `Images` the images of prompts and observations, and `Records` the records of rollouts. Each reward model has a deployment that
-    environments call, and each task's agent one that runs it.
+    the records of agents, `Images` the images of prompts and observations, and `Records` the records of rollouts. Each
+    reward model has a deployment that environments call, and each task's agent one that runs it.
 
     Raises:
         ServiceExposed: strangers could use the service, as Serve listens, or read what it sends.

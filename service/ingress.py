@@ -114,7 +114,9 @@ class Ingress:
         access = AccessControl.of(settings.access, options.host)
         limits = settings.limits
 
-        rollout_metrics = RolloutMetrics(settings.shadows_part_at) if settings.metrics else None
+        rollout_metrics: RolloutMetrics | None = None
+        if settings.metrics:
+            rollout_metrics = RolloutMetrics(settings.shadows_part_at, settings.sandboxed_tasks)
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None
@@ -156,7 +158,8 @@ class Ingress:
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            runs = AgentRuns(agent_sessions, programs, own_address(options))
+            sandboxed = settings.sandboxed_tasks.keys()
+            runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:

@@ -56,8 +56,8 @@ PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
 HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images", "Records")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
-`Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and with an agent another one,
-`{task}_agent`."""
+`Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and
+with an agent another one, `{task}_agent`."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -339,6 +339,12 @@ class ServiceSettings(StrictSettings):
             for task_name, task in self.environments.items()
             for name, shadow in task.shadow.items()
         }
+
+    @property
+    def sandboxed_tasks(self) -> dict[str, str]:
+        """The tasks whose rollouts have sandboxes of their own, with the providers of these."""
+        agents = self.agents_by_task.items()
+        return {task_name: agent.harbor.sandbox.provider for task_name, agent in agents if agent.harbor is not None}
 
     @property
     def data_by_task(self) -> dict[str, DataSettings]:

@@ -200,6 +200,10 @@ class TaskEnvironment(ABC):
     """Seconds without a step after which a session is closed. Generations between two steps may take long, and wait for
     those of other rollouts: this is for callers that are gone."""
 
+    sample_count: int | None = None
+    """How many different samples there are, where `example_samples` begins again after the last one, as with a
+    benchmark; None where it makes them without end. An evaluation plays each once. Set it in the constructor."""
+
     @abstractmethod
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Makes `count` different samples, equal ones for an equal `seed`.

@@ -91,6 +91,7 @@ class EnvironmentServer:
                 "max_sessions": environment.max_sessions,
                 "session_idle_s": environment.session_idle_s,
                 "max_concurrent_steps": environment.max_concurrent_steps,
+                "sample_count": environment.sample_count,
             }
         )
 

@@ -21,7 +21,7 @@ from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, lim
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes, last_of
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
-from deployments.harbor.settings import HarborSettings
+from deployments.harbor.settings import TIMES, HarborSettings
 from deployments.harbor.tasks import HarborTask, HarborTaskRefused, resolved, tasks_within
 from deployments.harbor.verifier import NotJudged, judged, prepare
 from deployments.sandbox.interface import SandboxLost
@@ -65,12 +65,12 @@ class HarborProgram(AgentProgram):
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
         try:
-            with timed(said, "sandbox_create_s"):
+            with timed(said, "create"):
                 sandbox = await self._pool.take(self._spec_of(task))
             try:
                 return await self._played(call, task, sandbox, said)
             finally:
-                with timed(said, "sandbox_destroy_s"):
+                with timed(said, "destroy"):
                     await self._pool.give_back(sandbox)
         except SandboxLost as error:
             raise EnvironmentLost(f"The sandbox of {task.name} was lost: {error}") from error
@@ -118,9 +118,9 @@ class HarborProgram(AgentProgram):
     ) -> dict[str, float]:
         try:
             await prepare(sandbox)
-            with timed(said, "agent_run_s"):
+            with timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
-            with timed(said, "verifier_s"):
+            with timed(said, "judge"):
                 rewards = await judged(sandbox, task)
         except NotJudged as error:
             raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
@@ -177,10 +177,10 @@ async def run_command(
 
 
 @contextmanager
-def timed(said: RunNotes, name: str) -> Iterator[None]:
-    """Adds the seconds of the block to the metrics of the run, however it ends."""
+def timed(said: RunNotes, step: str) -> Iterator[None]:
+    """Adds the seconds of the block, a step of `TIMES`, to the metrics of the run, however it ends."""
     begun_at = time.monotonic()
     try:
         yield
     finally:
-        said.metrics[name] = time.monotonic() - begun_at
+        said.metrics[TIMES[step]] = time.monotonic() - begun_at

@@ -239,6 +239,7 @@ class EnvironmentHost:
             has_start=has_a_start(type(self._environment)),
             has_sessions=has_sessions(type(self._environment)),
             forks_sessions=forks_sessions(self._environment),
+            sample_count=self._environment.sample_count,
         )
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:

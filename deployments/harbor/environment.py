@@ -27,6 +27,7 @@ class HarborTasks(TaskEnvironment):
     def __init__(self, settings: dict[str, Any]) -> None:
         """Raises `HarborTaskRefused`."""
         self._tasks = list(load_tasks(HarborSettings.model_validate(settings)).values())
+        self.sample_count = len(self._tasks)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002
         """Is never called. Raises `SampleRejected`."""

@@ -75,6 +75,8 @@ class TaskDescription:
     """Whether all steps of a rollout must go to one replica."""
     forks_sessions: bool = False
     """Whether it opens a session that stands at a later turn than the first."""
+    sample_count: int | None = None
+    """How many different samples it has; None where it makes them without end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class RecordBook:
     def __init__(self, settings: RolloutRecordsSettings) -> None:
         self._settings = settings
         self._by_owner: dict[str, OrderedDict[str, KeptRecord]] = {}
-        """Of each owner the oldest first."""
+        """By owner and id, the oldest first."""
         self._sizes: dict[str, int] = {}
         """By owner, in bytes."""
 

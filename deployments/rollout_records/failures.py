@@ -1,4 +1,4 @@
-"""Every way in which a call about the record of a rollout can be refused. The ingress answers with problem documents."""
+"""Every way in which a call about the record of a rollout can be refused, each a problem document of the ingress."""
 
 from deployments.failures import StoreFailure
 

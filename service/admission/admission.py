@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -160,6 +160,11 @@ class Admission:
         """The generator for one request of `caller`: it counts against the quota of its key, if that has one."""
         usage = self.usage_of(caller)
         return generator if usage is None else MeteredGenerator(generator, usage)
+
+    def sandboxes_of(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """The sandboxes of the caller's key. A task that enters waits while those are as many as its quota allows."""
+        usage = self._keys.of(caller)
+        return nullcontext() if usage is None else usage.sandboxes
 
     def amounts_of_call(self, choices: int, most_tokens: int | None = None) -> Amounts:
         """Amounts for a call of a model server's API: each choice counts as a rollout, of the longest length unless

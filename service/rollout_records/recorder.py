@@ -84,7 +84,7 @@ class RolloutRecorder:
 
 
 def record_of(kept: KeptRecord) -> RolloutRecord:
-    fields: dict[str, Any] = pickle.loads(kept.data)  # noqa: S301 - made by `note`
+    fields: dict[str, Any] = pickle.loads(kept.data)
     return RolloutRecord.model_validate(fields)
 
 

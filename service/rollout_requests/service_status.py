@@ -19,8 +19,8 @@ from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
 from service.settings import AdmissionSettings, RequestLimits
 
-NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids"}
-"""Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere, and one that only checks of requests need. The
+NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids", "settings_hash"}
+"""Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere, or that only requests and results need. The
 others say what one engine can do."""
 
 

@@ -57,7 +57,7 @@ class TaskSampler:
         ]
 
     async def page(self, wanted: SampleRange, most_bytes: int) -> bytearray:
-        """The JSON of a page of a task that exists: `samples`, and `next_start`.
+        """The JSON of a page of a task that exists: `samples`, `next_start`, and `sample_count` where there is one.
 
         Raises:
             RequestProblem: 422, there is no such split, or a row of the data is not a sample.
@@ -65,7 +65,12 @@ class TaskSampler:
         """
         page = SamplesJson()
         await self._add(page, self._lines(wanted, most_bytes), "query")
-        return page.document({"next_start": wanted.start + page.count})
+        fields = {"next_start": wanted.start + page.count}
+        if wanted.task_name not in self.tasks_with_data:
+            description = await self.environments[wanted.task_name].known_description()
+            if description.sample_count is not None:
+                fields["sample_count"] = description.sample_count
+        return page.document(fields)
 
     async def with_revisions(self, ranges: Sequence[SampleRange]) -> list[SampleRange]:
         """The ranges with the revisions of their data. Those of a task without data have none.

@@ -158,6 +158,8 @@ class ScriptedService:
         self.info: Json | None = None
         """The answer of `GET /info`; without it the service is one that is too old to have the route."""
         self.vocabulary: list[str | None] = []
+        self.benchmark: list[str] = []
+        """Ids of the samples of any task, which come again after the last one; without them samples have no end."""
         self.info_requests: list[str] = []
         """The paths."""
         self.hangs = threading.Event()
@@ -215,7 +217,12 @@ class ScriptedService:
             if task_name == "maths":
                 return problem(REJECTED)
             made = [sample(task_name, seed=seed) for _ in range(count)]
-            return JSONResponse({"samples": made, "next_start": start + count})
+            page: Json = {"samples": made, "next_start": start + count}
+            if self.benchmark:
+                for place, each in enumerate(made):
+                    each["id"] = self.benchmark[place % len(self.benchmark)]
+                page["sample_count"] = len(self.benchmark)
+            return JSONResponse(page)
 
     def _add_info(self) -> None:
         @self.app.get("/info")

@@ -37,6 +37,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "JobStoreLost": ("internal", True),
         "SessionStoreLost": ("internal", True),
         "ImagesLost": ("internal", True),
+        "RolloutRecordsLost": ("internal", True),
         "DataLost": ("internal", True),
         "OtherVersionLoaded": ("policy", True),
         "VersionReplaced": ("policy", False),

@@ -1,12 +1,14 @@
 """The tasks of demos, and the page of all tasks."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from examples.task_configs import config_for, known_tasks, missing_package
-from examples.task_page import LONGEST_TEXT, fields_table, task_section, transcript
+from examples.task_page import LONGEST_TEXT, fields_table, played, task_section, transcript
+from rollout_client import RolloutClient
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_env.loading import checked_arguments, load_environment_class
@@ -79,6 +81,25 @@ def test_a_package_in_a_python_environment_of_its_own_is_not_missing(
     python.parent.mkdir(parents=True)
     python.touch()
     assert missing_package("verifiers") is None
+
+
+def test_only_agents_who_take_their_turns_by_themselves_are_played_without_lockstep() -> None:
+    schedules: list[str] = []
+
+    class Client:
+        def example_samples(self, _task: str, _count: int) -> list[SampleInput]:
+            return []
+
+        def rollout(self, _samples: list[SampleInput], *, schedule: str, **_options: Any) -> Any:
+            schedules.append(schedule)
+            return SimpleNamespace(samples=[rollout(generated(1))])
+
+    for name in ("math", "nim", "a task of a service at --url"):
+        played(
+            cast(RolloutClient, Client()),
+            TaskInfo(task_name=name, description="", fields={}, example=SampleInput(task_name=name)),
+        )
+    assert schedules == ["lockstep", "async", "lockstep"]
 
 
 def section(sample: SampleResult, **fields: Any) -> str:

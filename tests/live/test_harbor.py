@@ -1,24 +1,29 @@
 """The law of rollouts of Harbor's tasks: whatever is killed, none is lost or doubled, and no sandbox is left."""
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, Sampling
+from rollout_client.cli.app import app
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
 from service.startup.local_service import local_service
 from tests.deployments.agents.harbor_rollouts import (
     COMMAND,
     KILLED,
+    NAMES,
     TASKS,
     image_folders,
     processes_with,
@@ -128,3 +133,23 @@ def test_of_a_hundred_rollouts_under_kills_none_is_lost_or_doubled_and_no_sandbo
     while len(image_folders()) > 1:
         assert time.monotonic() - ended_at < GONE_WITHIN_S, image_folders()
         time.sleep(0.2)
+
+
+def test_an_evaluation_plays_each_task_once_and_is_written_as_a_job_of_harbor(url: str, tmp_path: Path) -> None:
+    """Samples of the service have no script, so that the agent fails, and what it has left is judged."""
+    job = tmp_path / "job"
+    options = ["--max-new-tokens", "8", "--results", str(job), "--format", "harbor", "--json", "--url", url]
+    done = CliRunner().invoke(app, ["eval", "tasks", *options])
+    assert done.exit_code == 0, done.stderr
+    [found] = json.loads(done.stdout)["pass_at_k"]
+    assert (found["prompts"], found["value"]) == (3, 0.0)
+    trials = [json.loads(path.read_text()) for path in job.glob("*/result.json")]
+    assert {trial["task_name"] for trial in trials} == {f"examples/{name}" for name in NAMES}
+    for trial in trials:
+        assert trial["verifier_result"] == {"rewards": {"reward": 0.0}}
+        assert trial["exception_info"]["exception_type"] == "RolloutAgentFailedError"
+        phases = [trial[name] for name in ("environment_setup", "agent_execution", "verifier")]
+        times = [phase[end] for phase in phases for end in ("started_at", "finished_at")]
+        assert trial["started_at"] <= times[0]
+        assert times == sorted(times)
+        assert trial["agent_result"]["n_output_tokens"] > 0

@@ -171,6 +171,7 @@ class ScriptedEnvironment(Environment):
 
     script: Sequence[StepOutcome | Exception]
     requests: list[StepRequest] = field(default_factory=list)
+    sample_count: int | None = None
 
     async def step(self, request: StepRequest) -> StepOutcome:
         answer = self.script[len(self.requests) % len(self.script)]
@@ -181,8 +182,8 @@ class ScriptedEnvironment(Environment):
         return answer
 
     async def describe(self) -> TaskDescription:
-        [example] = await self.example_samples(1, seed=0)
-        return TaskDescription("task", "A scripted task.", fields={}, example=example)
+        example, *_ = await self.example_samples(1, seed=0)
+        return TaskDescription("task", "A scripted task.", {}, example, sample_count=self.sample_count)
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         return []
@@ -209,6 +210,11 @@ def outcome(content: str = "", reward: float | dict[str, float] = 0.0, terminate
 def shadowed(judged: StepOutcome, shadow_rewards: Mapping[str, float | None]) -> ShadowedOutcome:
     given = {name: getattr(judged, name) for name in StepOutcome.__slots__}
     return ShadowedOutcome(**given, shadow_rewards=shadow_rewards)
+
+
+def without_names(samples: Any) -> Any:
+    """Results as JSON without the fields that differ each time: the service's names, and the generations."""
+    return [{name: value for name, value in one.items() if name not in ("rollout_id", "replay")} for one in samples]
 
 
 def user_message(text: str) -> Message:

@@ -14,9 +14,9 @@ from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.scores import ScoreResponse
 from rollout_client.errors import needed_for
 from rollout_client.responses import PlayedRollouts

@@ -40,6 +40,9 @@ class TaskSamples(Lenient):
     """Samples that can be posted as they are; fewer than were asked for if they are large."""
     next_start: int
     """Where the next page begins."""
+    sample_count: int | None = None
+    """How many different samples the environment has, after which they come again; absent where it makes them without
+    end, and for a task with data, whose `splits` are in `GET /tasks`."""
 
 
 class DegradedPart(Lenient):

@@ -127,6 +127,8 @@ class HostedEnvironment(TaskEnvironment):
         self.max_concurrent_steps = described["max_concurrent_steps"]
         if described.get("forks_sessions"):
             self.fork_session = self._forked  # type: ignore[method-assign]
+        # Hosts of an earlier rollout-env do not say it.
+        self.sample_count = described.get("sample_count")
 
     async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
         """Starts the sample in the hosted environment; adds nothing if that has no start."""

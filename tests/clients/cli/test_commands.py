@@ -1,9 +1,10 @@
 """The commands that look: `eval`, `bench`, `view`, `status`, `doctor`, and `--json`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import typer
@@ -14,9 +15,12 @@ from rollout_client import RolloutResponse
 from rollout_client.cli.app import add_server_commands, app
 from rollout_client.cli.commands import doctor
 from rollout_client.cli.commands.doctor import DoctorFinding
+from rollout_client.cli.run.player import OnGroup, RunPlayer
+from rollout_client.cli.run.totals import Totals
 from tests.clients.cli.command_line import rollout, rows_of
+from tests.clients.data_out.evaluations import INFO
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result
+from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, lines_of, ndjson, problem, result
 
 
 def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: ScriptedService) -> None:
@@ -52,11 +56,117 @@ def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: Scrip
     [
         (["math", "--k", "4"], "--k 4 needs as many rollouts: raise --num-generations, which is 1."),
         ([], "Name tasks of the service, or samples with --samples: one of both."),
+        (["math", "--results", "x"], "--results and --format belong together: name both, or none."),
+        (["math", "--format", "harbor"], "--results and --format belong together: name both, or none."),
+        (["math", "--id", "a*"], "--id a* matches none of the 64 samples; their ids are such as none."),
+        (
+            ["math", "code", "--results", "log.json", "--format", "inspect"],
+            "A log of inspect is of one task, and these are code, math: evaluate each by itself.",
+        ),
     ],
 )
 def test_an_eval_that_cannot_be_is_one_sentence(service: ScriptedService, arguments: list[str], sentence: str) -> None:
+    service.info = INFO
     done = rollout(service, "eval", *arguments)
     assert (done.exit_code, done.stderr) == (1, f"{sentence}\n")
+
+
+def test_an_eval_in_an_unknown_format_has_wrong_arguments(service: ScriptedService) -> None:
+    done = rollout(service, "eval", "math", "--results", "x", "--format", "openbench")
+    assert (done.exit_code, "'openbench' is not one of 'harbor', 'inspect'" in done.stderr) == (2, True)
+    assert service.bodies == []
+
+
+def test_eval_plays_each_task_of_a_benchmark_once(service: ScriptedService) -> None:
+    service.benchmark = ["fix-a", "fix-b", "greet"]
+    done = rollout(service, "eval", "terminal", "--json")
+    assert [posted["id"] for body in service.bodies for posted in body["samples"]] == ["fix-a", "fix-b", "greet"]
+    assert json.loads(done.stdout)["rollouts"] == 3
+    rollout(service, "eval", "terminal", "--count", "4")
+    assert [posted["id"] for posted in service.bodies[-1]["samples"]] == ["fix-a", "fix-b", "greet", "fix-a"]
+
+
+def test_eval_plays_the_samples_whose_ids_are_named(service: ScriptedService) -> None:
+    service.benchmark = ["fix-a", "fix-[b]", "greet"]
+    rollout(service, "eval", "terminal", "--id", "fix-*", "--id", "greet")
+    rollout(service, "eval", "terminal", "--id", "fix-[b]")
+    played = [[posted["id"] for posted in body["samples"]] for body in service.bodies]
+    assert played == [["fix-a", "fix-[b]", "greet"], ["fix-[b]"]]
+    done = rollout(service, "eval", "terminal", "--id", "fix-*", "--id", "no")
+    sentence = "--id no matches none of the 3 samples; their ids are such as fix-a, fix-[b], greet.\n"
+    assert (done.exit_code, done.stderr) == (1, sentence)
+
+
+@pytest.mark.parametrize("of_a_file", [False, True])
+def test_eval_writes_the_results_in_another_format(service: ScriptedService, tmp_path: Path, of_a_file: bool) -> None:
+    service.info = INFO
+    kept = ["--output", str(tmp_path / "rollouts.jsonl")] if of_a_file else []
+    evaluate = ["eval", "math", "--count", "2", "--num-generations", "2", "--json", "--max-new-tokens", "32", *kept]
+    shown = rollout(service, *evaluate, "--results", str(tmp_path / "job"), "--format", "harbor")
+    assert shown.exit_code == 0, shown.stderr
+    job = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (job["n_total_trials"], job["stats"]["n_completed_trials"], job["finished_at"] is None) == (4, 4, False)
+    own = json.loads((tmp_path / "job" / "rollout.json").read_text())
+    assert own["options"] == {"num_generations": 2, "sampling": {"max_new_tokens": 32}}
+    document = json.loads(shown.stdout)
+    assert {name: own[name] for name in document} == document
+    rollout(service, *evaluate, "--results", str(tmp_path / "log.eval"), "--format", "inspect")
+    with ZipFile(tmp_path / "log.eval") as members:
+        log = json.loads(members.read("header.json"))
+    assert (log["status"], log["eval"]["model"]) == ("success", "rollout/org/tiny")
+    [score] = log["results"]["scores"]
+    assert {name: metric["value"] for name, metric in score["metrics"].items()} == {
+        **{"mean": 1.0, "pass_at_1": 1.0, "pass_at_2": 1.0},
+    }
+    again = rollout(service, *evaluate, "--results", str(tmp_path / "job"), "--format", "harbor")
+    assert (again.exit_code, "has the results of an evaluation" in again.stderr) == (1, True)
+
+
+def test_an_eval_that_fails_leaves_what_had_ended_and_says_why(service: ScriptedService, tmp_path: Path) -> None:
+    service.info = INFO
+    refused = {"type": "about:blank", "title": "No", "status": 403, "detail": "The key may not."}
+    service.rollouts.extend([lambda body: ndjson(*lines_of(body)), lambda _: problem(refused)])
+    evaluate = ["eval", "math", "--count", "2", "--chunk-size", "1", "--format", "inspect"]
+    evaluate += ["--results", str(tmp_path / "log.json")]
+    done = rollout(service, *evaluate)
+    assert (done.exit_code, "The key may not." in done.stderr) == (1, True)
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert (log["status"], len(log["samples"]) <= 1, "The key may not." in log["error"]["message"]) == (
+        "error",
+        True,
+        True,
+    )
+    assert rollout(service, *evaluate).exit_code == 0
+    assert json.loads((tmp_path / "log.json").read_text())["status"] == "success"
+
+
+@pytest.mark.parametrize("of_a_file", [False, True])
+def test_an_eval_that_is_stopped_leaves_what_had_ended(
+    service: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_file: bool
+) -> None:
+    service.info = INFO
+    kept = ["--output", str(tmp_path / "rollouts.jsonl")] if of_a_file else []
+    evaluate = ["eval", "math", "--count", "2", "--chunk-size", "1", "--format", "harbor", *kept]
+    evaluate += ["--results", str(tmp_path / "job")]
+    played = RunPlayer.play
+
+    def stopped_after_one(player: RunPlayer, on_group: OnGroup, totals: Totals, done: Set[int] = frozenset()) -> None:
+        played(player, on_group, totals, done | {1})
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunPlayer, "play", stopped_after_one)
+        done = rollout(service, *evaluate)
+    assert (done.exit_code, "Stopped: " in done.stderr) == (1, True), done.stderr
+    job = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (job["finished_at"], job["stats"]["n_completed_trials"], job["stats"]["n_pending_trials"]) == (None, 1, 1)
+    assert json.loads((tmp_path / "job" / "rollout.json").read_text())["status"] == "cancelled"
+    assert rollout(service, *evaluate).exit_code == 0
+    job = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (job["finished_at"] is None, job["stats"]["n_completed_trials"], len(service.bodies)) == (
+        *(False, 2),
+        2 if of_a_file else 3,
+    )
 
 
 def test_bench_counts_what_it_played_after_the_warm_up(service: ScriptedService) -> None:

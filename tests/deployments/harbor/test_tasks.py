@@ -39,7 +39,9 @@ def test_the_examples_are_the_same_by_folder_and_by_registry() -> None:
 
 
 def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None:
-    made = HarborTasks({"tasks": str(EXAMPLES)}).example_samples(3, seed=2)
+    tasks = HarborTasks({"tasks": str(EXAMPLES)})
+    made = tasks.example_samples(3, seed=2)
+    assert tasks.sample_count == 3
     assert [sample["extra_env_info"]["task"] for sample in made] == [
         "examples/greet-server",
         "examples/count-lines",

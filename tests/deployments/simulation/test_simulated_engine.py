@@ -78,7 +78,7 @@ def test_with_a_spread_generations_are_shorter_by_up_to_that_part_as_prompt_and_
 def test_the_tokens_are_the_letters_of_the_models_vocabulary() -> None:
     simulated = SimulatedEngine.start(Timing(), str(TINY_MODEL), None, max_model_len=100)
     described = GeneratorDescription(
-        str(TINY_MODEL), max_model_len=100, vocab_size=262, engine="simulated", max_num_seqs=256
+        str(TINY_MODEL), 100, vocab_size=262, engine="simulated", max_num_seqs=256, settings_hash="simulated"
     )
     assert simulated.describe() == described
     everything = set(run(simulated.generate(request("a", 100))).token_ids)

@@ -21,6 +21,7 @@ OPERATIONS = {
 }
 NEEDED = {
     "POST /v1/rollout": "rollout",
+    "GET /v1/rollouts/{rollout_id}": "rollout",
     "POST /v1/jobs": "rollout",
     "GET /v1/jobs": "rollout",
     "GET /v1/jobs/{job_id}": "rollout",

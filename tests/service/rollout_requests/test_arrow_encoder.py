@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -312,7 +313,7 @@ def test_a_further_rollout_of_a_group_takes_no_memory_for_what_the_group_shares(
     assert held / 499 < 4000
 
 
-def test_the_service_answers_the_same_in_either_encoding() -> None:
+def test_the_service_answers_the_same_in_either_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     service = ScriptedHttp(RequestLimits())
     service.generator.script = ["A", GenerationRejected("no"), "B\u2028\u00e9"]
     observation = StepOutcome({"role": "user", "content": ""}, {"form": 0.5, "sum": 1.0}, terminated=True)
@@ -322,8 +323,9 @@ def test_the_service_answers_the_same_in_either_encoding() -> None:
         SAMPLE,
         {**SAMPLE, "idx": 7, "nested": {"null": None, "deep": [1, {}]}},
     ]
-    by_json = service.call(lambda client: client.rollout(samples, num_generations=2))
-    by_arrow = service.call(lambda client: client.rollout_arrow(samples, num_generations=2))
+    monkeypatch.setattr("service.rollout_requests.episodes.uuid4", lambda: UUID(int=7))
+    by_json = service.call(lambda client: client.rollout(samples, num_generations=2, request_id="r"))
+    by_arrow = service.call(lambda client: client.rollout_arrow(samples, num_generations=2, request_id="r"))
     assert [sample.status for sample in by_json.samples].count("error") == 2
     assert by_arrow.samples == by_json.samples
     assert (by_arrow.metrics, by_arrow.policy) == (by_json.metrics, by_json.policy)

@@ -72,6 +72,19 @@ def test_a_page_has_the_samples_of_the_data_and_where_the_next_one_begins() -> N
     assert page.next_start == 11
 
 
+def test_a_page_of_a_benchmark_says_how_many_samples_there_are() -> None:
+    http = service()
+    counts = []
+    for count in (None, 3):
+        http.environments |= {
+            task: Games([outcome(terminated=True)], sample_count=count) for task in ("sliding_puzzle", "math")
+        }
+        http.rollouts.task_sampler = TaskSampler(http.environments, ScriptedData(), {"math"})
+        pages = [http.request("GET", f"/tasks/{task}/samples?count=1").json() for task in ("sliding_puzzle", "math")]
+        counts.append([page.get("sample_count") for page in pages])
+    assert counts == [[None, None], [3, None]]
+
+
 def test_a_page_can_be_posted_as_it_is() -> None:
     http = service()
     page = http.request("GET", "/tasks/math/samples?count=1&start=8").json()

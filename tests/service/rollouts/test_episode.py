@@ -621,7 +621,7 @@ def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() ->
     outcomes = [replace(outcome("O"), next_stop_strings=stops) for stops in (["x"], ["x"], [])]
     recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(0.5, 0.9, 3, 0.1, seed=7))
     result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
-    assert result.replay == {
+    assert plain_fields(result)["replay"] == {
         "service_version": "",
         "engine": "",
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "ignore_eos": False, "seed": 7},

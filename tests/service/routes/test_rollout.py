@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -142,6 +143,7 @@ def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
 ) -> None:
     monkeypatch.setattr("service.rollout_requests.result_encoding.PART_BYTES", 100)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 40)
+    monkeypatch.setattr("service.rollout_requests.episodes.uuid4", lambda: UUID(int=7))
     whole, parts = ScriptedHttp(), ScriptedHttp()
     body = {"samples": [GOOD] * 3, "num_generations": 2}
     at_once = whole.post(body, accept=accept, x_request_id="mine")

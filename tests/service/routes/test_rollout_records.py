@@ -1,6 +1,7 @@
 """`GET /rollouts/{rollout_id}`: the record of a rollout that has ended."""
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -39,7 +40,7 @@ def test_the_record_of_a_rollout_has_its_result_and_where_each_generation_was_ma
     result, record = asyncio.run(record_after(recording_http()))
     assert record.rollout == result
     assert (record.request_id, record.ended_at, record.policy) == ("step/1", 50.0, None)
-    assert result.rollout_id.startswith("step/1-") and result.rollout_id.endswith("-0-0")
+    assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
     made = [(one.message, one.start, one.end, one.node) for one in record.generations]
     assert made == [(1, 0, 2, "node of "), (3, 0, 2, "node of ")]
     assert len(record.steps_s) == 2

@@ -9,12 +9,15 @@ variance is at most that of a proportion with the same mean: the interval is nev
 keeps a width where every prompt passes or none does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import chain
 from math import comb, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -38,10 +41,13 @@ from rollout_client.cli.options import (
 )
 from rollout_client.cli.output import AsJson, check_error_rate, plain, show
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.cli.run.player import RunPlayer, groups_in, play_in_memory, play_to_file
+from rollout_client.cli.run.player import RunPlayer, RunStopped, groups_in, play_in_memory, play_to_file
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import totals_table
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.data_out.evaluation import Evaluation, EvaluationStatus
+from rollout_client.data_out.evaluation_file import EvaluationFile, EvaluationFormat
+from rollout_client.errors import RolloutError
 from rollout_client.results import final_reward, finish_reasons
 
 ALL_TASKS = "all"
@@ -134,7 +140,18 @@ def evaluate(
         list[str] | None, typer.Argument(help="Names from `rollout tasks`; by default those of --samples.")
     ] = None,
     samples: Annotated[str | None, typer.Option(help="Samples of your own, as `rollout run` takes them.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 64,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Samples of each task; by default all where it says how many, such as Harbor's, or 64."
+        ),
+    ] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id", help="Only samples with such an id: a name, or a pattern as in 'fix-*'; can be given again."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the samples of a task.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the task's data, or of the data set of --samples.")] = None,
     ks: Annotated[
@@ -149,7 +166,16 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="Append the rollouts here, as `rollout run` does; run again, it goes on.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the evaluation here as --format says: a folder for harbor, a .json or .eval for inspect."
+        ),
+    ] = None,
+    format: Annotated[EvaluationFormat | None, typer.Option(help="Whose format --results has.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew in place of going on, and replace --results.")
+    ] = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
     as_json: AsJson = False,
@@ -160,13 +186,17 @@ def evaluate(
     (arXiv:2107.03374); the interval is Wilson's, over prompts. `clipped` is the share of a task's responses that their
     length has cut.
 
+    `--results` with `--format` writes the same for other evaluators' viewers: Harbor's or inspect's. An evaluation that
+    is stopped, or fails, leaves there what had ended, and says so.
+
     With `--league` the policies play the task, a game of two seats, against each other: each sample with each pair, in
     both orders. The answer is their Elo.
     """
     if league is not None:
-        refuse_beside_a_league(league, tasks or [], options, {"--samples": samples, "--k": ks, "--output": output})
+        beside = {"--samples": samples, "--k": ks, "--output": output, "--results": results, "--format": format}
+        refuse_beside_a_league(league, tasks or [], options, beside)
         with service.client() as client:
-            given = samples_of(client, tasks or [], None, count, seed, split)
+            given = with_ids(samples_of(client, tasks or [], None, count, seed, split), ids)
         totals = Totals()
         games = play_league(service, given, league, options, chunk_size, totals)
         ratings = ratings_of(games, league, confidence)
@@ -178,45 +208,133 @@ def evaluate(
     wanted = sorted(set(ks or (1, generations)))
     if wanted[-1] > generations:
         raise ValueError(f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}.")
+    if (results is None) != (format is None):
+        raise ValueError("--results and --format belong together: name both, or none.")
+    file = None if results is None or format is None else EvaluationFile(results, format, overwrite)
     with service.client() as client:
-        given = samples_of(client, tasks or [], samples, count, seed, split)
+        given = with_ids(samples_of(client, tasks or [], samples, count, seed, split), ids)
+        info = None if file is None else client.info()
+    if file is not None:
+        file.check(sorted({sample["task_name"] for sample in given}))
     player = RunPlayer(service, given, options, chunk_size)
-    if output is None:
-        totals = Totals()
-        groups = play_in_memory(player, totals)
-    else:
-        totals = play_to_file(player, output, overwrite)
+    begun_at = datetime.now(UTC)
+    groups: dict[int, list[SampleResult]] = {}
+    interruption: BaseException | None = None
+    try:
+        if output is None:
+            play_in_memory(player, Totals(), groups)
+        else:
+            play_to_file(player, output, overwrite)
+    except (KeyboardInterrupt, RunStopped, RolloutError) as error:
+        if file is None:
+            raise
+        interruption = error
+    if output is not None:
         groups = groups_in(output)
-    found = pass_at_k(groups, wanted, passes_at, confidence)
-    versions = sorted({span for group in groups for span in versions_of(group)})
+    totals = Totals()
+    for sample in chain.from_iterable(groups.values()):
+        totals.add_result(sample)
+    found = pass_at_k(groups.values(), wanted, passes_at, confidence)
+    versions = sorted({span for group in groups.values() for span in versions_of(group)})
     document = {
         **totals.document(),
         "versions": versions,
         "confidence": confidence,
         "pass_at_k": list(map(asdict, found)),
     }
+    if file is not None and info is not None:
+        evaluation = Evaluation(
+            samples=player.samples,
+            groups=groups,
+            arrivals=player.arrivals,
+            options=cast(Mapping[str, Any], options),
+            url=service.url,
+            info=info,
+            begun_at=begun_at,
+            ended_at=datetime.now(UTC),
+            pass_at_k=by_task_and_k(found),
+            document={**document, "passes_at": passes_at, "options": options},
+            status=status_of(interruption),
+            reason="" if interruption is None else str(interruption) or "Stopped by the user.",
+        )
+        file.write(evaluation)
+    if isinstance(interruption, KeyboardInterrupt):
+        raise RunStopped(f"Stopped: {results} has what had ended.") from interruption
+    if interruption is not None:
+        raise interruption
     show(document, as_json, pass_table(found, versions, confidence), totals_table(totals))
     check_error_rate(totals.error_rate, max_error_rate)
 
 
+def status_of(interruption: BaseException | None) -> EvaluationStatus:
+    if interruption is None:
+        return "success"
+    return "error" if isinstance(interruption, RolloutError) else "cancelled"
+
+
+def by_task_and_k(found: Iterable[PassAtK]) -> dict[str, dict[int, float]]:
+    """The known values."""
+    values: dict[str, dict[int, float]] = {}
+    for each in found:
+        if each.value is not None:
+            values.setdefault(each.task_name, {})[each.k] = each.value
+    return values
+
+
+DEFAULT_COUNT = 64
+
+
 def samples_of(
-    client: RolloutClient, tasks: list[str], source: str | None, count: int, seed: int | None, split: str | None
+    client: RolloutClient,
+    tasks: list[str],
+    source: str | None,
+    count: int | None,
+    seed: int | None,
+    split: str | None,
 ) -> list[dict[str, Any]]:
-    """Those of a file or data set, or else `count` of each task of the service."""
+    """Those of a file or data set, or else `count` of each task of the service.
+
+    Without a count they are all of a task that says how many it has, or else `DEFAULT_COUNT`.
+    """
     if bool(tasks) == (source is not None):
         raise ValueError("Name tasks of the service, or samples with --samples: one of both.")
     if source is not None:
         return read_samples(source, split=split or "train")
-    samples: list[dict[str, Any]] = []
-    for task in tasks:
-        start, end = 0, len(samples) + count
-        while len(samples) < end:
-            page = client.task_samples(task, end - len(samples), start, seed=seed, split=split)
-            if not page.samples:
-                raise ValueError(f"The service gave no sample of task {task} from place {start} on.")
-            samples += [sample.model_dump(mode="json", exclude_unset=True) for sample in page.samples]
-            start = page.next_start
-    return samples
+    return [sample for task in tasks for sample in samples_of_task(client, task, count, seed, split)]
+
+
+def samples_of_task(
+    client: RolloutClient, task: str, count: int | None, seed: int | None, split: str | None
+) -> list[dict[str, Any]]:
+    wanted = count or DEFAULT_COUNT
+    page = client.task_samples(task, wanted, seed=seed, split=split)
+    if count is None and page.sample_count is not None and page.sample_count != wanted:
+        wanted = page.sample_count
+        page = client.task_samples(task, wanted, seed=seed, split=split)
+    samples = page.samples
+    while len(samples) < wanted:
+        if not page.samples:
+            raise ValueError(f"The service gave no sample of task {task} from place {page.next_start} on.")
+        page = client.task_samples(task, wanted - len(samples), page.next_start, seed=seed, split=split)
+        samples = [*samples, *page.samples]
+    return [sample.model_dump(mode="json", exclude_unset=True) for sample in samples]
+
+
+def with_ids(samples: list[dict[str, Any]], patterns: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Those whose `id` matches a pattern; all without patterns. Raises `ValueError` for a pattern that matches none."""
+    if not patterns:
+        return samples
+    ids = [sample["id"] for sample in samples if sample.get("id") is not None]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {each for each in ids if each == pattern or fnmatchcase(each, pattern)}
+        if not found:
+            some = ", ".join(ids[:5]) or "none"
+            raise ValueError(
+                f"--id {pattern} matches none of the {len(samples)} samples; their ids are such as {some}."
+            )
+        chosen |= found
+    return [sample for sample in samples if sample.get("id") in chosen]
 
 
 def versions_of(group: list[SampleResult]) -> set[str]:

@@ -100,8 +100,9 @@ def play_league(
         others = [second for second in contestants if second != first]
         posted = [in_seats(sample, second) for second in others for sample in samples]
         played = cast(RolloutOptions, {**options, "policy": demand_of(first)})
-        groups = play_in_memory(RunPlayer(service, posted, played, chunk_size), totals)
-        for row, group in enumerate(groups):
+        groups: dict[int, list[SampleResult]] = {}
+        play_in_memory(RunPlayer(service, posted, played, chunk_size), totals, groups)
+        for row, group in sorted(groups.items()):
             second = others[row // len(samples)]
             games += [PlayedGame(first, second, score_of(game)) for game in group if final_reward(game) is not None]
     return games

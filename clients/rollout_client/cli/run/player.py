@@ -6,6 +6,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ CHUNKS_IN_FLIGHT = 4
 """So many requests at once: while one waits for its last rollouts, the others keep the engines busy."""
 
 
+class RunStopped(ValueError):
+    """The user has stopped the run."""
+
+
 OnGroup = Callable[[int, list[SampleResult]], Awaitable[None]]
 
 
@@ -44,6 +49,8 @@ class RunPlayer:
         self.samples = with_seeds(samples, options)
         self.options = options
         self.num_generations = options.get("num_generations") or 1
+        self.arrivals: dict[tuple[int, int], datetime] = {}
+        """When each rollout came, by row and generation."""
         self._service = service
         self._chunk_size = chunk_size
         self._breaks = 0
@@ -96,6 +103,7 @@ class RunPlayer:
             async for position, sample in rollouts.with_positions():
                 row = rows[position // self.num_generations]
                 group = plan.add(row, sample)
+                self.arrivals[row, sample.generation_index] = datetime.now(UTC)
                 if group is not None:
                     self._breaks = 0
                     await on_group(row, group)
@@ -114,31 +122,29 @@ def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
 def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
     """Plays what the file at `path` does not have yet, and counts all that it has then.
 
-    Raises `ValueError` if the file is of another run, `OSError`, and what a request raises.
+    Raises `RunStopped`, `ValueError` if the file is of another run, `OSError`, and what a request raises.
     """
     with ResultsFile(path, run_of(player.samples, player.options), overwrite) as file:
         found = file.recover(player.num_generations)
         try:
             player.play(file.append, found.totals, found.rows)
         except KeyboardInterrupt as error:
-            raise ValueError(f"Stopped: {path} has what had ended, and the same command goes on.") from error
+            raise RunStopped(f"Stopped: {path} has what had ended, and the same command goes on.") from error
     return found.totals
 
 
-def play_in_memory(player: RunPlayer, totals: Totals) -> list[list[SampleResult]]:
-    """The rollouts of each row."""
-    groups: dict[int, list[SampleResult]] = {}
+def play_in_memory(player: RunPlayer, totals: Totals, groups: dict[int, list[SampleResult]]) -> None:
+    """Adds the rollouts of each row to `groups`, as the rows end."""
 
     async def keep(row: int, group: list[SampleResult]) -> None:
         groups[row] = group
 
     player.play(keep, totals)
-    return [groups[row] for row in sorted(groups)]
 
 
-def groups_in(path: Path) -> list[list[SampleResult]]:
+def groups_in(path: Path) -> dict[int, list[SampleResult]]:
     """The rollouts of each row in a file of results."""
     groups: dict[int, list[SampleResult]] = {}
     for sample in read_rollouts(path):
         groups.setdefault((sample.model_extra or {})[INPUT_ROW], []).append(sample)
-    return [groups[row] for row in sorted(groups)]
+    return groups
