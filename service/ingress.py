@@ -46,6 +46,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
@@ -168,7 +169,11 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
-        recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
+        recorder: RolloutRecorder | None = None
+        reports: TrainerReports | None = None
+        if records is not None:
+            record_store = rollout_record_store_client(records)
+            recorder, reports = RolloutRecorder(record_store, remote.node_of), TrainerReports(record_store, remote)
         rollouts = RolloutService(
             remote,
             tasks,
@@ -181,7 +186,7 @@ class Ingress:
             observer,
             runs,
             request_images,
-            recorder,
+            None if recorder is None else recorder.note,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -203,6 +208,7 @@ class Ingress:
             sessions=agent_sessions,
             images=request_images,
             records=recorder,
+            reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:

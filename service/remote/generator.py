@@ -33,7 +33,7 @@ from deployments.protocols.model_server import (
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
-from deployments.rpc.handle_calls import call_result, live_replicas_of
+from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
 from service.remote.replica_stream import ReplicaStream, ReplicaWatch, ReplicaWatches, call_unless_gone, control_calls
@@ -285,6 +285,10 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
+
+    def node_of(self, replica: str) -> str:
+        """The id of the replica's node; empty if it is not known."""
+        return node_of_replica(self._handle, replica)
 
     async def answer(self, replica: str) -> None:
         response: Any = self._handle.options(session_id=replica).answer.remote()

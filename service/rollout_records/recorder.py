@@ -84,8 +84,13 @@ class RolloutRecorder:
 
 
 def record_of(kept: KeptRecord) -> RolloutRecord:
+    return RolloutRecord.model_validate(fields_of_record(kept))
+
+
+def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
+    """The fields of a `RolloutRecord`, its numbers in arrays."""
     fields: dict[str, Any] = pickle.loads(kept.data)
-    return RolloutRecord.model_validate(fields)
+    return fields
 
 
 def plain_fields(value: Any) -> Any:

@@ -17,7 +17,6 @@ from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
-from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
@@ -216,13 +215,13 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
-        recorder: RolloutRecorder | None = None,
+        record: Callable[[Episode, SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
-            recorder: `None` where no records are kept.
+            record: keeps a record of a rollout that has ended; `None` where none are kept.
         """
         self.policy = policy
         self.admission = admission
@@ -239,7 +238,7 @@ class RolloutService:
         self._agents = agents
         self._request_images = images
         self._images = ImageReader(generator)
-        self._recorder = recorder
+        self._record = record
 
     async def take_samples(
         self,
@@ -335,8 +334,8 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._recorder is not None:
-            self._recorder.note(episode, result)
+        if self._record is not None:
+            self._record(episode, result)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

@@ -25,6 +25,7 @@ from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
 from service.rollout_records.recorder import NO_RECORDS, RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.scoring.scoring import Scoring
@@ -51,6 +52,8 @@ class AppServices:
     """`None` if it takes none."""
     records: RolloutRecorder | None = None
     """`None` if it keeps no records of rollouts."""
+    reports: TrainerReports | None = None
+    """`None` if `records` is."""
     tinker: TinkerSampling | None = None
     """`None` if `calls` is."""
 
@@ -120,6 +123,14 @@ async def configured_records(services: Services) -> RolloutRecorder:
     return services.records
 
 
+async def configured_reports(
+    services: Services, _: Annotated[RolloutRecorder, Depends(configured_records)]
+) -> TrainerReports:
+    """Raises `RolloutRecordsNotConfigured`."""
+    assert services.reports is not None
+    return services.reports
+
+
 async def request_id(request: Request) -> str:
     return request_id_of(request)
 
@@ -155,4 +166,5 @@ TinkerCalls = Annotated[TinkerSampling, Depends(tinker_sampling)]
 Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
 Images = Annotated[RequestImages, Depends(configured_images)]
 Records = Annotated[RolloutRecorder, Depends(configured_records)]
+Reports = Annotated[TrainerReports, Depends(configured_reports)]
 RequestId = Annotated[str, Depends(request_id)]

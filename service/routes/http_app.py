@@ -26,6 +26,7 @@ from service.ui import routes as ui
 ROUTERS = (
     rollout.router,
     rollout_records.router,
+    rollout_records.mismatch_router,
     jobs.router,
     score.router,
     blobs.router,

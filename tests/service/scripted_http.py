@@ -25,6 +25,7 @@ from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -58,6 +59,7 @@ class ScriptedHttp:
         ingress_replicas: int = 1,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
+        reports: TrainerReports | None = None,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -75,13 +77,15 @@ class ScriptedHttp:
             limits,
             self.admission,
             TaskSampler(self.environments),
-            recorder=recorder,
+            record=None if recorder is None else recorder.note,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
-        self.app = app_of(self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder)
+        self.app = app_of(
+            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
+        )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -127,6 +131,7 @@ def app_of(
     sessions: AgentSessions | None = None,
     images: RequestImages | None = None,
     recorder: RolloutRecorder | None = None,
+    reports: TrainerReports | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
@@ -143,6 +148,7 @@ def app_of(
         sessions=sessions,
         images=images,
         records=recorder,
+        reports=reports,
         tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
     )
     return app

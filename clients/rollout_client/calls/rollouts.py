@@ -14,7 +14,6 @@ from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
-from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
@@ -166,10 +165,6 @@ def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Cal
 def list_of(sequence: Any) -> list[int]:
     ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
     return ids
-
-
-def rollout_record_call(rollout_id: str) -> Call[RolloutRecord]:
-    return call_for(RolloutRecord, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
 
 
 def upload_image_call(image: bytes) -> Call[str]:

@@ -3,7 +3,8 @@
 from pydantic import JsonValue
 
 from rollout_client.contract.base import Lenient
-from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.mismatch import RolloutMismatch
+from rollout_client.contract.rollouts import SampleResult, SampleStatus
 
 
 class RecordedGeneration(Lenient):
@@ -64,3 +65,31 @@ class RolloutRecord(Lenient):
     """How often it was played anew from its prompt."""
     retries_used: int = 0
     """How many of the request's `retries` it used."""
+    mismatch: RolloutMismatch | None = None
+    """The numbers that a trainer has reported last."""
+
+
+class RecordedRollout(Lenient):
+    """A line of `GET /rollouts`."""
+
+    rollout_id: str
+    """The service's name of the rollout."""
+    request_id: str
+    """The request that played it."""
+    task_name: str
+    """The environment that played it."""
+    status: SampleStatus
+    """How it ended."""
+    total_reward: float | None
+    """Sum of its rewards; null for a failed rollout."""
+    ended_at: float
+    """When it ended, in seconds since 1970."""
+    mean_ratio: float | None = None
+    """The mean ratio between a trainer's probabilities and the sampled ones, if a trainer has reported."""
+
+
+class RecordedRollouts(Lenient):
+    """The answer of `GET /rollouts`."""
+
+    rollouts: list[RecordedRollout]
+    """The newest first."""

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.protocols.environments import StepRequest
+from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
@@ -229,6 +230,22 @@ def test_a_posted_log_may_name_its_parent_without_a_record() -> None:
     assert result.forked_at.model_dump() == {"turn": 0, "token": 2}
 
 
+def test_a_fork_in_arrow_is_the_fork_in_json() -> None:
+    http = forking_http()
+    parent = parent_of(http, 3)
+    sample = {**fork_of(parent, turn=2), "seed": 1}
+
+    async def calls(client: AsyncRolloutClient) -> tuple[SampleResult, SampleResult]:
+        [in_arrow] = (await client.rollout_arrow([sample])).samples
+        [in_json] = (await client.rollout([sample])).samples
+        return in_arrow, in_json
+
+    in_arrow, in_json = http.call(calls)
+    assert in_arrow.model_dump(exclude={"rollout_id"}) == in_json.model_dump(exclude={"rollout_id"})
+    assert in_arrow.parent == parent.rollout_id
+    assert in_arrow.forked_at == in_json.forked_at
+
+
 # Refusals
 
 
@@ -282,6 +299,17 @@ def test_a_rollout_of_another_task_is_refused() -> None:
     assert problem["message"] == (
         "it is a rollout of task 'math', and the sample's task is 'sliding_puzzle'; send its task_name"
     )
+
+
+def test_a_task_whose_sessions_begin_only_at_a_prompt_forks_at_its_first_turn_alone() -> None:
+    http = forking_http()
+    parent = parent_of(http, 2)
+    held = TaskDescription("math", "Holds sessions.", fields={}, has_sessions=True)
+    http.environments["math"].describe = lambda: asyncio.sleep(0, held)  # type: ignore[method-assign]
+    problem = refusal(http, fork_of(parent, turn=1))
+    assert problem["field"] == "samples[0].fork"
+    assert "it has no fork_session; fork at turn 0" in problem["message"]
+    assert asyncio.run(played(http, [fork_of(parent, turn=0)]))[0].error is None
 
 
 def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_several_mistakes_are_named_at_once() -> None:
 
 def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
     service = ScriptedHttp()
-    unknown_route = service.request("GET", "/rollouts")
+    unknown_route = service.request("GET", "/episodes")
     assert (unknown_route.status_code, unknown_route.headers["content-type"]) == (404, "application/problem+json")
     wrong_method = service.request("GET", "/rollout")
     assert (wrong_method.status_code, wrong_method.json()["status"]) == (405, 405)
