@@ -4,6 +4,8 @@ Learn from it how rollouts are forked and how their trees train: of each prompt 
 forked at a turn, and a step has the advantage that the leaves below it have over those of its siblings.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -186,7 +186,7 @@ class Ingress:
             observer,
             runs,
             request_images,
-            None if recorder is None else recorder.note,
+            recorder,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None

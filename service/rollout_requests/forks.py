@@ -7,30 +7,41 @@ pure; `take_forks` reads the records.
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 from deployments.protocols.chat import ChatTokenizer
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.rollout_records.failures import records_not_configured
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollout_records import RolloutRecord
-from rollout_client.contract.rollouts import Fork, RolloutRequest, SampleInput
+from rollout_client.contract.rollouts import Fork, RolloutRequest, SampleInput, SampleResult
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.rollout_records.recorder import NO_RECORDS, RolloutRecorder, record_of
+from service.rollouts.episode import Episode
 from service.rollouts.messages import first_tokens_of
 from service.rollouts.progress import ProgressLog
 
 READ_AT_ONCE = 32
 """Records that are read from their store together."""
-KEPT_AFTER_S = (0.1, 0.3, 0.6)
-"""Waits for a record: it is written beside the answer, which its caller may have sooner."""
+Kept = tuple[RolloutRecord, int]
+
+
+class RolloutRecords(Protocol):
+    """Records of rollouts that have ended: `service/rollout_records/recorder.py`."""
+
+    def note(self, episode: Episode, result: SampleResult) -> None:
+        """The rollout has ended with this result."""
+        ...
+
+    async def kept(self, rollout_id: str, caller: Caller) -> Kept | None:
+        """The record and its size in bytes; `None` if the caller has no rollout of this name."""
+        ...
 
 
 async def take_forks(
     request: RolloutRequest,
-    recorder: RolloutRecorder | None,
+    records: RolloutRecords | None,
     caller: Caller,
     tokenizer: ChatTokenizer,
     most_bytes: int,
@@ -60,16 +71,16 @@ async def take_forks(
     }
     if not forks:
         return 0
-    if recorder is None:
-        raise RolloutRecordsNotConfigured(FieldProblem(field=f"samples[{min(forks)}].fork", message=NO_RECORDS))
-    kept: dict[str, KeptRecord | None] = {}
+    if records is None:
+        raise records_not_configured(f"samples[{min(forks)}].fork")
+    kept: dict[str, Kept | None] = {}
     size = 0
     names = sorted({fork.rollout for fork in forks.values()})
     for begin in range(0, len(names), READ_AT_ONCE):
         rollout_ids = names[begin : begin + READ_AT_ONCE]
-        read = await asyncio.gather(*(record_when_kept(recorder, rollout_id, caller) for rollout_id in rollout_ids))
+        read = await asyncio.gather(*(records.kept(rollout_id, caller) for rollout_id in rollout_ids))
         kept |= zip(rollout_ids, read, strict=True)
-        size = sum(0 if (record := kept.get(fork.rollout)) is None else record.size for fork in forks.values())
+        size = sum(found[1] for fork in forks.values() if (found := kept.get(fork.rollout)) is not None)
         if size > most_bytes:
             message = f"the logs of the forks take more than {most_bytes} bytes; fork fewer in one request"
             raise invalid_request(FieldProblem(field="samples", message=message))
@@ -82,30 +93,16 @@ async def take_forks(
     return size
 
 
-async def record_when_kept(recorder: RolloutRecorder, rollout_id: str, caller: Caller) -> KeptRecord | None:
-    """The record; `None` if the caller has no rollout of this name."""
-    for wait_s in (*KEPT_AFTER_S, None):
-        try:
-            return await recorder.store.record(rollout_id, caller.namespace)
-        except RolloutUnknown:
-            if wait_s is not None:
-                await asyncio.sleep(wait_s)
-    return None
-
-
 def forked_samples(
-    samples: Sequence[SampleInput],
-    forks: dict[int, Fork],
-    kept: dict[str, KeptRecord | None],
-    tokenizer: ChatTokenizer,
+    samples: Sequence[SampleInput], forks: dict[int, Fork], kept: dict[str, Kept | None], tokenizer: ChatTokenizer
 ) -> dict[int, SampleInput]:
     """The samples with their logs, by place. Raises `RequestProblem`."""
-    records = {rollout_id: record_of(record) for rollout_id, record in kept.items() if record is not None}
     taken: dict[int, SampleInput] = {}
     problems: list[FieldProblem] = []
     for place, fork in forks.items():
         try:
-            taken[place] = forked(samples[place], fork, records.get(fork.rollout), tokenizer)
+            found = kept[fork.rollout]
+            taken[place] = forked(samples[place], fork, None if found is None else found[0], tokenizer)
         except CannotFork as refused:
             field = f"samples[{place}].fork.{refused.field}"
             value = getattr(fork, refused.field)

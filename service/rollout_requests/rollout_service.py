@@ -20,7 +20,7 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
-from service.rollout_requests.forks import take_forks
+from service.rollout_requests.forks import RolloutRecords, take_forks
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
@@ -215,13 +215,13 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
-        record: Callable[[Episode, SampleResult], None] | None = None,
+        records: RolloutRecords | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
-            record: keeps a record of a rollout that has ended; `None` where none are kept.
+            records: those of rollouts that have ended; `None` where none are kept.
         """
         self.policy = policy
         self.admission = admission
@@ -231,14 +231,14 @@ class RolloutService:
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._generator = generator
-        self._episode_factory = replace(episode_factory, keeps_states=recorder is not None)
+        self._episode_factory = replace(episode_factory, keeps_states=records is not None)
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
         self._agents = agents
         self._request_images = images
         self._images = ImageReader(generator)
-        self._record = record
+        self._records = records
 
     async def take_samples(
         self,
@@ -266,7 +266,7 @@ class RolloutService:
             body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
         return body_bytes + await take_forks(
             request,
-            self._recorder,
+            self._records,
             caller,
             self._episode_factory.tokenizer,
             self.limits.max_body_bytes,
@@ -334,8 +334,8 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._record is not None:
-            self._record(episode, result)
+        if self._records is not None:
+            self._records.note(episode, result)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

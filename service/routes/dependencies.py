@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -24,7 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
-from service.rollout_records.recorder import NO_RECORDS, RolloutRecorder
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
@@ -119,7 +119,7 @@ async def configured_images(services: Services) -> RequestImages:
 async def configured_records(services: Services) -> RolloutRecorder:
     """Raises `RolloutRecordsNotConfigured`."""
     if services.records is None:
-        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=NO_RECORDS))
+        raise records_not_configured()
     return services.records
 
 

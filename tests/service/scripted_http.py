@@ -77,7 +77,7 @@ class ScriptedHttp:
             limits,
             self.admission,
             TaskSampler(self.environments),
-            record=None if recorder is None else recorder.note,
+            records=recorder,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None

@@ -114,7 +114,7 @@ class MergedRows:
         return torch.where(has_parent, picked, 0)
 
     def step_advantages(self, returns: Tensor) -> Tensor:
-        """What a step in a tree of forks has gained: [R, N], 0 where `loss_mask` is 0.
+        """Advantages of the steps in trees of forks: [R, N], 0 where `loss_mask` is 0.
 
         The value of a token is the mean return of the rollouts that share it, the leaves below it. Between two places
         where the tree branches all tokens have one value, and one advantage: their value less that of the tokens before

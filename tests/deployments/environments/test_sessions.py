@@ -354,7 +354,7 @@ def test_however_forks_end_their_sessions_are_closed_once_and_no_room_is_lost(
     environment.may_open.set()
 
     async def play(runner: StepRunner, name: str, turn: int, end: str) -> None:
-        first = {"first_turn": turn}
+        first: Any = {"first_turn": turn}
         match end:
             case "aborted while opened":
                 environment.may_open.clear()

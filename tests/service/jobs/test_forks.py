@@ -26,7 +26,7 @@ def cluster_with_records() -> tuple[ScriptedIngresses, RolloutRecordStore]:
 
 
 def keep_records(replica: Any, store: Any) -> None:
-    replica.rollouts._recorder = RolloutRecorder(store, time_s=virtual_time.now)
+    replica.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
 
 
 async def parent_of(cluster: ScriptedIngresses) -> str:

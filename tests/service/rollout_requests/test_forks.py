@@ -18,10 +18,10 @@ from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 from service.problems import RequestProblem
+from service.rollout_records import recorder
 from service.rollout_records.recorder import RolloutRecorder
-from service.rollout_requests import forks
 from service.rollout_requests.result_encoding import json_of
 from service.settings import RequestLimits
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
@@ -66,7 +66,7 @@ class WalkingEnvironment(ScriptedEnvironment):
         info = request.extra_env_info
         state = {"steps": [*info["steps"], number % 10], "n": info["n"] + 1} if number % 4 else None
         stop = [f"s{number % 3}"] if number % 3 else None
-        said = {"role": "user", "content": f"{number % 100}"}
+        said: ChatMessage = {"role": "user", "content": f"{number % 100}"}
         return StepOutcome(said, {"a": number % 5, "b": 1.0}, number % 7 == 0, state, stop)
 
 
@@ -94,7 +94,8 @@ def turns_of(log: list[Any]) -> list[int]:
 def posted(http: ScriptedHttp, parent: SampleResult, turn: int, log: list[dict[str, Any]]) -> dict[str, Any]:
     """A sample that goes on from this part of a result, as a caller makes it who has watched the environment."""
     generations = [made for made in http.generator.requests if made.rollout_id == parent.rollout_id]
-    states = http.environments["math"].seen[parent.rollout_id]
+    environment: Any = http.environments["math"]
+    states = environment.seen[parent.rollout_id]
     state = states.get(turn, parent.extra_env_info)
     stop = generations[turn].stop_strings if turn < len(generations) else parent.stop_strings
     return {
@@ -198,7 +199,7 @@ def test_a_fork_keeps_tokens_log_probabilities_versions_and_rewards_of_its_paren
         assert fork.forked_at is not None
         assert fork.forked_at.model_dump() == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
     assert len({tuple(fork.message_log[len(before)].token_ids) for fork in forked}) > 1
-    assert parent.parent is parent.forked_at is None
+    assert (parent.parent, parent.forked_at) == (None, None)
 
 
 def test_a_fork_of_a_fork_has_the_fork_as_its_parent() -> None:
@@ -313,7 +314,7 @@ def test_a_task_whose_sessions_begin_only_at_a_prompt_forks_at_its_first_turn_al
 
 
 def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "KEPT_AFTER_S", (0.0,))
+    monkeypatch.setattr(recorder, "KEPT_AFTER_S", (0.0,))
     problem = refusal(forking_http(), {"task_name": "math", "fork": {"rollout": "gone", "turn": 0}})
     assert problem["field"] == "samples[0].fork.rollout"
     assert "rollout_records.keep_s" in problem["message"]
