@@ -219,7 +219,7 @@ def test_a_thousand_samples_of_two_tasks_come_back_complete_and_in_order(client:
 
 def test_a_fork_is_generated_as_its_posted_log_is(client: RolloutClient) -> None:
     turns = [{"observation": "And 2 + 3?"}, {"observation": "And 3 + 3?"}, {}]
-    parent = play_one(client, following({"turns": turns}), max_rollout_turns=3)
+    parent = play_one(client, following(*turns), max_rollout_turns=3)
     assert parent.rollout_id is not None
     [_, second, *_] = generated(parent)
     place = parent.message_log.index(second)
