@@ -46,7 +46,7 @@ class HashedGenerator(ScriptedGenerator):
         number = crc32(repr((list(request.prompt_token_ids), request.sampling.seed, request.stop_strings)).encode())
         count = min(1 + number % 5, request.max_new_tokens)
         token_ids = [97 + (number >> place) % 26 for place in range(count)]
-        spans = tuple(WeightSpan(str(place % 2), place, place + 1) for place in range(count))
+        spans = tuple(WeightSpan(str(place), place, min(place + 2, count)) for place in range(0, count, 2))
         logprobs = [-((number >> place) % 64) / 64 for place in range(count)]
         return Generation(token_ids, logprobs, "stop", spans)
 
