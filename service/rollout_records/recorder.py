@@ -73,7 +73,14 @@ class RolloutRecorder:
                 for made in episode.generations
             ],
             "steps_s": list(episode.steps_s),
-            "states": [asdict(state) for state in episode.states],
+            "states": [
+                {
+                    "turn": state.turn,
+                    "extra_env_info": state.extra_env_info,
+                    "stop_strings": list(state.stop_strings),
+                }
+                for state in episode.states
+            ],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
