@@ -220,11 +220,10 @@ def test_a_thousand_samples_of_two_tasks_come_back_complete_and_in_order(client:
 def test_a_fork_is_generated_as_its_posted_log_is(client: RolloutClient) -> None:
     turns = [{"observation": "And 2 + 3?"}, {"observation": "And 3 + 3?"}, {}]
     parent = play_one(client, following(*turns), max_rollout_turns=3)
-    assert parent.rollout_id is not None
     [_, second, *_] = generated(parent)
     place = parent.message_log.index(second)
     log = [message.model_dump(exclude_unset=True) for message in parent.message_log[:place]]
-    state = client.rollout_record(parent.rollout_id).states[1].extra_env_info
+    state = {**parent.extra_env_info, "turn": 1}
     sample = {"task_name": "following", "fork": {"rollout": parent.rollout_id, "turn": 1}}
     forks = client.rollout([sample], num_generations=2, sampling=GREEDY, max_rollout_turns=3).samples
     posted = play_one(
