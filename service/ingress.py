@@ -190,7 +190,7 @@ class Ingress:
             observer,
             runs,
             request_images,
-            None if recorder is None else recorder.note,
+            recorder,
             None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()

@@ -2,6 +2,7 @@
 alone: no rollout waits for them.
 """
 
+import asyncio
 import json
 import logging
 import pickle
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RecordNote
+from deployments.rollout_records.failures import RolloutUnknown
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
@@ -26,6 +28,8 @@ from service.scheduling.priority import name_of_weight
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
 
+KEPT_AFTER_S = (0.1, 0.3, 0.6)
+"""Waits for a record: it is written beside the answer, which its caller may have sooner."""
 logger = logging.getLogger("rollout_service.records")
 
 
@@ -46,7 +50,7 @@ class RolloutRecorder:
         self.store = store
         self._node_of = node_of
         self._time_s = time_s
-        self._records = GroupCommit[KeptRecord, None](self._commit, lambda record: record.size)
+        self._records = GroupCommit[tuple[KeptRecord, RecordNote | None], None](self._commit, lambda item: item[0].size)
 
     def note(self, episode: Episode, result: SampleResult) -> None:
         """The rollout has ended with this result."""
@@ -79,11 +83,20 @@ class RolloutRecorder:
             "retries": [
                 {"at": retry.at, "kind": retry.kind, "message": retry.message} for retry in episode.retries.noted
             ],
+            "states": [
+                {
+                    "turn": state.turn,
+                    "extra_env_info": state.extra_env_info,
+                    "stop_strings": list(state.stop_strings),
+                }
+                for state in episode.states
+            ],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
         owner = episode.start.share.key or ""
-        self._records.put(KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at))
+        record = KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at)
+        self._records.put((record, note_for_parent(episode, owner)))
 
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
@@ -91,19 +104,45 @@ class RolloutRecorder:
 
     async def annotate(self, rollout_id: str, caller: Caller, note: RecordedFork | RecordedReplay) -> None:
         """Adds something that happened after its end to the record, if that is kept. The note can be lost."""
-        name = "forks" if isinstance(note, RecordedFork) else "replays"
-        data = note.model_dump_json(exclude_none=True).encode()
         try:
-            await self.store.annotate([RecordNote(rollout_id, caller.namespace, name, data)])
+            await self.store.annotate([record_note(rollout_id, caller.namespace, note)])
         except StoreLost as lost:
             logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
 
-    async def _commit(self, records: list[KeptRecord]) -> list[None]:
+    async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
+        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`."""
+        for wait_s in (*KEPT_AFTER_S, None):
+            try:
+                kept = await self.store.record(rollout_id, caller.namespace)
+            except RolloutUnknown:
+                if wait_s is not None:
+                    await asyncio.sleep(wait_s)
+            else:
+                return await asyncio.to_thread(record_of, kept), kept.size
+        return None
+
+    async def _commit(self, ended: list[tuple[KeptRecord, RecordNote | None]]) -> list[None]:
+        notes = [note for _, note in ended if note is not None]
         try:
-            await self.store.keep(records)
+            await self.store.keep([record for record, _ in ended])
+            if notes:
+                await self.store.annotate(notes)
         except StoreLost as lost:
-            logger.warning("The records of %s rollouts are lost: %s", len(records), lost)
-        return [None] * len(records)
+            logger.warning("The records of %s rollouts are lost: %s", len(ended), lost)
+        return [None] * len(ended)
+
+
+def record_note(rollout_id: str, owner: str, note: RecordedFork | RecordedReplay) -> RecordNote:
+    name = "forks" if isinstance(note, RecordedFork) else "replays"
+    return RecordNote(rollout_id, owner, name, note.model_dump_json(exclude_none=True).encode())
+
+
+def note_for_parent(episode: Episode, owner: str) -> RecordNote | None:
+    """The fork in the record of the rollout that it was forked from; `None` for one that is not a fork."""
+    parent = episode.identity.parent
+    if parent is None:
+        return None
+    return record_note(parent, owner, RecordedFork(rollout_id=episode.identity.rollout_id, **episode.start.prompt.end))
 
 
 def record_of(kept: KeptRecord) -> RolloutRecord:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -121,8 +121,7 @@ async def configured_images(services: Services) -> RequestImages:
 async def configured_records(services: Services) -> RolloutRecorder:
     """Raises `RolloutRecordsNotConfigured`."""
     if services.records is None:
-        message = "the config has no `rollout_records`; add `rollout_records: {}`"
-        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=message))
+        raise records_not_configured()
     return services.records
 
 

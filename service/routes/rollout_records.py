@@ -27,6 +27,7 @@ from rollout_client.contract.rollout_records import (
     RecordedGeneration,
     RecordedRollout,
     RecordedRollouts,
+    RecordedState,
     RecordedStep,
     RolloutRecord,
 )
@@ -55,6 +56,7 @@ RECORD = RolloutRecord(
         )
     ],
     steps=[RecordedStep(turn=0, began_at=1764199999.92, took_s=0.002)],
+    states=[RecordedState(turn=0, extra_env_info={"ground_truth": "4"})],
 )
 RECORDED = RecordedRollouts(
     rollouts=[

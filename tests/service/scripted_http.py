@@ -98,7 +98,7 @@ class ScriptedHttp:
             limits,
             self.admission,
             TaskSampler(self.environments),
-            record=None if recorder is None else recorder.note,
+            records=recorder,
             sign=None if signer is None else signer.sign,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)

@@ -3,6 +3,8 @@
 Moments (`..._at`) are in seconds since 1970.
 """
 
+from pydantic import JsonValue
+
 from rollout_client.contract.base import Lenient
 from rollout_client.contract.mismatch import RolloutMismatch
 from rollout_client.contract.replay import ReplayVerdict
@@ -85,6 +87,17 @@ class RecordedReplay(Lenient):
     """The largest difference of two log-probabilities of one token; null if none were compared."""
 
 
+class RecordedState(Lenient):
+    """The environment's state of a rollout from one turn on, until that of a later turn."""
+
+    turn: int
+    """Number of the first turn that was generated in it."""
+    extra_env_info: dict[str, JsonValue]
+    """The state for the step of this turn."""
+    stop_strings: list[str] = []  # noqa: RUF012 - pydantic copies it
+    """Those of its generation."""
+
+
 class RolloutRecord(Lenient):
     """The answer of `GET /rollouts/{rollout_id}`."""
 
@@ -108,6 +121,9 @@ class RolloutRecord(Lenient):
     """The steps of its environment, in order."""
     retries: list[RecordedRetry] = []  # noqa: RUF012 - pydantic copies it
     """Its last retries, in order, at most 64; also those that cost none of the request's `retries`."""
+    states: list[RecordedState] = []  # noqa: RUF012 - pydantic copies it
+    """The environment's states, in order, from the first turn that was played in this request on; a turn without one
+    left it as it was."""
     restarts: int = 0
     """How often it was played anew from its prompt."""
     retries_used: int = 0

@@ -90,6 +90,20 @@ def test_what_happens_after_the_end_is_noted_in_the_record() -> None:
     assert asyncio.run(recorded(played(("a", 50.0)), *forks)).forks == forks
 
 
+def test_a_fork_is_noted_in_the_record_of_its_parent() -> None:
+    async def story() -> RolloutRecord:
+        store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
+        recorder = RolloutRecorder(store, time_s=lambda: 90.0)
+        parent, fork = played(("a", 50.0)), played(("a", 60.0))
+        fork.identity = replace(fork.identity, position=1, parent="request-0-0")
+        for episode in (parent, fork):
+            recorder.note(episode, episode.result())
+        await asyncio.sleep(0)
+        return await recorder.record("request-0-0", ANYBODY)
+
+    assert asyncio.run(story()).forks == [RecordedFork(rollout_id="request-1-0", turn=0, token=1)]
+
+
 def test_the_priority_is_that_of_the_requests_share() -> None:
     episode = played(("a", 50.0))
     for weight, name in ((16.0, "interactive"), (2.5, "other")):
