@@ -142,7 +142,9 @@ def note_for_parent(episode: Episode, owner: str) -> RecordNote | None:
     parent = episode.identity.parent
     if parent is None:
         return None
-    return record_note(parent, owner, RecordedFork(rollout_id=episode.identity.rollout_id, **episode.start.prompt.end))
+    point = episode.start.prompt.end
+    fork = RecordedFork(rollout_id=episode.identity.rollout_id, turn=point["turn"], token=point["token"])
+    return record_note(parent, owner, fork)
 
 
 def record_of(kept: KeptRecord) -> RolloutRecord:
