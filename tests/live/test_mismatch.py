@@ -50,8 +50,8 @@ def test_the_story_of_a_rollout_divides_its_time_into_queue_engines_and_steps(
 ) -> None:
     for result in played:
         record = client.rollout_record(str(result.rollout_id))
-        began = [made.began_at for made in record.generations]
-        assert began == sorted(began), "each is known"
+        began = [made.began_at or 0 for made in record.generations]
+        assert 0 < began[0] <= began[-1] < record.ended_at
         assert record.began_at is not None
         spent = sum(made.waited_s + made.took_s for made in record.generations)
         spent += sum(step.took_s for step in record.steps)

@@ -68,9 +68,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     # Of two replicas none is ever compared with the others.
     not_compared: Any = None
     reports = TrainerReports(in_process, not_compared)
-    rollouts = RolloutService(
-        generator, environments, policy, factory, limits, admission, sampler, record=recorder.note
-    )
+    rollouts = RolloutService(generator, environments, policy, factory, limits, admission, sampler, records=recorder)
     return app_of(rollouts, access, sets_request_id_header=True, recorder=recorder, reports=reports)
 
 
