@@ -110,7 +110,9 @@ class RolloutTensors:
         names = [self.rollout_ids[place] for place in places.tolist()]
         known = [name is not None for name in names]
         if not any(known):
-            raise ValueError("no row has a rollout_id: the service is older than this client, or the rows are of sessions")
+            raise ValueError(
+                "no row has a rollout_id: the service is older than this client, or the rows are of sessions"
+            )
         is_token = self.attention_mask[places].bool()
         skipped = width - logprobs.shape[1]
         scored = is_token[:, 1:] & is_token[:, :-1] if skipped else is_token
