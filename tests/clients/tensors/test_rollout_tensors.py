@@ -82,9 +82,10 @@ def test_tensors_move_to_a_device_together() -> None:
 
 def named_rollouts() -> list[SampleResult]:
     names = ("first", "second", "third")
-    return [rollout.model_copy(update={"rollout_id": name}) for rollout, name in zip(
-        [TWO_TURNS, failed(given_message(1), generated(8)), ONE_TURN], names, strict=True
-    )]
+    return [
+        rollout.model_copy(update={"rollout_id": name})
+        for rollout, name in zip([TWO_TURNS, failed(given_message(1), generated(8)), ONE_TURN], names, strict=True)
+    ]
 
 
 def lists(columns: Any) -> dict[str, Any]:
