@@ -467,7 +467,7 @@ def test_rows_that_are_not_those_of_the_batch_are_refused(recording: RolloutClie
         report_prev_logprobs(recording, fewer, train_data_of(came))
 
 
-def test_a_rollout_of_a_service_without_ids_is_refused(client: RolloutClient, service: ScriptedService) -> None:
+def test_a_rollout_of_a_service_without_ids_is_refused(client: RolloutClient) -> None:
     came, _ = run_async_multi_turn_rollout(client, batch(1), 64)
     with pytest.raises(ValueError, match="a rollout has no rollout_id"):
         report_prev_logprobs(client, came, train_data_of(came))

@@ -451,7 +451,7 @@ def test_a_report_that_fails_and_rows_that_are_unknown_are_logged_and_the_loss_i
 def test_agents_sessions_have_no_records_to_report_to(client: PushingClient) -> None:
     options: Any = {"report_logprobs": True}
     with pytest.raises(ValueError, match="report_logprobs: the service keeps no records of sessions; leave it out"):
-        AgentRolloutFunc(client, lambda *_: None, **options)  # type: ignore[arg-type,return-value]
+        AgentRolloutFunc(client, lambda *_: None, **options)  # type: ignore[arg-type]
 
 
 class AdapterClient(PushingClient):
