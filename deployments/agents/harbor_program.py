@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 
 from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes, last_of
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes, last_of
+from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import TIMES, HarborSettings
@@ -47,10 +48,12 @@ logger = logging.getLogger("rollout_service.agents")
 
 class HarborProgram(AgentProgram):
     def __init__(self, settings: AgentSettings, harbor: HarborSettings) -> None:
-        """Raises `HarborTaskRefused`, `ProviderUnusable` or `AgentNotLoadable`."""
+        """Raises `HarborTaskRefused`, `ProviderUnusable`, `AgentNotLoadable` or `KeyMissing`."""
         self._tasks = tasks_within(harbor, settings.timeout_s)
         self._command = settings.command
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
+        self._harness = None if settings.harness is None else HarnessProgram(settings.harness)
+        self._endpoint = SandboxEndpoint()
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
         self._pool = SandboxPool(
@@ -81,6 +84,7 @@ class HarborProgram(AgentProgram):
 
     def close(self) -> None:
         """Destroys all sandboxes."""
+        self._endpoint.close()
         self._pool.close()
 
     def _task_of(self, call: AgentCall) -> HarborTask:
@@ -136,6 +140,9 @@ class HarborProgram(AgentProgram):
             async with asyncio.timeout(timeout_s):
                 if self._function is not None:
                     await self._function.play(call, sandbox)
+                elif self._harness is not None:
+                    async with self._endpoint.opened(sandbox) as address:
+                        await self._harness.run(HarnessCall(**call.model_dump(), sandbox=address), said)
                 else:
                     assert self._command is not None
                     await run_command(self._command, call, task, sandbox, said)

@@ -5,8 +5,8 @@ alone: no rollout waits for them.
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -56,9 +56,15 @@ class RolloutRecorder:
             "ended_at": ended_at,
             "generations": [
                 {
-                    **{name: value for name, value in asdict(made).items() if name != "stop_strings"},
                     "message": episode.log.first_added + made.message,
+                    "start": made.start,
+                    "end": made.end,
+                    "replica": made.replica,
                     "node": self._node_of(made.replica),
+                    "cached_tokens": made.cached_tokens,
+                    "batch_size": made.batch_size,
+                    "waited_s": made.waited_s,
+                    "took_s": made.took_s,
                 }
                 for made in episode.generations
             ],
@@ -94,9 +100,20 @@ def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
 def plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
-    if isinstance(value, Mapping):
-        return {name: plain_fields(field) for name, field in value.items()}
-    if isinstance(value, list):
-        return [*map(plain_fields, value)] if value and isinstance(value[0], BaseModel) else value
+        return {name: plain_value(field) for name, field in set_fields(value).items()}
+    return plain_value(value)
+
+
+def plain_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in PLAIN or not value:
+        return value
+    if kind is list:
+        # Lists of one kind: of models, or of JSON that a caller or an environment has sent.
+        return [*map(plain_fields, value)] if isinstance(value[0], BaseModel) else value
+    if isinstance(value, BaseModel):
+        return plain_fields(value)
     return value
+
+
+PLAIN = frozenset({str, int, float, bool, type(None), array})

@@ -60,7 +60,7 @@ class PreparedEpisodes:
 
     episodes: Sequence[Episode]
     groups: GroupsToSelect | None = None
-    """Set for a request with `keep.where`."""
+    """Set for a request with `keep.where` or a range of `num_generations`."""
     samples: list[SampleInput] = field(default_factory=list)
     """Those from which groups are drawn. Thousands are freed in a thread at the end."""
 
@@ -88,8 +88,12 @@ class RunningRollout:
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
         self._selection = None if prepared.groups is None else prepared.groups.selection
+        self._is_selecting = request.keep.where is not None
         self._kept: list[int] = []
         """The places of the groups that were selected so far."""
+        self._sizes: dict[int, int] = {}
+        """By group of the answer, where rewards decide them."""
+        self._judged_rollouts = 0
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
@@ -116,22 +120,29 @@ class RunningRollout:
         )
 
     def _optional_fields(self) -> dict[str, Any]:
-        drawn = self._request.samples_from
-        if self._selection is None:
-            return {"next_samples_from": next_ranges(map(following, drawn))} if drawn else {}
-        fields: dict[str, Any] = {"groups": self._selection.counts}
+        drawn, selection, fields = self._request.samples_from, self._selection, dict[str, Any]()
+        moved: Iterable[SampleRange] = map(following, drawn)
+        if selection is not None:
+            counted = {"rollouts": self._judged_rollouts} if self._request.generation_range else {}
+            fields["groups"] = selection.counts.model_copy(update=counted)
+            if drawn:
+                moved = moved_past(drawn, selection.decided)
         if drawn:
-            fields["next_samples_from"] = next_ranges(moved_past(drawn, self._selection.decided))
+            fields["next_samples_from"] = next_ranges(moved)
         return fields
 
     def place_of(self, group: int) -> int:
         """The place of a group of the answer among the samples that were drawn."""
-        return group if self._selection is None else self._kept[group]
+        return self._kept[group] if self._is_selecting else group
+
+    def size_of(self, group: int) -> int:
+        """How many rollouts a group of the answer has, one of which has been yielded."""
+        return self._sizes.get(group, self._request.group_size)
 
     @property
     def selected(self) -> tuple[int, int] | None:
         """How many samples were drawn and judged, and how many groups kept; `None` if no groups are selected."""
-        if self._selection is None:
+        if self._selection is None or not self._is_selecting:
             return None
         return self._selection.counts.drawn, self._selection.counts.kept
 
@@ -166,18 +177,24 @@ class RunningRollout:
     async def _play_selected(
         self, first: Sequence[Episode], groups: GroupsToSelect
     ) -> AsyncGenerator[EndedRollout, None]:
-        """The rollouts of the groups that are kept, whose positions are those of the answer."""
-        size = self._request.num_generations
+        """The rollouts of the groups that are kept. Positions are those of the answer, if its groups had all the same
+        size."""
+        size = self._request.group_size
         playing = play_selected_groups(first, groups, self._context, self._note_selected, self._request.deadline_s)
         async with aclosing(playing) as judged:
             async for group in judged:
+                self._judged_rollouts += len(group.rollouts)
                 for episode, result in group.rollouts:
                     self._count(episode, result)
                 if group.is_kept:
                     self._kept.append(group.place)
-                    begin = size * (len(self._kept) - 1)
+                    place = len(self._kept) - 1 if self._is_selecting else group.place
+                    if self._request.generation_range:
+                        self._sizes[place] = len(group.rollouts)
                     for index, (episode, result) in enumerate(group.rollouts):
-                        yield begin + index, result, episode.start.echo
+                        if self._request.generation_range:
+                            result.group_size = len(group.rollouts)
+                        yield size * place + index, result, episode.start.echo
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._context.progress is not None:
@@ -276,7 +293,7 @@ class RolloutService:
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
-        is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
+        is_small &= request.group_size <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller, progress)
@@ -324,7 +341,7 @@ class RolloutService:
         return named
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
-        if maker.request.keep.where is None:
+        if maker.request.keep.where is None and maker.request.generation_range is None:
             return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         groups = maker.groups_to_select()
         begun = 0 if maker.progress is None else maker.progress.begun_groups

@@ -8,7 +8,6 @@ the concatenation of all token ids so far; an episode ends in exactly one status
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -345,8 +344,14 @@ class Episode:
             before = made.stop_strings
             origins.append(origin)
         return {
-            **asdict(self.start.build),
-            **asdict(sampling),
+            "service_version": self.start.build.service_version,
+            "engine": self.start.build.engine,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "ignore_eos": sampling.ignore_eos,
+            "seed": sampling.seed,
             "max_seq_len": self._limits.max_seq_len,
             "max_new_tokens": self._limits.max_new_tokens,
             "generations": origins,

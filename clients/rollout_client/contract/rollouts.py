@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
-from rollout_client.contract.group_conditions import GroupConditions
+from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -148,8 +148,9 @@ class RolloutRequest(Strict):
     is where the next ones begin."""
     next_start: Place | None = None
     """Ignored: a page of `GET /tasks/{task_name}/samples` has it, so that a page can be posted as it is."""
-    num_generations: int = Field(default=1, ge=1, le=1024)
-    """Rollouts of each sample: the size of a group."""
+    num_generations: Generations = 1
+    """Rollouts of each sample: the size of a group. With a range, further rollouts of a group are started only while
+    its pass rate is undecided; then all rollouts of a group come when it is complete."""
     sampling: Sampling = Sampling()
     """How tokens are sampled."""
     max_seq_len: int | None = Field(default=None, ge=1)
@@ -191,6 +192,16 @@ class RolloutRequest(Strict):
         if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a group, at most."""
+        return self.num_generations if isinstance(self.num_generations, int) else self.num_generations.max
+
+    @property
+    def generation_range(self) -> GenerationRange | None:
+        """The range in which rewards decide the size of a group; `None` where all have the same."""
+        return None if isinstance(self.num_generations, int) else self.num_generations
 
     @property
     def sample_count(self) -> int:
@@ -304,6 +315,8 @@ class SampleResult(Lenient):
     """The sample's own `idx`, by default its index in the request."""
     generation_index: int
     """Index of the rollout within its group, from 0."""
+    group_size: int | None = None
+    """With a range of `num_generations`: how many rollouts its group has."""
     task_name: str
     """The environment that played the rollout."""
     message_log: list[Message]
@@ -376,7 +389,8 @@ not in it. `docs/concepts.md` lists all of them."""
 
 
 class GroupCounts(Lenient):
-    """The groups of a request with `keep.where`. All but `ahead` depend on the results alone, not on time."""
+    """The groups of a request with `keep.where` or a range of `num_generations`, which keeps all without `keep.where`.
+    All but `ahead` depend on the results alone, not on time."""
 
     drawn: int
     """Samples up to the one whose group was the last that had to be judged: `kept` and `dropped` together."""
@@ -388,6 +402,8 @@ class GroupCounts(Lenient):
     rollout has the reward."""
     ahead: int
     """Further groups that were begun ahead and were not needed. `next_samples_from` begins with their samples."""
+    rollouts: int | None = None
+    """With a range of `num_generations`: rollouts that were started for the groups of `drawn`."""
 
 
 class RolloutSummary(Lenient):
@@ -406,8 +422,8 @@ class RolloutSummary(Lenient):
     """The `samples_from` of the request, moved on to the samples that follow. With `keep.where`: that follow the last
     one that was drawn."""
     groups: GroupCounts | None = None
-    """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
-    `drawn`."""
+    """With `keep.where` or a range of `num_generations`: how many groups were drawn and kept, why others were dropped,
+    and how many rollouts they took. `metrics` are over all of `drawn`."""
 
 
 class RolloutResponse(RolloutSummary):

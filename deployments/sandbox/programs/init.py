@@ -151,7 +151,8 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
             cwd=asked["cwd"] or workdir,
             env=asked["environment"],
         )
-    except OSError as error:
+    # An argument that no process can have, such as one with a null byte, is a `ValueError`.
+    except (OSError, ValueError) as error:
         frames.send(b"e", f"{error}\n".encode())
         frames.end(exit_code=126 if isinstance(error, PermissionError) else 127)
         return

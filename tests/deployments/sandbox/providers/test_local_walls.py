@@ -214,3 +214,12 @@ def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Pa
 def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:
     with pytest.raises(SandboxRefused, match="gives no network but the service"):
         asyncio.run(provider.create(SandboxSpec(folder=folder, network=True)))
+
+
+@pytest.mark.parametrize("line", ["echo \0", "echo \ud800"], ids=["a null byte", "a lone surrogate"])
+def test_a_command_that_no_process_can_have_fails_and_the_sandbox_goes_on(
+    provider: LocalProvider, folder: Path, line: str
+) -> None:
+    failed, after = tried(provider, folder, line, "echo here")
+    assert (failed.exit_code, failed.stdout, failed.stderr != "") == (127, "", True)
+    assert after.stdout == "here\n"
