@@ -45,10 +45,13 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
+from service.replay.replayer import Replayer
+from service.replay.same_weights import SameWeights
+from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.curriculum import Curriculum
-from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness, StorePart, version_of
@@ -169,6 +172,7 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
+        signer = ResultSigner.of(settings.access)
         recorder: RolloutRecorder | None = None
         reports: TrainerReports | None = None
         if records is not None:
@@ -186,7 +190,8 @@ class Ingress:
             observer,
             runs,
             request_images,
-            None if recorder is None else recorder.note,
+            recorder,
+            None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -208,6 +213,15 @@ class Ingress:
             sessions=agent_sessions,
             images=request_images,
             records=recorder,
+            replayer=Replayer(
+                remote,
+                SameWeights(policy),
+                tokenizer,
+                described,
+                build_of(described.settings_hash),
+                limits.generation_timeout_s,
+                signer,
+            ),
             reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )

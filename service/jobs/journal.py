@@ -57,9 +57,14 @@ class JournalProgress:
             return []
         position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
         if first:
-            before = self.episodes[position].messages[:first]
-            made = (made for made in self.episodes[position].generations if made.message < first)
-            state = replace(state, messages=[*before, *state.messages], generations=(*made, *state.generations))
+            earlier = self.episodes[position]
+            made = (made for made in earlier.generations if made.message < first)
+            state = replace(
+                state,
+                messages=[*earlier.messages[:first], *state.messages],
+                generations=(*made, *state.generations),
+                before=(*earlier.before, earlier.turn_state),
+            )
         self.episodes[position] = state
         return [position]
 
@@ -106,7 +111,7 @@ def outlined(state: EpisodeState) -> list[Message]:
 
 
 def fields_of(state: EpisodeState) -> dict[str, Any]:
-    fields = {name: getattr(state, name) for name in EpisodeState.__slots__}
+    fields = {name: getattr(state, name) for name in EpisodeState.__slots__ if name != "before"}
     # As before there were any: a service of that version can take the job over.
     if state.experts is None:
         del fields["experts"]

@@ -87,19 +87,19 @@ class JobPlayer:
 
     async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> EncodedRollouts:
         rollouts, record = self._rollouts, self.claim.record
-        size = len(body)
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
         stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
         if RANGES in stored and any(drawn.select for drawn in request.samples_from):
             # The samples that were selected when the job began.
             request.samples_from = ranges_in(stored[RANGES])
-        size += await rollouts.take_samples(request, admitted.hold_body)
         self._group_size = request.group_size
+        if record.epoch > 1:
+            await self._load()
+        size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
         if request.samples_from:
             await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
         if record.epoch > 1:
-            await self._load()
             request.deadline_s = left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)

@@ -295,8 +295,15 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        """Scores on this replica, past the scheduler, which chooses replicas itself: the caller bounds concurrency."""
+        return await self.generate_on(replica, request)
+
+    async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+        """Generates on this replica, past the scheduler, which chooses it otherwise: the caller bounds concurrency."""
         return await self._calls_of(replica).generate.call(request)
+
+    def ongoing_on(self, replica: str) -> int:
+        """Generations that run or wait there, as far as the scheduler knows."""
+        return self._scheduler.ongoing_on(replica)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)

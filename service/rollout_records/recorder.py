@@ -2,6 +2,7 @@
 alone: no rollout waits for them.
 """
 
+import asyncio
 import logging
 import pickle
 import time
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord
+from deployments.rollout_records.failures import RolloutUnknown
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RolloutRecord
@@ -23,6 +25,8 @@ from service.rollouts.episode import Episode
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
 
+KEPT_AFTER_S = (0.1, 0.3, 0.6)
+"""Waits for a record: it is written beside the answer, which its caller may have sooner."""
 logger = logging.getLogger("rollout_service.records")
 
 
@@ -69,6 +73,14 @@ class RolloutRecorder:
                 for made in episode.generations
             ],
             "steps_s": list(episode.steps_s),
+            "states": [
+                {
+                    "turn": state.turn,
+                    "extra_env_info": state.extra_env_info,
+                    "stop_strings": list(state.stop_strings),
+                }
+                for state in episode.states
+            ],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -78,6 +90,18 @@ class RolloutRecorder:
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
         return record_of(await self.store.record(rollout_id, caller.namespace))
+
+    async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
+        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`."""
+        for wait_s in (*KEPT_AFTER_S, None):
+            try:
+                kept = await self.store.record(rollout_id, caller.namespace)
+            except RolloutUnknown:
+                if wait_s is not None:
+                    await asyncio.sleep(wait_s)
+            else:
+                return await asyncio.to_thread(record_of, kept), kept.size
+        return None
 
     async def _commit(self, records: list[KeptRecord]) -> list[None]:
         try:

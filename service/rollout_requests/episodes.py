@@ -75,11 +75,20 @@ class EpisodeFactory:
     limits: RequestLimits
     agents: Mapping[str, AgentSettings] = field(default_factory=dict)
     """By task."""
+    keeps_states: bool = False
+    """Whether episodes keep the states of their environments by turn, for the records of rollouts."""
 
     def refuse_invalid(self, request: RolloutRequest, tasks: TaskDescriptions) -> None:
         """Raises `RequestProblem`, 422 with the first problems of the request, if there are any."""
-        started = tasks_with_start(tasks)
-        capabilities = Capabilities(self.task_names, self.generator, self.limits, started, self.agents.keys())
+        described = [task for task in tasks.values() if isinstance(task, TaskDescription)]
+        capabilities = Capabilities(
+            self.task_names,
+            self.generator,
+            self.limits,
+            tasks_with_start(tasks),
+            self.agents.keys(),
+            {task.task_name for task in described if task.has_sessions and not task.forks_sessions},
+        )
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
 
@@ -127,7 +136,8 @@ class EpisodeFactory:
         """The episodes of one sample, which share all objects that do not differ between them."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         failure = task if isinstance(task, RolloutFailure) else None
-        chat = chat_options(request, sample, task if isinstance(task, TaskDescription) else None)
+        described = task if isinstance(task, TaskDescription) else None
+        chat = chat_options(request, sample, described)
         chat = replace(chat, images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
@@ -157,6 +167,8 @@ class EpisodeFactory:
             include=context.include,
             echo=None if request.group_size == 1 else echo_of(sample, prompt, chat, context.include),
             build=build_of(self.generator.settings_hash),
+            keeps_states=self.keeps_states,
+            forks_sessions=described is not None and described.forks_sessions,
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
@@ -220,6 +232,7 @@ def identity_of(
         idx=index_of(sample_position, sample),
         task_name=sample.task_name,
         id=sample.id,
+        parent=None if sample.fork is None else sample.fork.rollout,
         further_fields=sample.model_extra or {},
     )
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
+from service.rollout_requests.forks import RolloutRecords, take_forks
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
@@ -231,13 +232,15 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
-        record: Callable[[Episode, SampleResult], None] | None = None,
+        records: RolloutRecords | None = None,
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
-            record: keeps a record of a rollout that has ended; `None` where none are kept.
+            records: those of rollouts that have ended; `None` where none are kept.
+            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -247,21 +250,49 @@ class RolloutService:
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._generator = generator
-        self._episode_factory = episode_factory
+        self._episode_factory = replace(episode_factory, keeps_states=records is not None)
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
         self._agents = agents
         self._request_images = images
         self._images = ImageReader(generator)
-        self._record = record
+        self._records = records
+        self._sign = sign
 
-    async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
-        """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
-        if not request.samples_from:
-            return 0
-        version = self.policy.current(request.policy.name)
-        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+    async def take_samples(
+        self,
+        request: RolloutRequest,
+        hold: Callable[[int], None],
+        caller: Caller = ANYBODY,
+        body_bytes: int = 0,
+        progress: ProgressLog | None = None,
+    ) -> int:
+        """Puts the samples of `samples_from`, and the logs of forks, into the request.
+
+        Args:
+            hold: called with the bytes so far, before more are read.
+            body_bytes: of the request before.
+            progress: as for `rollout`.
+
+        Returns:
+            The bytes of the request with them.
+
+        Raises:
+            RequestProblem: what `TaskSampler.fill` and `take_forks` raise, as all other failures.
+        """
+        if request.samples_from:
+            version = self.policy.current(request.policy.name)
+            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+        return body_bytes + await take_forks(
+            request,
+            self._records,
+            caller,
+            self._episode_factory.tokenizer,
+            self.limits.max_body_bytes,
+            lambda size: hold(body_bytes + size),
+            progress,
+        )
 
     async def rollout(
         self,
@@ -323,8 +354,10 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._record is not None:
-            self._record(episode, result)
+        if self._sign is not None:
+            self._sign(result)
+        if self._records is not None:
+            self._records.note(episode, result)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

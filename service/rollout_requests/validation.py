@@ -5,7 +5,7 @@ service has: its tasks, its model's limits, its own limits.
 """
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -37,6 +37,8 @@ class Capabilities:
     """Tasks whose environments may make the first messages themselves."""
     agent_tasks: Set[str] = frozenset()
     """Tasks that programs play."""
+    unforkable_tasks: Set[str] = frozenset()
+    """Tasks whose sessions begin only at a prompt."""
 
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
@@ -231,6 +233,8 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
     if sample.message_log is not None and sample.task_name in capabilities.agent_tasks:
         taken = "a program plays this task, and cannot go on with a log; post the sample's messages in its place"
         yield FieldProblem(field=f"{field}.message_log", message=taken)
+    if sample.fork is not None and sample.message_log is not None:
+        yield from fork_problems(f"{field}.fork", sample, sample.message_log, capabilities)
     makes_its_prompt = sample.task_name in capabilities.started_tasks | capabilities.agent_tasks
     if sample.messages is None and sample.message_log is None and not makes_its_prompt:
         missing = "messages and message_log are both missing: send one of them as the prompt"
@@ -241,6 +245,19 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
         yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
     for index, message in enumerate(sample.message_log or ()):
         yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
+
+
+def fork_problems(
+    field: str, sample: SampleInput, message_log: Sequence[Message], capabilities: Capabilities
+) -> Iterator[FieldProblem]:
+    """Yields the problem of a fork with turns that its environment cannot go on from."""
+    has_steps = any(message.generation_logprobs is not None for message in message_log[:-1])
+    if has_steps and sample.task_name in capabilities.unforkable_tasks:
+        message = (
+            f"the environment of task {sample.task_name!r} holds a session for each rollout and cannot make one that "
+            "stands at a later turn: it has no fork_session; fork at turn 0, or give it that method"
+        )
+        yield FieldProblem(field=field, message=message)
 
 
 def further_field_problems(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -24,6 +24,7 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
+from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
@@ -42,6 +43,7 @@ class AppServices:
     access: AccessControl
     readiness: Readiness
     scoring: Scoring
+    replayer: Replayer
     jobs: JobRunner | None = None
     """`None` if the service keeps no jobs."""
     calls: ModelCalls | None = None
@@ -119,8 +121,7 @@ async def configured_images(services: Services) -> RequestImages:
 async def configured_records(services: Services) -> RolloutRecorder:
     """Raises `RolloutRecordsNotConfigured`."""
     if services.records is None:
-        message = "the config has no `rollout_records`; add `rollout_records: {}`"
-        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=message))
+        raise records_not_configured()
     return services.records
 
 

@@ -23,7 +23,13 @@ from rollout_client.contract.mismatch import (
     ReportedRollout,
     TrainerLogprobs,
 )
-from rollout_client.contract.rollout_records import RecordedGeneration, RecordedRollout, RecordedRollouts, RolloutRecord
+from rollout_client.contract.rollout_records import (
+    RecordedGeneration,
+    RecordedRollout,
+    RecordedRollouts,
+    RecordedState,
+    RolloutRecord,
+)
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import RESULT
@@ -43,6 +49,7 @@ RECORD = RolloutRecord(
     ended_at=1764200000.0,
     generations=[RecordedGeneration(message=1, start=0, end=3, replica="k2x9q1", batch_size=8, took_s=0.4)],
     steps_s=[0.002],
+    states=[RecordedState(turn=0, extra_env_info={"ground_truth": "4"})],
 )
 RECORDED = RecordedRollouts(
     rollouts=[

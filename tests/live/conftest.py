@@ -96,6 +96,7 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
         "transfer": {"trainers": ["127.0.0.1:1-65535"], "rendezvous_timeout_s": 10},
         "transfer_idle_s": 5,
     }
+    application.args["rollout_records"] = {}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
     [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]

@@ -1,15 +1,16 @@
 """The calls about rollouts that have ended: the request and the response of each."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, TypedDict
 from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from rollout_client.calls.call import Call, call_for
+from rollout_client.calls.call import Call, as_given, call_for, without_none
 from rollout_client.contract.mismatch import Mismatch, ReportAnswer
+from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollout_records import RecordedRollout, RecordedRollouts, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 
@@ -22,6 +23,11 @@ def rollout_records_call(count: int) -> Call[list[RecordedRollout]]:
     return call_for(RecordedRollouts, "GET", "/rollouts", query={"count": count}).picking(
         lambda answer: answer.rollouts
     )
+
+
+def replay_call(rollout: SampleResult | Mapping[str, Any] | None, rollout_id: str | None) -> Call[ReplayResponse]:
+    given = without_none({"rollout": as_given(rollout), "rollout_id": rollout_id})
+    return call_for(ReplayResponse, "POST", "/replay", body=to_json(given))
 
 
 def mismatch_call() -> Call[Mismatch]:

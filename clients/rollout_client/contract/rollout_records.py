@@ -1,5 +1,7 @@
 """The contract of `/rollouts/{rollout_id}`: the record of a rollout that has ended. Times are in seconds."""
 
+from pydantic import JsonValue
+
 from rollout_client.contract.base import Lenient
 from rollout_client.contract.mismatch import RolloutMismatch
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
@@ -28,6 +30,17 @@ class RecordedGeneration(Lenient):
     """How long it took from its turn to its end."""
 
 
+class RecordedState(Lenient):
+    """The environment's state of a rollout from one turn on, until that of a later turn."""
+
+    turn: int
+    """Number of the first turn that was generated in it."""
+    extra_env_info: dict[str, JsonValue]
+    """The state for the step of this turn."""
+    stop_strings: list[str] = []  # noqa: RUF012 - pydantic copies it
+    """Those of its generation."""
+
+
 class RolloutRecord(Lenient):
     """The answer of `GET /rollouts/{rollout_id}`."""
 
@@ -45,6 +58,9 @@ class RolloutRecord(Lenient):
     """Its generations, in order; none of an agent's."""
     steps_s: list[float] = []  # noqa: RUF012 - pydantic copies it
     """How long each step of the environment took, in order."""
+    states: list[RecordedState] = []  # noqa: RUF012 - pydantic copies it
+    """The environment's states, in order, from the first turn that was played in this request on; a turn without one
+    left it as it was."""
     restarts: int = 0
     """How often it was played anew from its prompt."""
     retries_used: int = 0

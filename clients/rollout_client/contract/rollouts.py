@@ -76,8 +76,21 @@ class Sampling(Strict):
         return temperature
 
 
+class Fork(Strict):
+    """The rollout that a sample goes on from, and where."""
+
+    rollout: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Its `rollout_id`."""
+    turn: Annotated[int, Field(ge=0)] | None = None
+    """Number of its first turn that is played anew; 0 is its first one. The turns before it stay, with what the
+    environment has answered, and the environment's state is that of then."""
+    token: Annotated[int, Field(ge=1)] | None = None
+    """In place of `turn`: how many of its first tokens stay. Within a generated message, that message is gone on with;
+    at its end, the environment judges it again."""
+
+
 class SampleInput(BaseModel):
-    """One prompt with its task, as chat `messages` or as a `message_log` that already carries its tokens.
+    """One prompt with its task: chat `messages`, a `message_log` that already carries its tokens, or a `fork`.
 
     Further fields come back untouched on every rollout of this sample. None may have the name of a field of the result.
     """
@@ -96,6 +109,10 @@ class SampleInput(BaseModel):
     message_log: list[GivenMessage] | None = Field(default=None, min_length=1, max_length=8192, fail_fast=True)
     """The prompt as messages with their tokens, taken as they are. A log that the service returned goes on from its
     last token."""
+    fork: Fork | None = None
+    """The prompt as a part of a rollout that the service keeps a record of: it is played as if the part were posted as
+    `message_log`. Fields that the sample does not have are those of the rollout at that point. Beside a `message_log`,
+    without `turn` and `token`, it only names the rollout that the log was taken from."""
     extra_env_info: dict[str, JsonValue] = {}
     """Data of the sample for the environment; `GET /tasks` gives the JSON schema of each task."""
     stop_strings: list[StopString] | None = Field(default=None, max_length=MOST_STOP_STRINGS, fail_fast=True)
@@ -114,6 +131,21 @@ class SampleInput(BaseModel):
     def has_no_two_prompts(self) -> Self:
         if self.messages is not None and self.message_log is not None:
             raise ValueError("messages and message_log are both given: send the one that is the prompt")
+        return self
+
+    @model_validator(mode="after")
+    def has_a_fork_at_one_point(self) -> Self:
+        if self.fork is None:
+            return self
+        points = (self.fork.turn is not None) + (self.fork.token is not None)
+        if self.messages is not None:
+            raise ValueError("messages and fork are both given: send the one that is the prompt")
+        if self.message_log is not None and points:
+            raise ValueError(
+                "message_log and a point of fork are both given: the log ends at it, leave out turn, token"
+            )
+        if self.message_log is None and points != 1:
+            raise ValueError("fork needs turn or token: send one of them")
         return self
 
 
@@ -304,6 +336,18 @@ class ReplayRecord(Lenient):
     """Bound of each message that was generated, in tokens; null if only `max_seq_len` bounded it."""
     generations: list[GenerationOrigin] = []  # noqa: RUF012 - pydantic copies it
     """The generations of this request, in order; those of a posted log are not known."""
+    signature: str | None = None
+    """The service's signature of these numbers and of the log's tokens, log-probabilities and versions; null where its
+    config has no `access.signing_secret_file`."""
+
+
+class ForkPoint(Lenient):
+    """Where a rollout left its parent."""
+
+    turn: int
+    """Number of its first turn of which it generated a token itself: the turns before it are the parent's."""
+    token: int
+    """How many of its first tokens are the parent's."""
 
 
 class SampleResult(Lenient):
@@ -362,6 +406,10 @@ class SampleResult(Lenient):
     """The service's own name of the rollout, unique among all requests."""
     replay: ReplayRecord | None = None
     """Numbers by which its tokens can be generated again; null for one that an agent has played."""
+    parent: str | None = None
+    """The `rollout_id` of the rollout that it was forked from."""
+    forked_at: ForkPoint | None = None
+    """Where it was forked; its log begins with the tokens of `parent` up to there."""
 
 
 class PolicyVersions(Lenient):
