@@ -19,9 +19,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from rollout_client.calls.records import ReportColumns
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.mismatch import ReportAnswer
 from rollout_client.contract.rollouts import ObservationFormat, SampleResult
 from rollout_client.results import (
     UNKNOWN_VERSION,
@@ -34,6 +36,7 @@ from rollout_client.results import (
     token_row,
     turn_rewards,
 )
+from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
 
 GREEDY: JsonObject = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
@@ -151,8 +154,8 @@ class ServiceAgentLoopManager:
         the right; `input_ids`, `attention_mask` and `position_ids` [B, P + R].
 
         Besides verl's columns there are `weight_versions` (per row a list of `version`, `start` and `end` of generated
-        tokens of the response), `min_weight_version` and `max_weight_version` (-1 if not known), `status`, `rewards`
-        and `answer`.
+        tokens of the response), `min_weight_version` and `max_weight_version` (-1 if not known), `status`, `rewards`,
+        `answer` and `rollout_id`.
 
         Raises:
             RolloutError: the service cannot be reached or refuses the request.
@@ -345,6 +348,42 @@ def columns_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         "rewards": objects([row.sample.rewards for row in rows]),
         "answer": objects([row.sample.answer for row in rows]),
         "finish_reason": objects([last_finish_reason(row.sample) for row in rows]),
+        "rollout_id": objects([row.sample.rollout_id for row in rows]),
+    }
+
+
+def report_old_log_probs(client: RolloutClient, data: DataProto) -> ReportAnswer:
+    """Tells the service which log-probabilities verl has computed for a batch of `ServiceAgentLoopManager`.
+
+    To be called once `old_log_probs` are in the batch: verl computes them at the rollout's temperature, before the
+    first update of the step. Rows with an empty response are left out.
+
+    Returns:
+        The mean and largest ratio of the probabilities, and what makes them part.
+
+    Raises:
+        RolloutError: the service cannot be reached, or keeps no records of rollouts.
+        ValueError: no row has a response, or a row has no `rollout_id`.
+    """
+    return client.report_logprobs(**old_log_probs_report(data))
+
+
+def old_log_probs_report(data: DataProto) -> ReportColumns:
+    batch = data.batch
+    is_token = batch["attention_mask"].bool()
+    is_response = is_token[:, -batch["responses"].shape[1] :]
+    has_response = is_response.any(1)
+    if not has_response.any():
+        raise ValueError("no row of the batch has a response: there is nothing to report")
+    rows = has_response.nonzero()[:, 0].cpu()
+    is_response = is_response[rows]
+    input_ids = torch.cat([batch["prompts"], batch["responses"]], dim=1)
+    return {
+        "rollouts": data.non_tensor_batch["rollout_id"][rows.numpy()].tolist(),
+        "logprobs": unpadded(batch["old_log_probs"][rows], is_response),
+        "masks": unpadded(batch["response_mask"][rows], is_response),
+        "token_ids": unpadded(input_ids[rows], is_token[rows]),
+        "starts": (is_token[rows].sum(1) - is_response.sum(1)).tolist(),
     }
 
 
