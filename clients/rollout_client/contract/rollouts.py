@@ -399,7 +399,9 @@ class RolloutSummary(Lenient):
     """Aggregates over the rollouts that were played to their end, by NeMo-RL's names. `clipped_ratio` is the share of
     responses that their length has cut (`finish_reason: length`); `truncation_rate` that of rollouts which reached
     `max_seq_len`. `total_tokens_per_sample/...` and `mean_total_tokens_per_sample` leave out the prompt;
-    `histogram/total_tokens_length`, which has a number for each generation, has it in."""
+    `histogram/total_tokens_length`, which has a number for each generation, has it in. With the priority `batch`,
+    `gap_tokens` are those that were generated in places of the engines which nothing else needed, and
+    `parked_generations` how often a generation was interrupted because others needed its place."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it

@@ -107,9 +107,9 @@ async def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_start
     await virtual_time.settled()
     running[2].cancel()
     generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-    assert generator._scheduler._windows["a"].generations == 3
+    assert generator._scheduler._replicas.windows["a"].generations == 3
     await virtual_time.settled()
-    assert generator._scheduler._windows["a"].generations == 2
+    assert generator._scheduler._replicas.windows["a"].generations == 2
     await asyncio.gather(*running, return_exceptions=True)
     assert handle.generated == [("a", ["one", "two"])]
 
@@ -141,7 +141,7 @@ async def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_sta
     generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
     assert generator.interrupt("three")
     assert await running[2] == Generation([], [], "abort")
-    assert generator._scheduler._windows["a"].generations == 2
+    assert generator._scheduler._replicas.windows["a"].generations == 2
     await asyncio.gather(*running)
     assert handle.generated == [("a", ["one", "two"])]
 
