@@ -180,7 +180,8 @@ class RolloutRequest(Strict):
     `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
-    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
+    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16. `batch` has no share: it fills gaps, places
+    of the engines that no other request needs."""
 
     @model_validator(mode="after")
     def has_samples_of_one_kind(self) -> Self:

@@ -186,6 +186,7 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
             pass
         rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
         rollouts.took("queue", 1.0)
+        rollouts.generated(1.0, 5)
         rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
         exporting = export(rollouts, http, lambda: GaugeSnapshot(0, 0, 0, 0, {"train": 0}, {"": 1}))

@@ -122,8 +122,10 @@ def test_nothing_starts_in_a_gap_while_others_wait_for_another_replica_and_all_g
     old = [
         scheduler.submit(replace(request_of(f"old{number}", TRAIN), weight_version=7)) for number in range(WINDOW + 1)
     ]
+    new = scheduler.submit(replace(request_of("new", TRAIN), min_weight_version=8))
     fillers = submit(scheduler, 4, BATCH)
     assert (old[-1].has_started, started_of(fillers)) == (False, 0)
+    assert names(scheduler.end(new, 10)) == []
     assert set(names(scheduler.end(old[0], 10))) == {"old8", *(f"batch{number}" for number in range(4))}
     assert {each.replica for each in fillers} == {"b"}
 
