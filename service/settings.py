@@ -19,7 +19,6 @@ from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
-from service.scheduling.gap_filling import GAP_PART
 
 
 class AccessSettings(StrictSettings):
@@ -192,7 +191,7 @@ class Scheduling(StrictSettings):
     """How many generations one replica may have at once, in multiples of its engine's `max_num_seqs`; further ones wait
     in the ingress, in turn from all requests. With null each generation is sent at once and waits in the engine: then
     one large request delays all others, which is of use for comparison only."""
-    gap_part: float = Field(default=GAP_PART, ge=0, le=1)
+    gap_part: float = Field(default=0.5, ge=0, le=1)
     """Up to this part of an engine's places and KV cache, generations of the priority `batch` run beside others there.
     More of them make more use of the engine, and slow down the decoding of the others by what a larger batch costs on
     it. 0: only on a replica that runs nothing else."""

@@ -32,7 +32,7 @@ class SampleMetricsAccumulator:
         self.tokens_by_replica: dict[str, int] = {}
         """Generated tokens, without those of unknown replicas."""
         self.gap_use: dict[str, int] = {}
-        """Of an episode that fills gaps of the engines: `gap_tokens` and `parked_generations`."""
+        """`gap_tokens` and `parked_generations` of an episode that fills gaps of the engines."""
 
     def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
         """Counts all parts of one response as one generation.

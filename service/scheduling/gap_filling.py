@@ -23,7 +23,7 @@ from service.scheduling.replica_window import ReplicaWindow
 from service.scheduling.scheduled_requests import ScheduledRequests
 
 GAP_PART = 0.5
-"""Default of `scheduling.gap_part`."""
+"""Default part, as that of `scheduling.gap_part`."""
 BEHIND_OTHERS = 2**52
 """Added to the virtual times of those that fill gaps: where generations wait in an engine, they come last."""
 

@@ -58,7 +58,7 @@ class ScheduledGeneration:
     window: ReplicaWindow | None = None
     """The window in which it counts; `None` until it starts and after it has ended."""
     virtual_time: int = 0
-    """Of the call to the engine."""
+    """The virtual time that the engine gets."""
     fills_gap: bool = False
     """Whether it runs in a place that nothing else needed, and can be parked."""
     is_parked: bool = False

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deployments.environments.host import EnvironmentHost
 from deployments.environments.shadows import ShadowJudge, ShadowSettings
-from deployments.models.settings import ChatModelSettings
 from deployments.failures import RolloutFailure
+from deployments.models.settings import ChatModelSettings
 from deployments.protocols.environments import ShadowedOutcome, StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable

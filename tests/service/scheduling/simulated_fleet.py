@@ -125,7 +125,7 @@ class Fleet:
         self.turns_by_replica: list[tuple[float, str]] = []
         self._left: Counter[str] = Counter()
         self.parked = 0
-        self.place_s: Counter[bool] = Counter()
+        self.place_s = {True: 0.0, False: 0.0}
         """Seconds for which places were taken, in gaps or not, by generations that have ended or were parked."""
         for scheduler in self.schedulers:
             scheduler.set_capacity(self._capacity)
