@@ -33,10 +33,10 @@ from deployments.protocols.model_server import (
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults
-from deployments.rpc.handle_calls import call_result, live_replicas_of
+from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
-from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls
+from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
 from service.remote.replica_stream import ReplicaWatches, call_unless_gone
 from service.rollouts.retries import pause_s
 from service.scheduling.gap_filling import GAP_PART
@@ -251,13 +251,24 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
 
+    def node_of(self, replica: str) -> str:
+        """The id of the replica's node; empty if it is not known."""
+        return node_of_replica(self._handle, replica)
+
     async def answer(self, replica: str) -> None:
         response: Any = self._handle.options(session_id=replica).answer.remote()
         await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        """Scores on this replica, past the scheduler, which chooses replicas itself: the caller bounds concurrency."""
+        return await self.generate_on(replica, request)
+
+    async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+        """Generates on this replica, past the scheduler, which chooses it otherwise: the caller bounds concurrency."""
         return await self._calls_of(replica).generate.call(request)
+
+    def ongoing_on(self, replica: str) -> int:
+        """Generations that run or wait there, as far as the scheduler knows."""
+        return self._scheduler.ongoing_on(replica)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
@@ -383,10 +394,3 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
                 parts.put_nowait(part)
         self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results
-
-
-def note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
-    parts.put_nowait(None)
-    if not answering.cancelled():
-        # A caller that has left does not retrieve the failure; asyncio would log that.
-        answering.exception()

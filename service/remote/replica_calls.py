@@ -1,5 +1,6 @@
 """The calls of one generator replica, batched: generations, calls of model servers' APIs, interruptions, aborts."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost
 from deployments.protocols.generation import Generation, GenerationRequest, GenerationResults
-from deployments.protocols.model_server import ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
 from service.remote.replica_stream import ReplicaStream, ReplicaWatch, control_calls
 
@@ -61,3 +62,10 @@ class ReplicaCalls:
         self.serve: CallBatcher[ServedRequest, ServedTokens] = stream(streaming.serve.remote, ends_of).batched(
             bytes_of_served_request, abort
         )
+
+
+def note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
+    parts.put_nowait(None)
+    if not answering.cancelled():
+        # A caller that has left does not retrieve the failure; asyncio would log that.
+        answering.exception()

@@ -80,6 +80,11 @@ class GenerationScheduler:
         """How many of them need this replica: each choice of a call counts, and none that fills gaps."""
         return self._queue.size_at(replica)
 
+    def ongoing_on(self, replica: str) -> int:
+        """Generations of all ingress replicas on this replica, as far as known; 0 for one that is not listed."""
+        window = self._replicas.windows.get(replica)
+        return 0 if window is None else window.ongoing + window.filling + self._queue.size_at(replica)
+
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Starts the generation, or lets it wait."""
         if request.share.fills_gaps:

@@ -179,6 +179,11 @@ class ReplicaWindow:
         return self.generations + self.of_others
 
     @property
+    def filling(self) -> int:
+        """Generations of all ingress replicas that fill gaps there, as far as known."""
+        return self._filling + self._filling_of_others
+
+    @property
     def has_generations(self) -> bool:
         """Whether any of this ingress is there."""
         return bool(self.generations or self._filling)
@@ -238,7 +243,7 @@ class ReplicaWindow:
             tokens: tokens of the KV cache that the call needs at its end.
             sequences: the choices of the call.
         """
-        is_idle = not (self.ongoing or self._filling or self._filling_of_others)
+        is_idle = not (self.ongoing or self.filling)
         return not self.is_suspect and (is_idle or self._fits(part, sequences, tokens))
 
     def is_overfilled(self, part: float, leaving: int, leaving_tokens: float) -> bool:
@@ -247,9 +252,8 @@ class ReplicaWindow:
 
     def _fits(self, part: float, sequences: int, tokens: float) -> bool:
         part = part if self.ongoing else 1.0
-        filling = self._filling + self._filling_of_others + sequences
         kv_tokens = self._tokens + self._unexpected_tokens + self._filling_tokens + tokens
-        has_places = self.ongoing + filling <= part * self._capacity.sequences
+        has_places = self.ongoing + self.filling + sequences <= part * self._capacity.sequences
         return has_places and kv_tokens <= part * self._capacity.kv_tokens
 
     def fill_gap(self, tokens: float, policy: str | None, sequences: int) -> None:
