@@ -4,9 +4,12 @@ Each method imports what it needs when it is called.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
-from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from pydantic import BaseModel
+
+from rollout_client.contract.base import set_fields
+from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
 
 if TYPE_CHECKING:
     import datasets
@@ -111,3 +114,16 @@ class PlayedRollouts(RolloutResponse, DataOut):
         from rollout_client.data_out.files import load_response
 
         return load_response(cls, Path(path))
+
+
+class AnyResponse(Protocol):
+    """A response of `POST /rollout` in any form: a `RolloutSummary` with its rollouts."""
+
+    @property
+    def samples(self) -> list[SampleResult]: ...
+
+
+def parts_of(response: AnyResponse) -> tuple[RolloutSummary, list[SampleResult]]:
+    """The summary of the request, with the fields that were set, and its rollouts."""
+    fields = {name: value for name, value in set_fields(cast(BaseModel, response)).items() if name != "samples"}
+    return RolloutSummary(**fields), response.samples

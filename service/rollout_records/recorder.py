@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.failures import RolloutUnknown
+from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RolloutRecord
@@ -89,10 +89,16 @@ class RolloutRecorder:
 
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
-        return record_of(await self.store.record(rollout_id, caller.namespace))
+        kept = await self.kept(rollout_id, caller)
+        if kept is None:
+            raise rollout_unknown(rollout_id)
+        return kept[0]
 
     async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
-        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`."""
+        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`.
+
+        Records are written beside the answer: one that is asked for at once is waited for.
+        """
         for wait_s in (*KEPT_AFTER_S, None):
             try:
                 kept = await self.store.record(rollout_id, caller.namespace)

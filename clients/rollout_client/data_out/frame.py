@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_client.contract.rollouts import AnyResponse, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import needed_for
+from rollout_client.responses import AnyResponse
 from rollout_client.results import is_clipped, last_finish_reason
 
 with needed_for("A data frame", "pandas"):
