@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
+from rollout_client.contract.base import Priority
 from rollout_env.users import STOP
 
 
@@ -27,6 +28,9 @@ class ChatModelSettings(StrictSettings):
     """With a service of this kind: the named policy that answers; by default the one without a name."""
     version: int | None = Field(default=None, ge=0)
     """With a service of this kind: the version that must answer, which must be current; by default the current one."""
+    priority: Priority | None = None
+    """With a service of this kind: the share of its engines; by default `interactive`, and `batch` for a shadow judge
+    that asks this service, which then waits for gaps."""
     prices: ModelPrices | None = None
     """Prices of its tokens, for the `cost` of its replies."""
     api_key_variable: str | None = None
@@ -57,10 +61,15 @@ class ChatModelSettings(StrictSettings):
         return self
 
     @property
-    def query(self) -> dict[str, str | int]:
+    def query(self) -> dict[str, str | float]:
         """Parameters of the address of each call."""
-        demand = {"policy": self.policy, "version": self.version}
+        demand = {"policy": self.policy, "version": self.version, "priority": self.priority}
         return {name: value for name, value in demand.items() if value is not None}
+
+    def of_shadow(self) -> "ChatModelSettings":
+        """The settings with which a shadow judge asks the model: training does not wait for its verdict."""
+        is_own = self.base_url is None and self.priority is None
+        return self.model_copy(update={"priority": "batch"}) if is_own else self
 
 
 class UserSimulatorSettings(StrictSettings):
