@@ -146,10 +146,7 @@ class EnvironmentHost:
         chats = {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
         rewards = {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
         self._environment.use_models(chats, rewards)
-        if shadows:
-            of_shadows = {name: settings.of_shadow() for name, settings in chat_models.items()}
-            judges = {name: HttpChatModel(each, name, running_address) for name, each in of_shadows.items()}
-            self._shadows.use_models(judges, rewards)
+        self._shadows.use_models(chats, rewards)
         if user_simulator is not None:
             played = user_simulator.model_dump(exclude={"model"})
             self._environment.use_user(ModelUser(chats[user_simulator.model], **played))

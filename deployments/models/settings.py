@@ -29,8 +29,8 @@ class ChatModelSettings(StrictSettings):
     version: int | None = Field(default=None, ge=0)
     """With a service of this kind: the version that must answer, which must be current; by default the current one."""
     priority: Priority | None = None
-    """With a service of this kind: the share of its engines; by default `interactive`, and `batch` for a shadow judge
-    that asks this service, which then waits for gaps."""
+    """With a service of this kind: the share of its engines, by default `interactive`. With `batch` it answers in the
+    gaps that others leave, and a step that asks it waits as long."""
     prices: ModelPrices | None = None
     """Prices of its tokens, for the `cost` of its replies."""
     api_key_variable: str | None = None
@@ -65,11 +65,6 @@ class ChatModelSettings(StrictSettings):
         """Parameters of the address of each call."""
         demand = {"policy": self.policy, "version": self.version, "priority": self.priority}
         return {name: value for name, value in demand.items() if value is not None}
-
-    def of_shadow(self) -> "ChatModelSettings":
-        """The settings with which a shadow judge asks the model: training does not wait for its verdict."""
-        is_own = self.base_url is None and self.priority is None
-        return self.model_copy(update={"priority": "batch"}) if is_own else self
 
 
 class UserSimulatorSettings(StrictSettings):

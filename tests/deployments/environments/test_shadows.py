@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deployments.environments.host import EnvironmentHost
 from deployments.environments.shadows import ShadowJudge, ShadowSettings
 from deployments.failures import RolloutFailure
-from deployments.models.settings import ChatModelSettings
 from deployments.protocols.environments import ShadowedOutcome, StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
@@ -133,16 +132,6 @@ def test_shadows_judge_beside_the_step_and_change_nothing_of_its_outcome() -> No
     assert fields_of(result) == fields_of(GOOD)
     assert result.shadow_rewards == {"style": 1.5, "strict": -3.0}
     assert pickle.loads(pickle.dumps(result)) == result
-
-
-def test_a_task_and_its_shadows_ask_the_same_models_with_priorities_of_their_own() -> None:
-    host = EnvironmentHost(
-        "math", f"{__name__}:Main", {"fails": False}, None, {"judge": ChatModelSettings()}, shadows={"style": shadow()}
-    )
-    HOSTS.append(host)
-    [judge] = host._shadows.environments
-    models = [environment.chat_models["judge"] for environment in (host._environment, judge)]
-    assert [model._settings.priority for model in models] == [None, "batch"]  # type: ignore[attr-defined]
 
 
 def test_a_task_without_shadows_gives_the_outcome_itself() -> None:

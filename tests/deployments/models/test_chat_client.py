@@ -70,21 +70,6 @@ def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "priority"),
-    [
-        ({}, "batch"),
-        ({"policy": "judge"}, "batch"),
-        ({"priority": "interactive"}, "interactive"),
-        ({"base_url": "http://elsewhere/v1", "model": "m"}, None),
-    ],
-)
-def test_a_shadow_judge_asks_policies_of_this_service_with_the_priority_batch(
-    fields: dict[str, Any], priority: str | None
-) -> None:
-    assert ChatModelSettings.model_validate(fields).of_shadow().priority == priority
-
-
 def test_a_reply_costs_what_the_prices_of_its_tokens_say() -> None:
     with chat_server(lambda *_: said("A")) as server:
         priced, free = chat(server, prices={"prompt": 2.0, "completion": 10.0}), chat(server)
