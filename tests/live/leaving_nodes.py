@@ -1,4 +1,4 @@
-"""Gives the nodes of a running service notice, one after the other, while rollouts are played, and prints what came back.
+"""Gives nodes of a running service notice, one after the other, while rollouts are played, and prints what came back.
 
 `python -m tests.live.leaving_nodes FOLDER ROUNDS`; the last line is JSON, the fields of `Findings`. It is a program,
 because Ray and Serve read their environment when they are imported. Each node is a `ray start --block` of this machine
@@ -25,14 +25,16 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
 
-from deployments.upstream.ray_serve.ray_internals import give_notice
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
 from service.startup.cluster_token import require_cluster_token
+from service.startup.leave import leave
 from service.startup.ports import free_port
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
+from service.startup.reload import ServeCluster
 from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.paths import REPOSITORY
@@ -72,6 +74,11 @@ class Findings:
     gone_after_s: list[float] = field(default_factory=list)
     """Until the replicas of a node that was given notice had ended."""
 
+    def note_end(self, leaving: "asyncio.Task[None]") -> None:
+        """Notes the refusal of a command, if it refused."""
+        if error := leaving.exception():
+            self.errors[str(error)] += 1
+
     def medians(self) -> dict[str, float]:
         return {
             name: round(statistics.median(seconds), 3)
@@ -87,9 +94,18 @@ class LeavingNode:
         self.name = f"leaving-{number}"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block"]
         options = ["--num-cpus=4", "--object-store-memory=100000000", "--disable-usage-stats"]
+        # Several nodes of one machine must not want the same ports.
+        ports = [
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--node-manager-port=0",
+            "--dashboard-agent-listen-port=0",
+        ]
         marks = [f"--labels=name={self.name}", "--resources", json.dumps({LEAVING: 4})]
         environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(WITHIN_S)}
-        self._process = subprocess.Popen([*command, *options, *marks], env=environment, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [*command, *options, *ports, *marks], env=environment, stdout=subprocess.DEVNULL
+        )
 
     def node_id(self) -> str | None:
         """`None` while it has not joined the cluster."""
@@ -181,9 +197,7 @@ class Load:
             )
             began, belongs = monotonic(), self.seconds
             sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
-            response = await self._client.rollout(
-                [game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0
-            )
+            response = await self._client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
             self._note(response.samples[0], monotonic() - began, belongs)
 
     def _note(self, result: SampleResult, seconds: float, belongs: list[float] | None) -> None:
@@ -212,8 +226,7 @@ async def until(holds: Any) -> float:
 
 def replicas_on(node_id: str) -> list[psutil.Process]:
     """Replicas of the service there, by their processes."""
-    applications = serve.context._get_global_client().get_serve_details()["applications"]
-    deployments = applications["rollout"]["deployments"].values()
+    deployments = ServeCluster().applications()["rollout"]["deployments"].values()
     pids = [one["pid"] for each in deployments for one in each["replicas"] if one["node_id"] == node_id]
     return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
 
@@ -236,12 +249,15 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
         for number in range(number_of_rounds):
             assert not playing.done(), playing.exception()
             leaving = nodes.pop(0)
-            await give_notice_to(leaving, by_signal=number % 2 == 0, findings=findings)
+            # The machine that takes its place is ordered when the notice comes.
             nodes.append(LeavingNode(address, next(numbers)))
+            await give_notice_to(leaving, by_signal=number % 2 == 0, findings=findings)
             await until(lambda: is_whole(nodes))
             await asyncio.sleep(BETWEEN_S)
             findings.rounds += 1
-            print(findings.rounds, findings.medians(), findings.lost, findings.moved, dict(findings.errors), flush=True)
+            sys.stderr.write(
+                f"round {findings.rounds}: {findings.medians()}, {findings.lost} lost, {findings.moved} moved\n"
+            )
         load.seconds = findings.quiet_s
         await asyncio.sleep(QUIET_S)
         load.stop()
@@ -257,10 +273,9 @@ async def give_notice_to(node: LeavingNode, by_signal: bool, findings: Findings)
     if by_signal:
         node.terminate()
     else:
-        refusal = await asyncio.to_thread(give_notice, node_id, WITHIN_S, WITHIN_S)
-        assert refusal is None, refusal
-    ending = asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
-    _, alive = await ending
+        leaving = asyncio.to_thread(leave, node_id, WITHIN_S, ServeCluster(), Console(quiet=True))
+        asyncio.create_task(leaving).add_done_callback(findings.note_end)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
     findings.gone_after_s.append(monotonic() - began)
     if alive:
         findings.errors["replicas had not ended when their node was gone"] += len(alive)
@@ -275,8 +290,8 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     nodes: list[LeavingNode] = []
     try:
-        nodes += [LeavingNode(cluster.address, number) for number in range(NODES)]
         ray.init(cluster.address, namespace="serve", log_to_driver=False)
+        nodes += [LeavingNode(cluster.address, number) for number in range(NODES)]
         config = config_of(port, steps_file)
         deploy(config)
         for _ in deployments_not_ready(config):
@@ -293,4 +308,4 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))) + "\n")

@@ -28,7 +28,7 @@ from deployments.upstream.ray_serve.ray_internals import deadlines_of_leaving_no
 
 FIELD = "_deployment_config"
 DRAINING_SHARE = 0.5
-"""Part of `graceful_shutdown_timeout_s`, or of what is left until the node leaves, if that is less. The rest is for what
+"""Part of `graceful_shutdown_timeout_s`, or of the time until the node leaves, if that is less. The rest is for what
 comes after: Serve looks every two seconds whether calls are still open, and then the engine's processes have to end.
 Serve does not tell a running replica when the setting changes: it keeps the value with which it started."""
 LEAVING_KNOWN_WITHIN_S = 1.0
@@ -86,7 +86,9 @@ def seconds_until_node_leaves() -> float:
     try:
         deadlines_ms = deadlines_of_leaving_nodes(LEAVING_KNOWN_WITHIN_S)
     except RayError:
-        logger.warning("Ray does not say whether this node leaves: its replica may end before its calls.", exc_info=True)
+        logger.warning(
+            "Ray does not say whether this node leaves: its replica may end before its calls.", exc_info=True
+        )
         return math.inf
     deadline_ms = deadlines_ms.get(ray.get_runtime_context().get_node_id(), 0)
     # Zero is Ray's word for a node that leaves some day.

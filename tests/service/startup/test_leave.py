@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from ray.exceptions import RpcError
+import ray
+from ray.exceptions import RayError
 from rich.console import Console
 
 from service.startup import leave
@@ -43,7 +44,7 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         assert timeout_s == leave.ANSWER_WITHIN_S
         given.append((node_id, within_s))
         if within_s == 14:
-            raise RpcError("Deadline Exceeded")
+            raise RayError("Deadline Exceeded")
         return "it is not willing" if within_s == 13 else None
 
     class OnSpot:
@@ -52,8 +53,8 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
 
     monkeypatch.setattr(leave, "give_notice", take)
     monkeypatch.setattr(leave, "POLL_S", 0.001)
-    monkeypatch.setattr(leave.ray, "nodes", lambda: NODES)
-    monkeypatch.setattr(leave.ray, "get_runtime_context", OnSpot)
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    monkeypatch.setattr(ray, "get_runtime_context", OnSpot)
     return given
 
 

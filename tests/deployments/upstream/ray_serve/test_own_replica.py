@@ -3,14 +3,16 @@
 import asyncio
 import inspect
 import math
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
-from ray.exceptions import RpcError
+from ray.exceptions import RayError, RpcError
 from ray.serve._private.replica import Replica
 from ray.serve.config import AutoscalingConfig
 from ray.serve.context import ReplicaContext
@@ -53,8 +55,8 @@ def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_
 
 def answer_as_node(monkeypatch: pytest.MonkeyPatch, deadlines_ms: Callable[[float], dict[str, int]]) -> None:
     """This process is on the node "here", and it is 1,000 s after 1970."""
-    monkeypatch.setattr(own_replica.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    monkeypatch.setattr(own_replica.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
     monkeypatch.setattr(own_replica, "deadlines_of_leaving_nodes", deadlines_ms)
 
 
@@ -80,7 +82,7 @@ def test_a_shutdown_goes_on_without_the_deadline_where_ray_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def time_out(_timeout_s: float) -> dict[str, int]:
-        raise RpcError("Deadline Exceeded")
+        raise RayError("Deadline Exceeded")
 
     answer_as_node(monkeypatch, time_out)
     assert seconds_until_node_leaves() == math.inf
@@ -90,6 +92,7 @@ def test_a_shutdown_goes_on_without_the_deadline_where_ray_does_not_answer(
 def test_this_ray_takes_notices_and_tells_of_them() -> None:
     assert {"drain_node", "get_draining_nodes"} <= set(dir(RAYLET.InnerGcsClient))
     assert PREEMPTION == 2
+    assert issubclass(RpcError, RayError)
 
 
 AUTOSCALING = AutoscalingConfig(min_replicas=1, initial_replicas=1, max_replicas=8)
