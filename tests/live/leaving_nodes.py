@@ -71,6 +71,8 @@ class Findings:
     """Of each that was played between."""
     moved_s: list[float] = field(default_factory=list)
     """Of those that moved."""
+    stayed_s: list[float] = field(default_factory=list)
+    """Of those that did not, and were played when others moved: on machines that are busy with the same."""
     gone_after_s: list[float] = field(default_factory=list)
     """Until the replicas of a node that was given notice had ended."""
 
@@ -82,7 +84,7 @@ class Findings:
     def medians(self) -> dict[str, float]:
         return {
             name: round(statistics.median(seconds), 3)
-            for name in ("quiet_s", "noticed_s", "moved_s", "gone_after_s")
+            for name in ("quiet_s", "noticed_s", "moved_s", "stayed_s", "gone_after_s")
             if (seconds := getattr(self, name))
         }
 
@@ -175,6 +177,8 @@ class Load:
     def __init__(self, client: AsyncRolloutClient, findings: Findings) -> None:
         self.seconds: list[float] | None = None
         """Where the seconds of a rollout belong that begins now; those of one that sees it change belong nowhere."""
+        self.hand_overs: list[float] = []
+        """When generations were to move, about: half of each notice after it."""
         self._client = client
         self._findings = findings
         self._numbers = count()
@@ -208,9 +212,12 @@ class Load:
         if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
             findings.lost += 1
             return
+        ended = monotonic()
         if result.replay is not None and any(origin.start > 0 for origin in result.replay.generations):
             findings.moved += 1
             findings.moved_s.append(seconds)
+        elif any(ended - seconds < hand_over < ended for hand_over in self.hand_overs):
+            findings.stayed_s.append(seconds)
         if belongs is not None and belongs is self.seconds:
             belongs.append(seconds)
 
@@ -251,6 +258,7 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
             leaving = nodes.pop(0)
             # The machine that takes its place is ordered when the notice comes.
             nodes.append(LeavingNode(address, next(numbers)))
+            load.hand_overs.append(monotonic() + WITHIN_S / 2)
             await give_notice_to(leaving, by_signal=number % 2 == 0, findings=findings)
             await until(lambda: is_whole(nodes))
             await asyncio.sleep(BETWEEN_S)
@@ -291,9 +299,12 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
     nodes: list[LeavingNode] = []
     try:
         ray.init(cluster.address, namespace="serve", log_to_driver=False)
-        nodes += [LeavingNode(cluster.address, number) for number in range(NODES)]
         config = config_of(port, steps_file)
         deploy(config)
+        # One after the other: Serve gives its proxy up where a busy machine has not started it in time.
+        for number in range(NODES):
+            nodes.append(LeavingNode(cluster.address, number))
+            asyncio.run(until(lambda: nodes[-1].node_id() is not None))
         for _ in deployments_not_ready(config):
             pass
         asyncio.run(rounds(findings, number_of_rounds, cluster.address, nodes, f"http://127.0.0.1:{port}"))

@@ -13,7 +13,8 @@ from ray._private.services import find_gcs_addresses
 from ray.core.generated import autoscaler_pb2
 
 RAYLET: Any = _raylet
-PREEMPTION: int = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+AUTOSCALER: Any = autoscaler_pb2
+PREEMPTION: int = AUTOSCALER.DRAIN_NODE_REASON_PREEMPTION
 """The reason for which Ray lets a node that still works be given notice."""
 
 
