@@ -12,7 +12,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -64,7 +63,10 @@ class Findings:
     turns_done_again: int = 0
     moved: int = 0
     """Rollouts with a turn that one replica began and another one ended."""
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    """Of the rollouts that failed."""
+    late: list[str] = field(default_factory=list)
+    """Where replicas had not ended when their node was gone: on a busy machine it takes them long to end."""
     quiet_s: list[float] = field(default_factory=list)
     """Seconds of each rollout that was played before the first notice or after the last one."""
     noticed_s: list[float] = field(default_factory=list)
@@ -77,9 +79,9 @@ class Findings:
     """Until the replicas of a node that was given notice had ended."""
 
     def note_end(self, leaving: "asyncio.Task[None]") -> None:
-        """Notes the refusal of a command, if it refused."""
+        """Notes what the command says if replicas are left."""
         if error := leaving.exception():
-            self.errors[str(error)] += 1
+            self.late.append(str(error))
 
     def medians(self) -> dict[str, float]:
         return {
@@ -208,7 +210,7 @@ class Load:
         findings = self._findings
         findings.rollouts += 1
         if result.error is not None:
-            findings.errors[result.error.message] += 1
+            findings.errors.append(result.error.message)
         if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
             findings.lost += 1
             return
@@ -286,7 +288,7 @@ async def give_notice_to(node: LeavingNode, by_signal: bool, findings: Findings)
     _, alive = await asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
     findings.gone_after_s.append(monotonic() - began)
     if alive:
-        findings.errors["replicas had not ended when their node was gone"] += len(alive)
+        findings.late.append(f"{node.name}: {len(alive)} replicas")
     await asyncio.sleep(max(began + WITHIN_S - monotonic(), 0))
     await asyncio.to_thread(node.kill)
 

@@ -20,7 +20,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_no_rollout_is_lost_and_no_turn_is_done_twice(findings: dict[str, Any]) -> None:
     assert findings["rounds"] == ROUNDS
-    assert (findings["lost"], findings["turns_done_again"], findings["errors"]) == (0, 0, {})
+    assert (findings["lost"], findings["turns_done_again"], findings["errors"]) == (0, 0, [])
 
 
 def test_generations_that_a_node_cannot_end_go_on_elsewhere_from_their_last_token(findings: dict[str, Any]) -> None:
