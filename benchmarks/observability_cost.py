@@ -1,10 +1,10 @@
-"""What metrics and tracing cost in throughput: `make bench-observability`.
+"""What metrics, tracing and records of rollouts cost in throughput: `make bench-observability`.
 
-The same rollouts are played by two services in alternating rounds: one with metrics and traces, as they are by default,
-which go to a collector in this process; and one without both. While one plays, the other is suspended. Both have the
-embedded model, the workloads of `make bench`, and its environment that only answers.
+The same rollouts are played by two services in alternating rounds: one with metrics, as they are by default, records of
+rollouts, and traces, which go to a collector in this process; and one without all three. While one plays, the other is
+suspended. Both have the embedded model, the workloads of `make bench`, and its environment that only answers.
 
-The last line of stdout is JSON. The exit code is 1 if the service with both has less than 0.98 of the throughput of
+The last line of stdout is JSON. The exit code is 1 if the service with all has less than 0.98 of the throughput of
 the one without, by the geometric mean over the workloads.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.reporting import finish
 from benchmarks.workload import WORKLOADS
 from rollout_client import RolloutClient
 
-WAYS = {"off": "without metrics and tracing", "on": "with both"}
+WAYS = {"off": "without metrics, tracing and records", "on": "with all three"}
 LEAST_RATIO = 0.98
 console = Console(stderr=True)
 
@@ -64,9 +64,12 @@ def collector() -> Iterator[str]:
 
 
 def configs(served: dict[str, Any], endpoint: str, sample_rate: float) -> dict[str, dict[str, Any]]:
-    """By way. Args: `sample_rate` is the share of requests that are traced; 0 for what metrics alone cost."""
+    """By way. Args: `sample_rate` is the share of requests that are traced; 0 for what the others cost."""
     tracing = {"endpoint": endpoint, "sample_rate": sample_rate} if sample_rate else None
-    observed = {"off": {"metrics": False, "tracing": None}, "on": {"metrics": True, "tracing": tracing}}
+    observed = {
+        "off": {"metrics": False, "tracing": None, "rollout_records": None},
+        "on": {"metrics": True, "tracing": tracing, "rollout_records": {}},
+    }
     found = {}
     for way, settings in observed.items():
         found[way] = deepcopy(served)
@@ -118,7 +121,7 @@ def standard_error(ratios: Sequence[Sequence[float]]) -> float | None:
 def missed(figures: dict[str, Any], sample_rate: float) -> list[str]:
     """The bounds that do not hold, in words."""
     ratio = figures["geometric_mean"]
-    what = "metrics and tracing" if sample_rate else "metrics"
+    what = "metrics, tracing and records" if sample_rate else "metrics and records"
     slow = f"with {what} the service has {ratio:g} of its throughput, less than {LEAST_RATIO:g}"
     untraced = "no trace has come in"
     return [slow] * (ratio < LEAST_RATIO) + [untraced] * (sample_rate == 1 and not figures["kilobytes_of_traces"])

@@ -214,8 +214,10 @@ def serving() -> Iterator[str]:
 
 def serve(port: int) -> None:
     rollouts = EndedRollouts(ended_rollouts())
-    nothing_is_scored: Any = None
-    services = AppServices(rollouts=rollouts, access=OPEN_TO_ALL, readiness=AlwaysReady(), scoring=nothing_is_scored)
+    unused: Any = None
+    services = AppServices(
+        rollouts=rollouts, access=OPEN_TO_ALL, readiness=AlwaysReady(), scoring=unused, replayer=unused
+    )
     uvicorn.run(build_http_app(services), port=port, log_level="critical")
 
 

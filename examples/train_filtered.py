@@ -1,12 +1,13 @@
-"""Trains the embedded model twice as `train_grpo` does, on all groups and on those that teach, and compares the tokens.
+"""Trains the embedded model twice as `train_grpo` does, with and without a setting of groups, and compares the tokens.
 
-Learn from it what `keep.where` saves: both trainings are drawn by the tokens that they generated.
+Learn from it what `keep.where` saves (`filtered`), or a range of `num_generations` (`priced`): both trainings are drawn
+by the tokens that they generated.
 """
 
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import matplotlib.pyplot as plt
 import typer
@@ -15,7 +16,6 @@ from rich.console import Console
 from examples.train_grpo import (
     EMBEDDED,
     Curve,
-    CurveOption,
     SeedOption,
     UrlOption,
     config_of_model,
@@ -28,13 +28,25 @@ KEEP_ONE_IN = 6
 """A step keeps one group that teaches for so many prompts of the other training: about as many as teach late in a
 training, when few do."""
 MEASUREMENTS = 5
+COMPARED: dict[str, dict[str, dict[str, Any]]] = {
+    "filtered": {
+        "all groups": {},
+        "groups that teach": {"keep_groups": EMBEDDED.prompts_per_step // KEEP_ONE_IN},
+    },
+    "priced": {
+        "groups of 12": {"num_generations": 12, "prompts_per_step": EMBEDDED.prompts_per_step // 3},
+        "groups of 4 to 16": {"max_generations": 16, "prompts_per_step": EMBEDDED.prompts_per_step // 3},
+    },
+}
+"""Fields of the recipes of both trainings, by name. Groups of 4 to 16 have about 12 rollouts in the mean."""
 
 
 def main(
+    setting: Annotated[Literal["filtered", "priced"], typer.Argument()] = "filtered",
     url: UrlOption = None,
     steps: Annotated[int, typer.Option(min=MEASUREMENTS)] = 40,
     seed: SeedOption = 0,
-    curve: CurveOption = Path("train-filtered.png"),
+    curve: Annotated[Path | None, typer.Option(help="File for the curves; by default train-SETTING.png.")] = None,
 ) -> None:
     """Prints as its last line, in JSON, the tokens that each training generated until both had reached an accuracy."""
     console = Console(stderr=True)
@@ -42,12 +54,13 @@ def main(
     recipe = EMBEDDED._replace(steps=steps, steps_between_measurements=steps // MEASUREMENTS)
     with running_service(lambda: config_of_model(folder, 0), url, console) as client:
         curves = {
-            name: train(client, folder, recipe._replace(keep_groups=keep), False, seed, console)
-            for name, keep in {"all groups": 0, "groups that teach": recipe.prompts_per_step // KEEP_ONE_IN}.items()
+            name: train(client, folder, recipe._replace(**fields), False, seed, console)
+            for name, fields in COMPARED[setting].items()
         }
-    draw(curves, curve)
-    console.print(f"The curves are in {curve}.")
-    typer.echo(json.dumps(compared(*curves.values())))
+    path = curve or Path(f"train-{setting}.png")
+    draw(curves, path)
+    console.print(f"The curves are in {path}.")
+    typer.echo(json.dumps(compared(curves)))
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
@@ -62,14 +75,15 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     plt.close(figure)
 
 
-def compared(all_groups: Curve, filtered: Curve) -> dict[str, float]:
-    accuracy = reached(all_groups, filtered)
-    of_all, of_filtered = (tokens_until(accuracy, curve) for curve in (all_groups, filtered))
+def compared(curves: dict[str, Curve]) -> dict[str, float]:
+    """The tokens of each training until both had reached an accuracy, and the share that the second took."""
+    accuracy = reached(*curves.values())
+    tokens = {name: tokens_until(accuracy, curve) for name, curve in curves.items()}
+    without, with_setting = tokens.values()
     return {
         "accuracy": round(accuracy, 4),
-        "tokens_of_all_groups": round(of_all),
-        "tokens_of_groups_that_teach": round(of_filtered),
-        "share": round(of_filtered / of_all, 3),
+        **{f"tokens_of_{name.replace(' ', '_')}": round(count) for name, count in tokens.items()},
+        "share": round(with_setting / without, 3),
     }
 
 

@@ -45,9 +45,13 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
+from service.replay.replayer import Replayer
+from service.replay.same_weights import SameWeights
+from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.curriculum import Curriculum
-from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness, StorePart, version_of
@@ -114,7 +118,9 @@ class Ingress:
         access = AccessControl.of(settings.access, options.host)
         limits = settings.limits
 
-        rollout_metrics = RolloutMetrics(settings.shadows_part_at) if settings.metrics else None
+        rollout_metrics: RolloutMetrics | None = None
+        if settings.metrics:
+            rollout_metrics = RolloutMetrics(settings.shadows_part_at, settings.sandboxed_tasks)
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None
@@ -156,7 +162,8 @@ class Ingress:
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
-            runs = AgentRuns(agent_sessions, programs, own_address(options))
+            sandboxed = settings.sandboxed_tasks.keys()
+            runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
@@ -165,7 +172,12 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
-        recorder = None if records is None else RolloutRecorder(rollout_record_store_client(records))
+        signer = ResultSigner.of(settings.access)
+        recorder: RolloutRecorder | None = None
+        reports: TrainerReports | None = None
+        if records is not None:
+            record_store = rollout_record_store_client(records)
+            recorder, reports = RolloutRecorder(record_store, remote.node_of), TrainerReports(record_store, remote)
         rollouts = RolloutService(
             remote,
             tasks,
@@ -179,6 +191,7 @@ class Ingress:
             runs,
             request_images,
             recorder,
+            None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -200,6 +213,16 @@ class Ingress:
             sessions=agent_sessions,
             images=request_images,
             records=recorder,
+            replayer=Replayer(
+                remote,
+                SameWeights(policy),
+                tokenizer,
+                described,
+                build_of(described.settings_hash),
+                limits.generation_timeout_s,
+                signer,
+            ),
+            reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from rollout_client.contract.base import read_label
@@ -137,6 +138,14 @@ def group_relative_advantages(
         0.0 if reward is None else (reward - means[group]) / scales[group]
         for reward, group in zip(rewards, groups, strict=True)
     ]
+
+
+def wilson_interval(mean: float, count: int, confidence: float) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a proportion `mean` of `count`, at least 1."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    center = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def known_by_group(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> dict[Hashable, list[float]]:

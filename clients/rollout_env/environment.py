@@ -171,6 +171,23 @@ class TaskEnvironment(ABC):
         """
         raise NotImplementedError
 
+    def fork_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session | Awaitable[Session]:
+        """Opens a session that stands where a log with earlier turns ends: of a fork, or one that was posted. Optional.
+
+        The rollout that had those turns has ended, and its session is closed. So what is needed comes from the messages
+        or from `extra_env_info`: a session that can be forked returns a copy of its state, or the name of a snapshot of
+        its sandbox, as `metadata` of each step. Without this method `open_session` is called where `lost_session` is
+        "reopen"; otherwise such rollouts are refused.
+
+        Args:
+            message_log: the messages before the response that is stepped first.
+            extra_env_info: the state after the steps that these messages have had.
+
+        Raises:
+            TemporaryFailure, SampleRejected: as in `open_session`. A snapshot that is gone is a rejected sample.
+        """
+        raise NotImplementedError
+
     lost_session: LostSession = "restart"
     """Policy for lost sessions. This and the next two have no effect without `open_session`."""
 
@@ -213,6 +230,19 @@ def steps_in_batches(environment_class: type[TaskEnvironment]) -> bool:
 
 def has_sessions(environment_class: type[TaskEnvironment]) -> bool:
     return environment_class.open_session is not TaskEnvironment.open_session
+
+
+def forks_sessions(environment: TaskEnvironment) -> bool:
+    """Whether it opens sessions that stand at a later turn than the first."""
+    if not has_sessions(type(environment)):
+        return False
+    return has_own_fork(environment) or environment.lost_session == "reopen"
+
+
+def has_own_fork(environment: TaskEnvironment) -> bool:
+    # Asked of the instance: one that wraps another has the method if that has.
+    fork = environment.fork_session
+    return getattr(fork, "__func__", fork) is not TaskEnvironment.fork_session
 
 
 def has_a_step(environment_class: type[TaskEnvironment]) -> bool:

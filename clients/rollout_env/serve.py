@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
+from rollout_env.environment import TaskEnvironment, forks_sessions, has_a_start, has_sessions
 from rollout_env.records import (
     OutcomeInvalid,
     SampleRejected,
@@ -87,6 +87,7 @@ class EnvironmentServer:
                 "tools": list(environment.tools),
                 "has_start": has_a_start(type(environment)),
                 "lost_session": environment.lost_session if has_sessions(type(environment)) else "reopen",
+                "forks_sessions": forks_sessions(environment) or not has_sessions(type(environment)),
                 "max_sessions": environment.max_sessions,
                 "session_idle_s": environment.session_idle_s,
                 "max_concurrent_steps": environment.max_concurrent_steps,
@@ -103,9 +104,9 @@ class EnvironmentServer:
         outcome = await validated_start(self._environment, body["message_log"], body["extra_env_info"])
         return with_written_images(asdict(outcome))
 
-    async def _open(self, _: Any) -> Any:
+    async def _open(self, body: Any) -> Any:
         session_id = uuid4().hex
-        self._sessions[session_id] = RolloutSteps([self._environment])
+        self._sessions[session_id] = RolloutSteps([self._environment], forks=body.get("forks", False))
         return {"session_id": session_id}
 
     async def _step(self, body: Any) -> Any:

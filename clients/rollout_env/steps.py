@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollout_env.environment import Session, TaskEnvironment, has_sessions, steps_in_batches
+from rollout_env.environment import Session, TaskEnvironment, has_own_fork, has_sessions, steps_in_batches
 from rollout_env.records import (
     ONE_MESSAGE,
     SEVERAL_MESSAGES,
@@ -129,17 +129,26 @@ async def validated_start(
 
 
 async def opened_session(
-    environment: TaskEnvironment, message_log: list[ChatMessage], extra_env_info: BaseModel
+    environment: TaskEnvironment, message_log: list[ChatMessage], extra_env_info: BaseModel, forks: bool = False
 ) -> Session:
     """Opens a session for the rollout whose next step judges the last of these messages.
 
+    Args:
+        forks: whether the earlier responses among them had their steps in another session, for `fork_session`.
+
     Raises:
-        OutcomeInvalid: `open_session` did not return a session.
+        OutcomeInvalid: the environment did not return a session.
     """
-    session: Any = await call(environment.open_session, message_log[:-1], extra_env_info)
+    opening = opener(environment, forks)
+    session: Any = await call(opening, message_log[:-1], extra_env_info)
     if not isinstance(session, Session):
-        raise invalid(f"open_session must return a Session, got {type(session).__name__}")
+        raise invalid(f"{opening.__name__} must return a Session, got {type(session).__name__}")
     return session
+
+
+def opener(environment: TaskEnvironment, forks: bool) -> Callable[..., Any]:
+    """The method that opens a session: `fork_session` for one that is forked, if the environment has it."""
+    return environment.fork_session if forks and has_own_fork(environment) else environment.open_session
 
 
 async def batch_outcomes(
@@ -219,13 +228,15 @@ class RolloutSteps:
 
     Args:
         first: the index of the instance that makes the first step.
+        forks: whether earlier turns of the rollout had their steps in another session.
     """
 
-    def __init__(self, instances: Sequence[TaskEnvironment], first: int = 0) -> None:
+    def __init__(self, instances: Sequence[TaskEnvironment], first: int = 0, forks: bool = False) -> None:
         self._instances = instances
         self._next = first
         self._has_sessions = has_sessions(type(instances[0]))
         self._session: Session | None = None
+        self._forks = forks
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
         """Runs one step, from `extra_env_info` as JSON to a valid outcome; raises as `validated_step`."""
@@ -237,7 +248,8 @@ class RolloutSteps:
         if environment.lost_session == "reopen" and len(self._instances) > 1:
             await self.close()
         if self._session is None:
-            self._session = await opened_session(environment, message_log, state)
+            self._session = await opened_session(environment, message_log, state, self._forks)
+            self._forks = False
         return validated_outcome(await call(self._session.step, message_log, state))
 
     async def close(self) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 import orjson
 
 from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes, last_of
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes, last_of
+from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
-from deployments.harbor.settings import HarborSettings
+from deployments.harbor.settings import TIMES, HarborSettings
 from deployments.harbor.tasks import HarborTask, HarborTaskRefused, resolved, tasks_within
 from deployments.harbor.verifier import NotJudged, judged, prepare
 from deployments.sandbox.interface import SandboxLost
@@ -47,10 +48,12 @@ logger = logging.getLogger("rollout_service.agents")
 
 class HarborProgram(AgentProgram):
     def __init__(self, settings: AgentSettings, harbor: HarborSettings) -> None:
-        """Raises `HarborTaskRefused`, `ProviderUnusable` or `AgentNotLoadable`."""
+        """Raises `HarborTaskRefused`, `ProviderUnusable`, `AgentNotLoadable` or `KeyMissing`."""
         self._tasks = tasks_within(harbor, settings.timeout_s)
         self._command = settings.command
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
+        self._harness = None if settings.harness is None else HarnessProgram(settings.harness)
+        self._endpoint = SandboxEndpoint()
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
         self._pool = SandboxPool(
@@ -65,12 +68,12 @@ class HarborProgram(AgentProgram):
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
         try:
-            with timed(said, "sandbox_create_s"):
+            with timed(said, "create"):
                 sandbox = await self._pool.take(self._spec_of(task))
             try:
                 return await self._played(call, task, sandbox, said)
             finally:
-                with timed(said, "sandbox_destroy_s"):
+                with timed(said, "destroy"):
                     await self._pool.give_back(sandbox)
         except SandboxLost as error:
             raise EnvironmentLost(f"The sandbox of {task.name} was lost: {error}") from error
@@ -81,6 +84,7 @@ class HarborProgram(AgentProgram):
 
     def close(self) -> None:
         """Destroys all sandboxes."""
+        self._endpoint.close()
         self._pool.close()
 
     def _task_of(self, call: AgentCall) -> HarborTask:
@@ -118,9 +122,9 @@ class HarborProgram(AgentProgram):
     ) -> dict[str, float]:
         try:
             await prepare(sandbox)
-            with timed(said, "agent_run_s"):
+            with timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
-            with timed(said, "verifier_s"):
+            with timed(said, "judge"):
                 rewards = await judged(sandbox, task)
         except NotJudged as error:
             raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
@@ -136,6 +140,9 @@ class HarborProgram(AgentProgram):
             async with asyncio.timeout(timeout_s):
                 if self._function is not None:
                     await self._function.play(call, sandbox)
+                elif self._harness is not None:
+                    async with self._endpoint.opened(sandbox) as address:
+                        await self._harness.run(HarnessCall(**call.model_dump(), sandbox=address), said)
                 else:
                     assert self._command is not None
                     await run_command(self._command, call, task, sandbox, said)
@@ -177,10 +184,10 @@ async def run_command(
 
 
 @contextmanager
-def timed(said: RunNotes, name: str) -> Iterator[None]:
-    """Adds the seconds of the block to the metrics of the run, however it ends."""
+def timed(said: RunNotes, step: str) -> Iterator[None]:
+    """Adds the seconds of the block, a step of `TIMES`, to the metrics of the run, however it ends."""
     begun_at = time.monotonic()
     try:
         yield
     finally:
-        said.metrics[name] = time.monotonic() - begun_at
+        said.metrics[TIMES[step]] = time.monotonic() - begun_at

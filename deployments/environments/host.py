@@ -32,7 +32,7 @@ from deployments.rpc.own_address import running_address
 from deployments.upstream.ray_serve.install import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import ModelUser, TaskEnvironment
-from rollout_env.environment import has_a_start, has_sessions
+from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import load_environment
 from rollout_env.steps import abandoned_threads, call
 
@@ -238,6 +238,7 @@ class EnvironmentHost:
             tools=list(self._environment.tools),
             has_start=has_a_start(type(self._environment)),
             has_sessions=has_sessions(type(self._environment)),
+            forks_sessions=forks_sessions(self._environment),
             sample_count=self._environment.sample_count,
         )
 

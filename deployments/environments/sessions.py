@@ -11,8 +11,9 @@ from deployments.environments.step_queue import Deadlines, FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment
-from rollout_env.steps import call, is_plain, opened_session, validated_extra_env_info, validated_outcome
+from rollout_env import Session, StepOutcome, TaskEnvironment
+from rollout_env.environment import forks_sessions
+from rollout_env.steps import call, is_plain, opened_session, opener, validated_extra_env_info, validated_outcome
 
 CLOSE_TIMEOUT_S = 30.0
 """Time after which a session that is still closing no longer counts as one of `max_sessions`."""
@@ -29,7 +30,7 @@ class SessionSlot:
 
 
 class Sessions:
-    """Steps each rollout in the session that its first step has opened.
+    """Steps each rollout in the session that its first step has opened, or forked.
 
     Guarantees: a session that was opened is closed exactly once: when its rollout has ended or was cancelled, when a
     step of it fails, times out or is aborted, after `session_idle_s` without a step, or when the replica ends; at most
@@ -60,7 +61,7 @@ class Sessions:
         if request.session_id in self._held:
             yield
             return
-        if not request.is_start and request.turn and self._environment.lost_session != "reopen":
+        if not (request.is_start or self._can_be_opened(request)):
             raise self._lost()
         await self._wait_for_slot(request)
         if request.is_start:
@@ -92,7 +93,7 @@ class Sessions:
         try:
             session = held.session
             if session is None:
-                session = held.session = await self._opened(request.message_log, state)
+                session = held.session = await self._opened(request, state)
             outcome = validated_outcome(await call(session.step, request.message_log, state))
         except BaseException:
             self._end(request.session_id, held)
@@ -126,14 +127,21 @@ class Sessions:
             )
         await self._slots.acquire(request.request_id)
 
-    async def _opened(self, message_log: list[ChatMessage], state: Any) -> Session:
+    def _can_be_opened(self, request: StepRequest) -> bool:
+        """Whether a session can be opened for this step: it is the first one, or the environment has what it takes."""
+        if request.turn == 0 or self._environment.lost_session == "reopen":
+            return True
+        return request.turn == request.first_turn and forks_sessions(self._environment)
+
+    async def _opened(self, request: StepRequest, state: Any) -> Session:
         """Opens a session. If cancelled while a thread opens it, closes the session as soon as it is open."""
-        opening = asyncio.ensure_future(opened_session(self._environment, message_log, state))
+        forks = 0 < request.turn == request.first_turn
+        opening = asyncio.ensure_future(opened_session(self._environment, request.message_log, state, forks))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(self._close_opened)
-            if not is_plain(self._environment.open_session):
+            if not is_plain(opener(self._environment, forks)):
                 opening.cancel()
             raise
 

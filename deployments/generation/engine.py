@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import vllm
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
@@ -269,6 +270,7 @@ class VLLMEngine(Engine):
             returns_experts=config.aux_output_config.enable_return_routed_experts,
             takes_images=self.images is not None,
             settings_hash=config.compute_hash(),
+            is_batch_invariant=envs.VLLM_BATCH_INVARIANT,
             image_token_ids=() if self.images is None else self.images.token_ids,
         )
 

@@ -1,12 +1,12 @@
 """Settings of a task type whose rollouts are tasks in Harbor's format. Imports neither Ray nor vLLM."""
 
-from typing import Literal
-
 from pydantic import Field
 
+from deployments.sandbox.providers.opening import ProviderName
 from deployments.strict_settings import StrictSettings
 
-ProviderName = Literal["local", "docker", "kubernetes", "e2b", "daytona", "modal", "prime"]
+TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_s", "destroy": "sandbox_destroy_s"}
+"""The metrics of a rollout with the seconds that each of its steps in a sandbox has taken."""
 
 
 class SandboxProviderSettings(StrictSettings):

@@ -31,6 +31,8 @@ class StepRequest:
     another one."""
     turn: int = 0
     """How many steps the rollout had before this one, those of a message log that was posted included."""
+    first_turn: int = 0
+    """How many of these steps the message log had that was posted."""
     traceparent: str = ""
     """The span of the step, as the header of the W3C; empty if it is not traced."""
     owner: str | None = None
@@ -71,6 +73,8 @@ class TaskDescription:
     """Whether its samples must be started before they are played."""
     has_sessions: bool = False
     """Whether all steps of a rollout must go to one replica."""
+    forks_sessions: bool = False
+    """Whether it opens a session that stands at a later turn than the first."""
     sample_count: int | None = None
     """How many different samples it has; None where it makes them without end."""
 

@@ -65,6 +65,8 @@ class GeneratorDescription:
     """Whether prompts may show images."""
     settings_hash: str = ""
     """Differs between engines whose settings, or version, may compute other numbers; empty if it is not known."""
+    is_batch_invariant: bool = False
+    """Whether the generations beside one do not change its numbers (`VLLM_BATCH_INVARIANT=1`)."""
     image_token_ids: tuple[int, ...] = ()
     """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
     replaces by what it sees."""

@@ -6,7 +6,7 @@ who has the most loses the oldest.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.rollout_records.failures import rollout_unknown
 from deployments.rollout_records.settings import RolloutRecordsSettings
@@ -65,6 +65,15 @@ class RecordBook:
         if record is None:
             raise rollout_unknown(rollout_id)
         return record
+
+    def replace_data(self, record: KeptRecord, data: bytes) -> None:
+        """The record has other data from now on. One that is not kept any more, or would be too large, is left."""
+        changed = replace(record, data=data)
+        if self._by_owner.get(record.owner, OrderedDict()).get(record.rollout_id) is record:
+            grown = changed.size - record.size
+            if self.size + grown <= self._settings.max_bytes:
+                self._by_owner[record.owner][record.rollout_id] = changed
+                self._sizes[record.owner] += grown
 
     def newest(self, owner: str) -> Iterator[KeptRecord]:
         """The records of the owner, the newest first."""

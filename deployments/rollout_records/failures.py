@@ -15,6 +15,11 @@ class RolloutRecordsNotConfigured(RolloutRecordFailure):
     title = "The service keeps no records of rollouts"
 
 
+def records_not_configured(field: str = "rollout_records") -> RolloutRecordsNotConfigured:
+    """The failure of a request in which `field` asks for records."""
+    return RolloutRecordsNotConfigured.of(field, "the config has no `rollout_records`; add `rollout_records: {}`")
+
+
 class RolloutUnknown(RolloutRecordFailure):
     """The rollout never was, is another caller's, or its record is not kept any more."""
 

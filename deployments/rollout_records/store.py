@@ -4,20 +4,45 @@ Records are in memory alone: they are for looking back, and no rollout depends o
 """
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from deployments import logs
+from deployments.protocols.generation import packed_logprobs
 from deployments.rollout_records.book import KeptRecord, RecordBook
+from deployments.rollout_records.comparison import ComparedRollout, ReportRefused, TrainerReport, compared
+from deployments.rollout_records.failures import RolloutUnknown
+from deployments.rollout_records.findings import MismatchFinding
+from deployments.rollout_records.ledger import Cell, MismatchLedger, Noted, Suspicion
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.upstream.ray_serve.install import install
 
 EXPIRE_EVERY_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class ReportOutcome:
+    """The outcome of a report."""
+
+    compared: int
+    all: Cell
+    by_replica: dict[str, Cell]
+    refused: list[tuple[str, str]]
+    """Rollouts that were not compared, each with a sentence."""
+    new: list[MismatchFinding]
+    causes: list[Noted]
+    """The causes that this report shows."""
+    suspicion: Suspicion | None
+
+
 class RolloutRecordStore:
-    """The store of the records.
+    """The store of the records. Owners are names of keys; the empty one is that of all where nobody needs a key.
 
     Args:
         time_s: seconds since 1970.
@@ -26,7 +51,9 @@ class RolloutRecordStore:
     def __init__(self, settings: RolloutRecordsSettings, time_s: Callable[[], float] = time.time) -> None:
         logs.configure()
         install()
+        self._settings = settings
         self._book = RecordBook(settings)
+        self._ledger = MismatchLedger(settings.most_mean_ratio)
         self._time_s = time_s
         self._expiring: asyncio.Task[None] | None = None
 
@@ -41,9 +68,58 @@ class RolloutRecordStore:
         """Raises `RolloutUnknown`."""
         return self._book.record(rollout_id, owner)
 
-    async def newest(self, owner: str, most: int) -> list[KeptRecord]:
-        """At most `most` records of the owner, the newest first."""
-        return list(islice(self._book.newest(owner), most))
+    async def newest(self, owner: str, most: int) -> list[dict[str, Any]]:
+        """At most `most` rollouts of the owner, the newest first: the fields of a `RecordedRollout`."""
+        kept = list(islice(self._book.newest(owner), most))
+        return await asyncio.to_thread(lambda: [*map(line_of, kept)])
+
+    async def report(self, reports: Sequence[TrainerReport], owner: str) -> ReportOutcome:
+        """Compares what a trainer has computed, and keeps it in the records."""
+        now, refused, own = self._time_s(), list[tuple[str, str]](), MismatchLedger(self._settings.most_mean_ratio)
+        for report in reports:
+            try:
+                kept = self._book.record(report.rollout_id, owner)
+                # In a thread: thousands of tokens each.
+                rollout, data = await asyncio.to_thread(with_report, kept, report, now)
+            except (ReportRefused, RolloutUnknown) as error:
+                refused.append((report.rollout_id, str(error)))
+                continue
+            self._book.replace_data(kept, data)
+            self._ledger.add(rollout, owner, now)
+            own.add(rollout, owner, now)
+        new = self._ledger.look(now)
+        return ReportOutcome(
+            compared=len(reports) - len(refused),
+            all=own.all,
+            by_replica=dict(own.by.get("replica", {})),
+            refused=refused,
+            new=new,
+            causes=[noted for noted in self._ledger.findings() if noted.last == now],
+            suspicion=self._ledger.suspicion(),
+        )
+
+    async def convict(self, replica: str, message: str) -> None:
+        """The replica was found to compute other numbers than its siblings."""
+        self._ledger.convict(replica, message, self._time_s())
+
+    async def mismatch(self, owner: str) -> dict[str, Any]:
+        """The fields of a `Mismatch`."""
+        ledger = self._ledger
+        return {
+            **fields_of(ledger.all),
+            "rollouts": ledger.rollouts,
+            "by": {
+                name: {value: fields_of(cell) for value, cell in cells.items()} for name, cells in ledger.by.items()
+            },
+            "history": [
+                {"at": at, "replica": replica, "version": version, **fields_of(cell)}
+                for (at, replica, version), cell in ledger.history.items()
+            ],
+            "worst": [
+                {name: value for name, value in asdict(one).items() if name != "owner"} for one in ledger.worst(owner)
+            ],
+            "causes": [*map(fields_of_cause, ledger.findings())],
+        }
 
     async def answer(self) -> None:
         """Returns if the store answers."""
@@ -53,3 +129,43 @@ class RolloutRecordStore:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self._book.expire(self._time_s())
         self._expiring = None
+
+
+def with_report(kept: KeptRecord, report: TrainerReport, now: float) -> tuple[ComparedRollout, bytes]:
+    """The comparison, and the record with what was reported.
+
+    Raises:
+        ReportRefused: the report does not fit the rollout.
+    """
+    fields = pickle.loads(kept.data)
+    rollout = compared(fields, report)
+    ratios = rollout.ratios if rollout.tokens else np.ones(1)
+    fields["mismatch"] = {
+        "tokens": rollout.tokens,
+        "mean_ratio": float(ratios.mean()),
+        "largest_ratio": float(ratios.max()),
+        "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),
+        "weight_version": report.weight_version,
+        "reported_at": now,
+    }
+    return rollout, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
+
+
+def line_of(kept: KeptRecord) -> dict[str, Any]:
+    fields = pickle.loads(kept.data)
+    rollout, reported = fields["rollout"], fields.get("mismatch")
+    return {
+        "rollout_id": kept.rollout_id,
+        "request_id": fields["request_id"],
+        **{name: rollout[name] for name in ("task_name", "status", "total_reward")},
+        "ended_at": kept.ended_at,
+        **({} if reported is None else {"mean_ratio": reported["mean_ratio"]}),
+    }
+
+
+def fields_of(cell: Cell) -> dict[str, Any]:
+    return {"tokens": cell.sums.tokens, "mean_ratio": cell.sums.mean_ratio, "largest_ratio": cell.largest}
+
+
+def fields_of_cause(noted: Noted) -> dict[str, Any]:
+    return {**asdict(noted.finding), "since": noted.since, "last": noted.last}

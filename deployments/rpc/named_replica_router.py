@@ -38,7 +38,8 @@ class NamedReplicaRouter(RequestRouter):
         self._record_live_replicas()
 
     def _record_live_replicas(self) -> None:
-        record_live_replicas(self._deployment_id, (replica_id.unique_id for replica_id in self.curr_replicas))
+        nodes = {name.unique_id: str(replica.node_id) for name, replica in self.curr_replicas.items()}
+        record_live_replicas(self._deployment_id, nodes, nodes)
 
 
 NAMED_REPLICA_ROUTING = RequestRouterConfig(request_router_class=NamedReplicaRouter)  # type: ignore[arg-type]  # mypy reads an overload of the config's

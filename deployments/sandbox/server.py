@@ -6,9 +6,9 @@ The token is in the environment variable `ROLLOUT_SANDBOX_TOKEN`. Without one th
 import asyncio
 import hmac
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import uvicorn
@@ -17,11 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from deployments.sandbox.interface import Outcome, ProgramRefused, Sandbox, SandboxLost
+from deployments.sandbox.interface import ProgramRefused, Sandbox, SandboxLost
 from deployments.sandbox.local import LocalSandbox
 from deployments.sandbox.remote import TOKEN_VARIABLE, parsed_request
 
 LARGEST_BODY_BYTES = 64 * 2**20
+T = TypeVar("T")
 
 
 class BodyTooLarge(Exception):
@@ -42,9 +43,7 @@ def build_app(sandbox: Sandbox, token: str) -> Starlette:
         try:
             program, files, limits = parsed_request(await body_of(request))
             outcome = await while_connected(request, sandbox.run(program, files, limits))
-        except BodyTooLarge:
-            return PlainTextResponse(f"The body has more than {LARGEST_BODY_BYTES} bytes.", 422)
-        except ProgramRefused as error:
+        except (BodyTooLarge, ProgramRefused) as error:
             return PlainTextResponse(str(error), 422)
         except (SandboxLost, CallerDisconnected) as error:
             return PlainTextResponse(str(error), 503)
@@ -59,16 +58,17 @@ async def body_of(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > LARGEST_BODY_BYTES:
-            raise BodyTooLarge
+            raise BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
     return bytes(body)
 
 
-async def while_connected(request: Request, run: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def while_connected(request: Request, run: Awaitable[T]) -> T:
     """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
     running = asyncio.ensure_future(run)
     gone = asyncio.ensure_future(request.receive())
+    awaited: set[asyncio.Future[Any]] = {running, gone}
     try:
-        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise CallerDisconnected
         return running.result()

@@ -55,6 +55,7 @@ REFUSED = {
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
 }
 SIGNALS = {
     "tkill": (200, 130),

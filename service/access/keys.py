@@ -42,6 +42,8 @@ class KeyQuotas(StrictSettings):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Tokens that its rollouts grow by, prompts, observations and generated tokens alike, and those that are scored.
     Up to a minute's worth is saved up."""
+    max_sandboxes: int | None = Field(default=None, ge=1)
+    """Sandboxes of its rollouts of Harbor's tasks. A rollout beyond it waits for one of them to end."""
 
 
 class KeyEntry(StrictSettings):

@@ -17,11 +17,16 @@ def main(
     weight: Annotated[float, typer.Option(min=0, help="Share of the engines in proportion to other names'.")] = 1.0,
     max_rollouts: Annotated[int | None, typer.Option(min=1, help="Most rollouts in flight.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens a minute.")] = None,
+    max_sandboxes: Annotated[int | None, typer.Option(min=1, help="Most sandboxes at once.")] = None,
     file: Annotated[Path | None, typer.Option(help="A keys file (YAML) that gets the entry; else it is shown.")] = None,
 ) -> None:
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
-    quotas = {"max_rollouts": max_rollouts, "tokens_per_minute": tokens_per_minute}
+    quotas = {
+        "max_rollouts": max_rollouts,
+        "tokens_per_minute": tokens_per_minute,
+        "max_sandboxes": max_sandboxes,
+    }
     entry = entry_of(name, key, scope, weight, {field: most for field, most in quotas.items() if most is not None})
     try:
         if file is None:

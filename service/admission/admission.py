@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -161,13 +161,18 @@ class Admission:
         usage = self.usage_of(caller)
         return generator if usage is None else MeteredGenerator(generator, usage)
 
+    def sandboxes_of(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """The sandboxes of the caller's key. A task that enters waits while those are as many as its quota allows."""
+        usage = self._keys.of(caller)
+        return nullcontext() if usage is None else usage.sandboxes
+
     def amounts_of_call(self, choices: int, most_tokens: int | None = None) -> Amounts:
         """Amounts for a call of a model server's API: each choice counts as a rollout, of the longest length unless
         `most_tokens` says how many it has with its prompt."""
         return Amounts(choices, choices * (most_tokens or self.max_model_len))
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
-        rollouts = request.groups_at_once * request.num_generations
+        rollouts = request.groups_at_once * request.group_size
         most_tokens = request.max_seq_len or self.max_model_len
         if request.sampling.max_new_tokens is not None:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)

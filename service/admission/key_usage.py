@@ -2,13 +2,17 @@
 
 Guarantees: the rollouts in flight of a key never exceed the share of `max_rollouts` that an ingress replica has, not
 even for a single request, so those on all replicas never exceed the quota; a generation starts only while the key has
-tokens left; each token of a rollout is counted once. Over any time t the tokens charged to a `TokenBudget` exceed
-`per_minute * (1 + t / 60 s)` by no more than the last charge: it is never negative when a charge is permitted.
+tokens left; each token of a rollout is counted once; its runs with a sandbox never exceed the replica's share of
+`max_sandboxes`, and begin in the order in which they asked. Over any time t the tokens charged to a `TokenBudget`
+exceed `per_minute * (1 + t / 60 s)` by no more than the last charge: it is never negative when a charge is permitted.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
+
+from anyio import CapacityLimiter
 
 from deployments.protocols.generation import (
     Generation,
@@ -76,6 +80,8 @@ class KeyUsage:
         bounds: Mapping[Resource, Bound],
     ) -> None:
         self.capacity = Capacity({}, {})
+        self.sandboxes = CapacityLimiter(math.inf)
+        """To be held by a task while it has a sandbox, also without a quota: one may be set meanwhile."""
         self._bounds = bounds
         self._name = name
         self._ingress_replicas = ingress_replicas
@@ -91,6 +97,8 @@ class KeyUsage:
         if quotas.max_rollouts is not None:
             bounds["rollouts"] = rollouts_bound(self._name, quotas.max_rollouts, replicas)
         self.capacity.set_bounds_of_replica(bounds)
+        most = quotas.max_sandboxes
+        self.sandboxes.total_tokens = math.inf if most is None else share_of_quota(most, replicas)
         if quotas.tokens_per_minute is None:
             self._budget = None
             return

@@ -5,7 +5,8 @@ The replicas run `deployments/agents/environment.py`.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Set
+from contextlib import nullcontext
 from typing import Any
 
 from deployments.agents.programs import AgentCall
@@ -17,6 +18,7 @@ from deployments.sessions.failures import SessionFailure, SessionLimitReached
 from rollout_client.contract.sessions import SessionInfo, SessionLimits
 from rollout_env import StepOutcome
 from service.access.keys import Caller
+from service.admission.admission import Admission
 from service.agents.sessions import AgentSessions
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, Agents, SessionLimit
 
@@ -34,12 +36,23 @@ class AgentRuns:
     Args:
         programs: the deployments that run the agents, by task.
         address: the service's, for a replica on any node, unless `sessions.base_url` says another one.
+        admission: counts the sandboxes of each key.
+        sandboxed: the tasks whose runs have a sandbox each.
     """
 
-    def __init__(self, sessions: AgentSessions, programs: Mapping[str, Environment], address: str) -> None:
+    def __init__(
+        self,
+        sessions: AgentSessions,
+        programs: Mapping[str, Environment],
+        address: str,
+        admission: Admission,
+        sandboxed: Set[str] = frozenset(),
+    ) -> None:
         self.sessions = sessions
         self.programs = programs
         self.address = address
+        self.admission = admission
+        self.sandboxed = sandboxed
 
     def of_request(self, caller: Caller) -> "RequestAgents":
         return RequestAgents(self, caller)
@@ -52,11 +65,17 @@ class RequestAgents(Agents):
         self._runs = runs
         self._caller = caller
         self._namespace = caller.name or ""
+        self._sandboxes = runs.admission.sandboxes_of(caller)
         self._running: dict[str, asyncio.Task[StepOutcome]] = {}
         """By rollout. One that was interrupted is there until its record is read."""
 
     async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """See `Agents.run`."""
+        # A run that waits holds no session.
+        async with self._sandboxes if request.task_name in self._runs.sandboxed else nullcontext():
+            return await self._in_session(request)
+
+    async def _in_session(self, request: AgentRunRequest) -> AgentRunOutcome:
         try:
             opened = await self._runs.sessions.open(
                 request.session, self._caller, self._runs.address, share_id=request.share_id

@@ -122,18 +122,26 @@ def can_be_scored(request: GenerationRequest, generation: Generation, most_token
 
 
 def scoring_of(request: GenerationRequest, generation: Generation) -> ScoringRequest:
-    generation_id = f"canary-{request.generation_id}"
+    scoring = scoring_request(request.generation_id, request.prompt_token_ids, generation.token_ids, request.policy)
+    return replace(
+        scoring,
+        request_id=request.request_id,
+        token_timeout_s=request.token_timeout_s,
+        virtual_time=request.virtual_time,
+    )
+
+
+def scoring_request(name: str, prompt: Sequence[int], tokens: Sequence[int], policy: str | None) -> ScoringRequest:
+    """Asks for the log-probabilities of `tokens` behind the prompt. `name` is that of what is compared."""
+    generation_id = f"canary-{name}"
     return ScoringRequest(
         generation_id=generation_id,
-        prompt_token_ids=[*request.prompt_token_ids, *generation.token_ids],
+        prompt_token_ids=[*prompt, *tokens],
         max_new_tokens=1,
         stop_strings=(),
         sampling=PLAIN_SAMPLING,
         rollout_id=generation_id,
         group=generation_id,
-        request_id=request.request_id,
-        token_timeout_s=request.token_timeout_s,
-        policy=request.policy,
-        virtual_time=request.virtual_time,
-        start=len(request.prompt_token_ids),
+        policy=policy,
+        start=len(prompt),
     )

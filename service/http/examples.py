@@ -2,7 +2,7 @@
 
 from rollout_client.contract.messages import Message, PromptMessage, WeightVersionSpan
 from rollout_client.contract.problems import FieldProblem, Problem
-from rollout_client.contract.rollouts import SampleInput, SampleMetrics, SampleResult
+from rollout_client.contract.rollouts import Fork, SampleInput, SampleMetrics, SampleResult
 
 CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 REQUEST_ID = "train-7/step-12"
@@ -11,6 +11,7 @@ SAMPLE = SampleInput(
     messages=[PromptMessage(role="user", content="What is 2 + 2?")],
     extra_env_info={"ground_truth": "4"},
 )
+FORKED = SampleInput(task_name="math", fork=Fork(rollout="step-7-a1b2c3d4e5f60718-0-0", turn=1))
 RESULT = SampleResult(
     idx=0,
     generation_index=0,

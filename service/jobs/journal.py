@@ -57,9 +57,14 @@ class JournalProgress:
             return []
         position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
         if first:
-            before = self.episodes[position].messages[:first]
-            made = (made for made in self.episodes[position].generations if made.message < first)
-            state = replace(state, messages=[*before, *state.messages], generations=(*made, *state.generations))
+            earlier = self.episodes[position]
+            made = (made for made in earlier.generations if made.message < first)
+            state = replace(
+                state,
+                messages=[*earlier.messages[:first], *state.messages],
+                generations=(*made, *state.generations),
+                before=(*earlier.before, earlier.turn_state),
+            )
         self.episodes[position] = state
         return [position]
 
@@ -106,7 +111,7 @@ def outlined(state: EpisodeState) -> list[Message]:
 
 
 def fields_of(state: EpisodeState) -> dict[str, Any]:
-    fields = {name: getattr(state, name) for name in EpisodeState.__slots__}
+    fields = {name: getattr(state, name) for name in EpisodeState.__slots__ if name != "before"}
     # As before there were any: a service of that version can take the job over.
     if state.experts is None:
         del fields["experts"]
@@ -216,6 +221,9 @@ class JobJournal(ProgressLog):
     def begun_groups(self) -> int:
         return self._begun_groups
 
+    def was_delivered(self, episode: Episode) -> bool:
+        return episode.identity.position in self.in_events
+
     def restore(self, episodes: Iterable[Episode]) -> None:
         for episode in episodes:
             if (state := self._progress.episodes.pop(episode.identity.position, None)) is not None:
@@ -249,18 +257,21 @@ class JobJournal(ProgressLog):
         await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
 
     def add_group(
-        self, group: int, lines: Mapping[int, bytes], settled: Sequence[int] | None = None, kept: int | None = None
+        self, group: int, lines: Mapping[int, bytes], settled_before: int | None = None, kept: int | None = None
     ) -> None:
         """All rollouts of a group have ended, with these lines by position in the answer.
 
         Args:
             group: the place of its sample among those that are drawn.
-            settled: the positions of the rollouts that leave the journal, those of groups that were dropped before it
-                included; by default those of `lines`.
+            settled_before: the rollouts at positions below this leave the journal, those of groups that were dropped
+                before it included; by default those of `lines`.
             kept: how many groups are in events with this one, in a job that selects groups.
         """
         number = self._next_number()
-        settled = list(lines) if settled is None else settled
+        if settled_before is None:
+            settled = list(lines)
+        else:
+            settled = [position for position in self._outlines if position < settled_before]
         outlines = {position: self._outlines.pop(position) for position in settled}
         event = b"".join(lines[position] for position in sorted(lines))
         added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}

@@ -56,7 +56,7 @@ class JobPlayer:
         self._store = store
         self._journal = JobJournal(claim, writer)
         self._access = access
-        self._num_generations = 1
+        self._group_size = 1
 
     async def play(self) -> None:
         """Raises `RequestProblem` or `RolloutFailure` if nothing could be begun; then the job is as it was."""
@@ -87,19 +87,19 @@ class JobPlayer:
 
     async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> EncodedRollouts:
         rollouts, record = self._rollouts, self.claim.record
-        size = len(body)
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
         stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
         if RANGES in stored and any(drawn.select for drawn in request.samples_from):
             # The samples that were selected when the job began.
             request.samples_from = ranges_in(stored[RANGES])
-        size += await rollouts.take_samples(request, admitted.hold_body)
-        self._num_generations = request.num_generations
+        self._group_size = request.group_size
+        if record.epoch > 1:
+            await self._load()
+        size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
         if request.samples_from:
             await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
         if record.epoch > 1:
-            await self._load()
             request.deadline_s = left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
@@ -123,13 +123,13 @@ class JobPlayer:
 
     async def _play_groups(self, rollouts: EncodedRollouts) -> bytes:
         """Returns the line of the summary."""
-        size = self._num_generations
+        size = self._group_size
         lines: dict[int, dict[int, bytes]] = defaultdict(dict)
         async with aclosing(rollouts.lines(skipped=self._skipped(rollouts))) as encoded:
             async for position, line in encoded:
                 group = position // size
                 lines[group][position] = line
-                if len(lines[group]) == size:
+                if len(lines[group]) == rollouts.size_of(group):
                     self._add_group(rollouts, group, lines.pop(group))
         return summary_line(await rollouts.summary())
 
@@ -138,20 +138,19 @@ class JobPlayer:
         if rollouts.selected is None:
             return self._journal.in_events
         # Each event has a group, in the order of the answer.
-        return range(self.claim.record.last_event * self._num_generations)
+        return range(self.claim.record.last_event * self._group_size)
 
     def _add_group(self, rollouts: EncodedRollouts, group: int, lines: Mapping[int, bytes]) -> None:
         if rollouts.selected is None:
             self._journal.add_group(group, lines)
             return
         place = rollouts.place_of(group)
-        settled = range(len(self._journal.in_events), (place + 1) * self._num_generations)
-        self._journal.add_group(place, lines, settled, kept=group + 1)
+        self._journal.add_group(place, lines, settled_before=(place + 1) * self._group_size, kept=group + 1)
 
     async def _load(self) -> None:
         journal = await self._entries("journal")
         outlines = await self._entries("outline")
-        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()), self._num_generations)
+        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()), self._group_size)
 
     async def _entries(self, kind: EntryKind) -> dict[EntryName, bytes]:
         names = sorted(name for name in self.claim.entries if name.kind == kind)

@@ -11,6 +11,7 @@ from time import monotonic
 from types import MappingProxyType, TracebackType
 
 from deployments.failures import RolloutFailure
+from deployments.harbor.settings import TIMES
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import final_reward
@@ -25,17 +26,23 @@ TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
 CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
 NO_SHADOWS: Mapping[tuple[str, str], float] = MappingProxyType({})
+NO_SANDBOXES: Mapping[str, str] = MappingProxyType({})
 VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 
 
 class RolloutMetrics(RolloutObserver):
     """Rollout metrics of one ingress replica."""
 
-    def __init__(self, parts_at: Mapping[tuple[str, str], float] = NO_SHADOWS) -> None:
+    def __init__(
+        self,
+        parts_at: Mapping[tuple[str, str], float] = NO_SHADOWS,
+        sandboxed: Mapping[str, str] = NO_SANDBOXES,
+    ) -> None:
         """Makes the instruments.
 
         Args:
             parts_at: by task and shadow judge, by how much a verdict may differ from the reward.
+            sandboxed: by task whose rollouts have sandboxes, the provider of these.
         """
         self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
         self._turns = SummedCounter("rollout_turns_total", "Turns of rollouts that have ended.", ("task_name",))
@@ -84,6 +91,12 @@ class RolloutMetrics(RolloutObserver):
         self._stages = SummedHistogram(
             "rollout_stage_seconds", "Time of a stage of a rollout.", SECONDS, ("task_name", "stage")
         )
+        self._sandboxes = SummedHistogram(
+            "rollout_sandbox_seconds",
+            "Time in which a sandbox is made, its agent runs, its verifier judges, and it is destroyed.",
+            SECONDS,
+            ("task_name", "provider", "step"),
+        )
         self._work = SummedHistogram(
             "rollout_work_seconds",
             "Time of a generation's turn in the queue, of a request's prompts, of a result's encoding.",
@@ -93,6 +106,7 @@ class RolloutMetrics(RolloutObserver):
         self.instruments: tuple[Instrument, ...] = tuple(vars(self).values())
         """All of the above, to flush."""
         self._parts_at = parts_at
+        self._sandboxed = sandboxed
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
         return TimedStage(self, stage, episode.identity.task_name)
@@ -114,6 +128,10 @@ class RolloutMetrics(RolloutObserver):
             self._reward_sums.add(abs(result.total_reward), task_name, sign)
         for judge, verdict in result.shadow_rewards.items():
             self._compare(result, judge, verdict)
+        if (provider := self._sandboxed.get(task_name)) is not None:
+            for step, name in TIMES.items():
+                if (seconds := metrics.environment.get(name)) is not None:
+                    self._sandboxes.observe(seconds, task_name, provider, step)
         if staleness is not None:
             self._staleness.observe(staleness, task_name)
 

@@ -33,7 +33,7 @@ from deployments.protocols.model_server import (
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
-from deployments.rpc.handle_calls import call_result, live_replicas_of
+from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.canary.background_canary import ComparedReplicas
 from service.remote.replica_stream import ReplicaStream, ReplicaWatch, ReplicaWatches, call_unless_gone, control_calls
@@ -286,13 +286,24 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
 
+    def node_of(self, replica: str) -> str:
+        """The id of the replica's node; empty if it is not known."""
+        return node_of_replica(self._handle, replica)
+
     async def answer(self, replica: str) -> None:
         response: Any = self._handle.options(session_id=replica).answer.remote()
         await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        """Scores on this replica, past the scheduler, which chooses replicas itself: the caller bounds concurrency."""
+        return await self.generate_on(replica, request)
+
+    async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+        """Generates on this replica, past the scheduler, which chooses it otherwise: the caller bounds concurrency."""
         return await self._calls_of(replica).generate.call(request)
+
+    def ongoing_on(self, replica: str) -> int:
+        """Generations that run or wait there, as far as the scheduler knows."""
+        return self._scheduler.ongoing_on(replica)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)

@@ -2,17 +2,19 @@
 alone: no rollout waits for them.
 """
 
+import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord
+from deployments.rollout_records.failures import RolloutUnknown
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RolloutRecord
@@ -23,6 +25,8 @@ from service.rollouts.episode import Episode
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
 
+KEPT_AFTER_S = (0.1, 0.3, 0.6)
+"""Waits for a record: it is written beside the answer, which its caller may have sooner."""
 logger = logging.getLogger("rollout_service.records")
 
 
@@ -56,13 +60,27 @@ class RolloutRecorder:
             "ended_at": ended_at,
             "generations": [
                 {
-                    **{name: value for name, value in asdict(made).items() if name != "stop_strings"},
                     "message": episode.log.first_added + made.message,
+                    "start": made.start,
+                    "end": made.end,
+                    "replica": made.replica,
                     "node": self._node_of(made.replica),
+                    "cached_tokens": made.cached_tokens,
+                    "batch_size": made.batch_size,
+                    "waited_s": made.waited_s,
+                    "took_s": made.took_s,
                 }
                 for made in episode.generations
             ],
             "steps_s": list(episode.steps_s),
+            "states": [
+                {
+                    "turn": state.turn,
+                    "extra_env_info": state.extra_env_info,
+                    "stop_strings": list(state.stop_strings),
+                }
+                for state in episode.states
+            ],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -73,6 +91,18 @@ class RolloutRecorder:
         """Raises `RolloutUnknown`, `StoreLost`."""
         return record_of(await self.store.record(rollout_id, caller.namespace))
 
+    async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
+        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`."""
+        for wait_s in (*KEPT_AFTER_S, None):
+            try:
+                kept = await self.store.record(rollout_id, caller.namespace)
+            except RolloutUnknown:
+                if wait_s is not None:
+                    await asyncio.sleep(wait_s)
+            else:
+                return await asyncio.to_thread(record_of, kept), kept.size
+        return None
+
     async def _commit(self, records: list[KeptRecord]) -> list[None]:
         try:
             await self.store.keep(records)
@@ -82,16 +112,32 @@ class RolloutRecorder:
 
 
 def record_of(kept: KeptRecord) -> RolloutRecord:
+    return RolloutRecord.model_validate(fields_of_record(kept))
+
+
+def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
+    """The fields of a `RolloutRecord`, its numbers in arrays."""
     fields: dict[str, Any] = pickle.loads(kept.data)
-    return RolloutRecord.model_validate(fields)
+    return fields
 
 
 def plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
-    if isinstance(value, Mapping):
-        return {name: plain_fields(field) for name, field in value.items()}
-    if isinstance(value, list):
-        return [*map(plain_fields, value)] if value and isinstance(value[0], BaseModel) else value
+        return {name: plain_value(field) for name, field in set_fields(value).items()}
+    return plain_value(value)
+
+
+def plain_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in PLAIN or not value:
+        return value
+    if kind is list:
+        # Lists of one kind: of models, or of JSON that a caller or an environment has sent.
+        return [*map(plain_fields, value)] if isinstance(value[0], BaseModel) else value
+    if isinstance(value, BaseModel):
+        return plain_fields(value)
     return value
+
+
+PLAIN = frozenset({str, int, float, bool, type(None), array})

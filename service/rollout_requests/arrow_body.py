@@ -28,7 +28,7 @@ def arrow_fields(body: bytes | bytearray) -> dict[str, Any]:
         RequestProblem: the body is not an Arrow stream (400), or has columns that the contract does not have (422).
     """
     try:
-        table = read_samples(body)
+        table = read_table(body, SAMPLES, "task_name", "samples[]")
         return {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
@@ -42,14 +42,25 @@ def options_of(schema: pa.Schema) -> dict[str, Any]:
     return options
 
 
-def read_samples(body: bytes | bytearray) -> pa.Table:
+def read_table(body: bytes | bytearray, wanted: pa.Schema, required: str, row: str) -> pa.Table:
+    """The one table of an Arrow stream.
+
+    Args:
+        wanted: the columns that it may have.
+        required: the one that it must have.
+        row: the name of a row in problems.
+
+    Raises:
+        RequestProblem: it has other columns.
+        ArrowException, OSError, ValueError: it is not an Arrow stream.
+    """
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
     first = next(messages, None)
     # pyarrow would read a schema from a message of another kind as well, and crash.
     if first is None or first.type != "schema":
         raise ValueError("it does not begin with a schema")
     schema = pa.ipc.read_schema(first)
-    if problems := list(column_problems(schema)):
+    if problems := list(column_problems(schema, wanted, required, row)):
         raise invalid_request(*problems)
     table = pa.Table.from_batches(list(record_batches(messages, schema)), schema)
     # Otherwise offsets beyond their buffers would be read.
@@ -86,21 +97,20 @@ def field_offset(flatbuffer: bytes, table: int, field: int) -> int:
     return table + offset if offset else 0
 
 
-def column_problems(schema: pa.Schema) -> Iterator[FieldProblem]:
+def column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: str) -> Iterator[FieldProblem]:
+    def problem(name: str, message: str, value: str | None = None) -> FieldProblem:
+        return FieldProblem(field=f"{row}.{name}".removesuffix("."), message=message, value=value)
+
     for field in schema:
-        if field.name not in SAMPLES.names:
-            known = ", ".join(SAMPLES.names)
-            yield column_problem(field.name, f"there is no such column; the known ones are {known}", str(field.type))
-        elif not is_like(field.type, SAMPLES.field(field.name).type):
-            yield column_problem(field.name, f"the column must be {SAMPLES.field(field.name).type}", str(field.type))
+        if field.name not in wanted.names:
+            known = ", ".join(wanted.names)
+            yield problem(field.name, f"there is no such column; the known ones are {known}", str(field.type))
+        elif not is_like(field.type, wanted.field(field.name).type):
+            yield problem(field.name, f"the column must be {wanted.field(field.name).type}", str(field.type))
     if len(set(schema.names)) < len(schema.names):
-        yield column_problem("", "a column occurs twice")
-    if "task_name" not in schema.names:
-        yield column_problem("task_name", "this column is missing")
-
-
-def column_problem(name: str, message: str, value: str | None = None) -> FieldProblem:
-    return FieldProblem(field=f"samples[].{name}".removesuffix("."), message=message, value=value)
+        yield problem("", "a column occurs twice")
+    if required not in schema.names:
+        yield problem(required, "this column is missing")
 
 
 def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:

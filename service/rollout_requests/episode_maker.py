@@ -15,7 +15,7 @@ from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.episodes import EpisodeFactory, RequestContext
 from service.rollout_requests.sample_preparation import TaskDescriptions, start_samples, tasks_with_start
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import GroupSelection
+from service.rollouts.group_selection import EveryGroup, GroupSelection
 from service.rollouts.images import ImageReader
 from service.rollouts.progress import ProgressLog, RolloutObserver
 from service.rollouts.retries import RetryBudget, with_retries
@@ -90,12 +90,14 @@ class EpisodeMaker:
         return episodes
 
     def groups_to_select(self) -> GroupsToSelect:
-        """The groups of a request with `keep.where`, none of which is drawn yet."""
-        request = self.request
-        groups = request.keep.groups
-        assert groups is not None
-        selection = GroupSelection(groups, len(request.samples), request.groups_at_once)
-        return GroupsToSelect(request.keep, request.num_generations, selection, self.episodes)
+        """The groups of a request with `keep.where` or a range of generations, none of which is drawn yet."""
+        request, generations = self.request, self.request.generation_range
+        selection: GroupSelection = EveryGroup(len(request.samples))
+        if request.keep.where is not None:
+            assert request.keep.groups is not None
+            selection = GroupSelection(request.keep.groups, len(request.samples), request.groups_at_once)
+        full = request.group_size if generations is None else generations.min
+        return GroupsToSelect(request.keep, full, selection, self.episodes, generations)
 
 
 async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:

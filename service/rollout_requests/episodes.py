@@ -75,11 +75,20 @@ class EpisodeFactory:
     limits: RequestLimits
     agents: Mapping[str, AgentSettings] = field(default_factory=dict)
     """By task."""
+    keeps_states: bool = False
+    """Whether episodes keep the states of their environments by turn, for the records of rollouts."""
 
     def refuse_invalid(self, request: RolloutRequest, tasks: TaskDescriptions) -> None:
         """Raises `RequestProblem`, 422 with the first problems of the request, if there are any."""
-        started = tasks_with_start(tasks)
-        capabilities = Capabilities(self.task_names, self.generator, self.limits, started, self.agents.keys())
+        described = [task for task in tasks.values() if isinstance(task, TaskDescription)]
+        capabilities = Capabilities(
+            self.task_names,
+            self.generator,
+            self.limits,
+            tasks_with_start(tasks),
+            self.agents.keys(),
+            {task.task_name for task in described if task.has_sessions and not task.forks_sessions},
+        )
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
 
@@ -127,7 +136,8 @@ class EpisodeFactory:
         """The episodes of one sample, which share all objects that do not differ between them."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         failure = task if isinstance(task, RolloutFailure) else None
-        chat = chat_options(request, sample, task if isinstance(task, TaskDescription) else None)
+        described = task if isinstance(task, TaskDescription) else None
+        chat = chat_options(request, sample, described)
         chat = replace(chat, images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
@@ -155,12 +165,14 @@ class EpisodeFactory:
             bounds=context.bounds,
             share=context.share,
             include=context.include,
-            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat, context.include),
+            echo=None if request.group_size == 1 else echo_of(sample, prompt, chat, context.include),
             build=build_of(self.generator.settings_hash),
+            keeps_states=self.keeps_states,
+            forks_sessions=described is not None and described.forks_sessions,
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
-        for generation_index in range(request.num_generations):
+        for generation_index in range(request.group_size):
             identity = identity_of(request, context, sample_position, sample, generation_index)
             seeded_start = seeded(start, seed, generation_index)
             if agent_task is None:
@@ -214,12 +226,13 @@ def identity_of(
     return EpisodeIdentity(
         request_id=context.request_id,
         unique_request_id=context.unique_id,
-        position=sample_position * request.num_generations + generation_index,
+        position=sample_position * request.group_size + generation_index,
         group=sample_position,
         generation_index=generation_index,
         idx=index_of(sample_position, sample),
         task_name=sample.task_name,
         id=sample.id,
+        parent=None if sample.fork is None else sample.fork.rollout,
         further_fields=sample.model_extra or {},
     )
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,10 @@ from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
-from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
 from service.rollout_requests.episodes import EpisodeFactory, request_context
+from service.rollout_requests.forks import RolloutRecords, take_forks
 from service.rollout_requests.garbage_collection import PacedCollections, free_items
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
@@ -61,7 +61,7 @@ class PreparedEpisodes:
 
     episodes: Sequence[Episode]
     groups: GroupsToSelect | None = None
-    """Set for a request with `keep.where`."""
+    """Set for a request with `keep.where` or a range of `num_generations`."""
     samples: list[SampleInput] = field(default_factory=list)
     """Those from which groups are drawn. Thousands are freed in a thread at the end."""
 
@@ -89,8 +89,12 @@ class RunningRollout:
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
         self._selection = None if prepared.groups is None else prepared.groups.selection
+        self._is_selecting = request.keep.where is not None
         self._kept: list[int] = []
         """The places of the groups that were selected so far."""
+        self._sizes: dict[int, int] = {}
+        """By group of the answer, where rewards decide them."""
+        self._judged_rollouts = 0
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
@@ -117,22 +121,29 @@ class RunningRollout:
         )
 
     def _optional_fields(self) -> dict[str, Any]:
-        drawn = self._request.samples_from
-        if self._selection is None:
-            return {"next_samples_from": next_ranges(map(following, drawn))} if drawn else {}
-        fields: dict[str, Any] = {"groups": self._selection.counts}
+        drawn, selection, fields = self._request.samples_from, self._selection, dict[str, Any]()
+        moved: Iterable[SampleRange] = map(following, drawn)
+        if selection is not None:
+            counted = {"rollouts": self._judged_rollouts} if self._request.generation_range else {}
+            fields["groups"] = selection.counts.model_copy(update=counted)
+            if drawn:
+                moved = moved_past(drawn, selection.decided)
         if drawn:
-            fields["next_samples_from"] = next_ranges(moved_past(drawn, self._selection.decided))
+            fields["next_samples_from"] = next_ranges(moved)
         return fields
 
     def place_of(self, group: int) -> int:
         """The place of a group of the answer among the samples that were drawn."""
-        return group if self._selection is None else self._kept[group]
+        return self._kept[group] if self._is_selecting else group
+
+    def size_of(self, group: int) -> int:
+        """How many rollouts a group of the answer has, one of which has been yielded."""
+        return self._sizes.get(group, self._request.group_size)
 
     @property
     def selected(self) -> tuple[int, int] | None:
         """How many samples were drawn and judged, and how many groups kept; `None` if no groups are selected."""
-        if self._selection is None:
+        if self._selection is None or not self._is_selecting:
             return None
         return self._selection.counts.drawn, self._selection.counts.kept
 
@@ -167,18 +178,24 @@ class RunningRollout:
     async def _play_selected(
         self, first: Sequence[Episode], groups: GroupsToSelect
     ) -> AsyncGenerator[EndedRollout, None]:
-        """The rollouts of the groups that are kept, whose positions are those of the answer."""
-        size = self._request.num_generations
+        """The rollouts of the groups that are kept. Positions are those of the answer, if its groups had all the same
+        size."""
+        size = self._request.group_size
         playing = play_selected_groups(first, groups, self._context, self._note_selected, self._request.deadline_s)
         async with aclosing(playing) as judged:
             async for group in judged:
+                self._judged_rollouts += len(group.rollouts)
                 for episode, result in group.rollouts:
                     self._count(episode, result)
                 if group.is_kept:
                     self._kept.append(group.place)
-                    begin = size * (len(self._kept) - 1)
+                    place = len(self._kept) - 1 if self._is_selecting else group.place
+                    if self._request.generation_range:
+                        self._sizes[place] = len(group.rollouts)
                     for index, (episode, result) in enumerate(group.rollouts):
-                        yield begin + index, result, episode.start.echo
+                        if self._request.generation_range:
+                            result.group_size = len(group.rollouts)
+                        yield size * place + index, result, episode.start.echo
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._context.progress is not None:
@@ -215,13 +232,15 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
-        recorder: RolloutRecorder | None = None,
+        records: RolloutRecords | None = None,
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
-            recorder: `None` where no records are kept.
+            records: those of rollouts that have ended; `None` where none are kept.
+            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -231,21 +250,49 @@ class RolloutService:
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._generator = generator
-        self._episode_factory = episode_factory
+        self._episode_factory = replace(episode_factory, keeps_states=records is not None)
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
         self._agents = agents
         self._request_images = images
         self._images = ImageReader(generator)
-        self._recorder = recorder
+        self._records = records
+        self._sign = sign
 
-    async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
-        """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
-        if not request.samples_from:
-            return 0
-        version = self.policy.current(request.policy.name)
-        return await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+    async def take_samples(
+        self,
+        request: RolloutRequest,
+        hold: Callable[[int], None],
+        caller: Caller = ANYBODY,
+        body_bytes: int = 0,
+        progress: ProgressLog | None = None,
+    ) -> int:
+        """Puts the samples of `samples_from`, and the logs of forks, into the request.
+
+        Args:
+            hold: called with the bytes so far, before more are read.
+            body_bytes: of the request before.
+            progress: as for `rollout`.
+
+        Returns:
+            The bytes of the request with them.
+
+        Raises:
+            RequestProblem: what `TaskSampler.fill` and `take_forks` raise, as all other failures.
+        """
+        if request.samples_from:
+            version = self.policy.current(request.policy.name)
+            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+        return body_bytes + await take_forks(
+            request,
+            self._records,
+            caller,
+            self._episode_factory.tokenizer,
+            self.limits.max_body_bytes,
+            lambda size: hold(body_bytes + size),
+            progress,
+        )
 
     async def rollout(
         self,
@@ -277,7 +324,7 @@ class RolloutService:
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
-        is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
+        is_small &= request.group_size <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller, progress)
@@ -307,8 +354,10 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._recorder is not None:
-            self._recorder.note(episode, result)
+        if self._sign is not None:
+            self._sign(result)
+        if self._records is not None:
+            self._records.note(episode, result)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None
@@ -325,7 +374,7 @@ class RolloutService:
         return named
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
-        if maker.request.keep.where is None:
+        if maker.request.keep.where is None and maker.request.generation_range is None:
             return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         groups = maker.groups_to_select()
         begun = 0 if maker.progress is None else maker.progress.begun_groups

@@ -5,7 +5,7 @@ service has: its tasks, its model's limits, its own limits.
 """
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -37,6 +37,8 @@ class Capabilities:
     """Tasks whose environments may make the first messages themselves."""
     agent_tasks: Set[str] = frozenset()
     """Tasks that programs play."""
+    unforkable_tasks: Set[str] = frozenset()
+    """Tasks whose sessions begin only at a prompt."""
 
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
@@ -55,7 +57,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
 
 def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestLimits) -> None:
     """Raises `RequestProblem` (422) if the results would repeat too much of the samples."""
-    num_generations = request.num_generations
+    num_generations = request.group_size
     if request.keep.where is not None:
         # Only the groups that are kept are in the answer.
         body_bytes = body_bytes * min(request.keep.groups or 1, request.sample_count) // request.sample_count
@@ -70,7 +72,7 @@ def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestL
 
 def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
     max_rollouts = capabilities.limits.max_rollouts_per_request
-    if problem := rollouts_problem(len(request.samples), request.num_generations, max_rollouts):
+    if problem := rollouts_problem(len(request.samples), request.group_size, max_rollouts):
         yield problem
     max_model_len = capabilities.generator.max_model_len
     if (request.max_seq_len or 0) > max_model_len:
@@ -83,10 +85,12 @@ def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterat
 
 def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
     keep, samples = request.keep, request.sample_count
-    if (keep.per_group or 0) > request.num_generations:
+    if request.generation_range is not None:
+        yield from range_problems(request)
+    elif (keep.per_group or 0) > request.group_size:
         yield FieldProblem(
             field="keep.per_group",
-            message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
+            message=f"a group has only {request.group_size} rollouts; keep fewer or raise num_generations",
             value=keep.per_group,
         )
     if keep.where is not None:
@@ -103,9 +107,25 @@ def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
 
 
+def range_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
+    """The problems of a request whose rewards decide how many rollouts a group has."""
+    keep = request.keep
+    if keep.per_group is not None:
+        message = "a group is complete when its pass rate is decided, with a range of num_generations; leave it out"
+        yield FieldProblem(field="keep.per_group", message=message, value=keep.per_group)
+    if keep.groups is not None and keep.where is None:
+        message = (
+            "with a range of num_generations every group is played until it is decided; leave it out, or add where"
+        )
+        yield FieldProblem(field="keep.groups", message=message, value=keep.groups)
+    if request.schedule == "lockstep" and keep.where is None:
+        message = "a range of num_generations starts rollouts while others play, which have no turns in lockstep"
+        yield FieldProblem(field="schedule", message=f"{message}; choose async", value=request.schedule)
+
+
 def draws_problem(request: RolloutRequest, max_rollouts: int) -> FieldProblem | None:
     """The problem of a request that may draw more rollouts than a request may have, if it may."""
-    drawn, size = request.sample_count, request.num_generations
+    drawn, size = request.sample_count, request.group_size
     if drawn * size <= max_rollouts:
         return None
     by_default = "" if request.keep.draw_at_most else f", {DRAWN_PER_GROUP} for each of keep.groups by default,"
@@ -133,7 +153,7 @@ def where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         message = 'it has no condition, so every group passes; give one, such as {"reward_std": {"gt": 0}}'
         yield FieldProblem(field="keep.where", message=message)
     for condition in conditions:
-        yield from bounds_problems(f"keep.where.{condition.path}", condition, keep.per_group or request.num_generations)
+        yield from bounds_problems(f"keep.where.{condition.path}", condition, keep.per_group or request.group_size)
 
 
 def draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[FieldProblem]:
@@ -213,6 +233,8 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
     if sample.message_log is not None and sample.task_name in capabilities.agent_tasks:
         taken = "a program plays this task, and cannot go on with a log; post the sample's messages in its place"
         yield FieldProblem(field=f"{field}.message_log", message=taken)
+    if sample.fork is not None and sample.message_log is not None:
+        yield from fork_problems(f"{field}.fork", sample, sample.message_log, capabilities)
     makes_its_prompt = sample.task_name in capabilities.started_tasks | capabilities.agent_tasks
     if sample.messages is None and sample.message_log is None and not makes_its_prompt:
         missing = "messages and message_log are both missing: send one of them as the prompt"
@@ -223,6 +245,19 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
         yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
     for index, message in enumerate(sample.message_log or ()):
         yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
+
+
+def fork_problems(
+    field: str, sample: SampleInput, message_log: Sequence[Message], capabilities: Capabilities
+) -> Iterator[FieldProblem]:
+    """Yields the problem of a fork with turns that its environment cannot go on from."""
+    has_steps = any(message.generation_logprobs is not None for message in message_log[:-1])
+    if has_steps and sample.task_name in capabilities.unforkable_tasks:
+        message = (
+            f"the environment of task {sample.task_name!r} holds a session for each rollout and cannot make one that "
+            "stands at a later turn: it has no fork_session; fork at turn 0, or give it that method"
+        )
+        yield FieldProblem(field=field, message=message)
 
 
 def further_field_problems(

@@ -122,6 +122,8 @@ class AgentEpisode(Episode):
         """The limit that ended the run; `None` if it ended by itself."""
         self._is_judged_next = False
         super()._begin()
+        # What its program knows at a turn is not known.
+        self.states = []
 
     @property
     def step_is_due(self) -> bool:

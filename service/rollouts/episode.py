@@ -8,7 +8,6 @@ the concatenation of all token ids so far; an episode ends in exactly one status
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -30,6 +29,7 @@ from service.rollouts.episode_records import (
     EpisodeStart,
     EpisodeState,
     PlayedGeneration,
+    TurnState,
     sampling_of_turn,
 )
 from service.rollouts.message_log import MessageLog
@@ -82,6 +82,9 @@ class Episode:
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
         self._steps = self.log.turns - (self.step_is_due or self.log.partial is not None)
+        self._first_turn = self._steps
+        self.states = [TurnState(self._steps, self._extra_env_info, self._stop_strings)]
+        """By turn, of those that changed it. Only the first, unless `keeps_states`."""
 
     @property
     def done(self) -> bool:
@@ -108,10 +111,10 @@ class Episode:
     def take_restart(self) -> bool:
         """Takes a retry, and sets the rollout back to its prompt: what was generated and rewarded is dropped.
 
-        Returns whether that was possible. A log that was posted with steps in it cannot restart: they were made
-        elsewhere.
+        Returns whether that was possible. A log that was posted with steps in it cannot restart, for they were made
+        elsewhere, unless the environment can open a session that stands at its end.
         """
-        if self.start.prompt.turns or not self.retries.take():
+        if (self.start.prompt.turns and not self.start.forks_sessions) or not self.retries.take():
             return False
         self.restarts += 1
         self._begin()
@@ -232,6 +235,7 @@ class Episode:
             lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
             session_id=self.session_id,
             turn=self._steps,
+            first_turn=self._first_turn,
             owner=self.start.share.key,
         )
 
@@ -268,6 +272,8 @@ class Episode:
             self._extra_env_info = outcome.metadata
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
+        if self.start.keeps_states and (outcome.metadata is not None or outcome.next_stop_strings is not None):
+            self.states.append(TurnState(self._steps, self._extra_env_info, self._stop_strings))
         self._terminated = outcome.terminated
         was_cut = bool(observed) and observed[-1].was_cut
         self._truncated = was_cut or self.log.room <= 0
@@ -319,6 +325,8 @@ class Episode:
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
             "shadow_rewards": self._shadow_rewards.copy() or None,
             "replay": self._replay(),
+            "parent": identity.parent,
+            "forked_at": None if identity.parent is None else self.start.prompt.end,
         }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
@@ -345,8 +353,14 @@ class Episode:
             before = made.stop_strings
             origins.append(origin)
         return {
-            **asdict(self.start.build),
-            **asdict(sampling),
+            "service_version": self.start.build.service_version,
+            "engine": self.start.build.engine,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "ignore_eos": sampling.ignore_eos,
+            "seed": sampling.seed,
             "max_seq_len": self._limits.max_seq_len,
             "max_new_tokens": self._limits.max_new_tokens,
             "generations": origins,
@@ -385,6 +399,8 @@ class Episode:
         self._shadow_rewards = dict(state.shadow_rewards)
         self._answer = state.answer
         self.generations = list(state.generations)
+        if self.start.keeps_states:
+            self.states += [*state.before, state.turn_state]
         self.metrics.restore(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
         self._steps, self.restarts, self.retries.left = state.steps, state.restarts, state.retries_left

@@ -54,6 +54,8 @@ class EpisodeIdentity:
     idx: int
     task_name: str
     id: str | None = None
+    parent: str | None = None
+    """The rollout that it was forked from."""
     further_fields: dict[str, Any] = field(default_factory=dict)
     unique_request_id: str = ""
     """Differs between any two requests, while callers may use one `request_id` twice; by default `request_id`."""
@@ -95,6 +97,12 @@ class Prompt:
     """The oldest one of the request's policy that generated a token of these messages; `None` if none is known."""
     images: tuple[ImageSpan, ...] = ()
     """Those that the messages show."""
+
+    @property
+    def end(self) -> dict[str, int]:
+        """The fields of a `ForkPoint`: where a rollout that begins with this leaves the one that it is a part of."""
+        is_whole = self.response is not None and self.response.finish_reason is not None
+        return {"turn": self.turns + is_whole, "token": len(self.token_ids)}
 
     @classmethod
     def of(cls, message_log: Sequence[Message], policy: str | None = None) -> Self:
@@ -149,6 +157,10 @@ class EpisodeStart:
     """Set for a group of more than one episode."""
     build: ServiceBuild = ServiceBuild()
     """Is the same object in all episodes."""
+    keeps_states: bool = False
+    """Whether the states of the environment are kept by turn, so that the rollout can be forked at any of them."""
+    forks_sessions: bool = False
+    """Whether the environment can open a session that stands where a posted log with turns ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +212,15 @@ class PlayedGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnState:
+    """The state of the environment in which turn `turn` begins."""
+
+    turn: int
+    extra_env_info: dict[str, JsonValue]
+    stop_strings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeState:
     """One episode at the end of a turn."""
 
@@ -224,3 +245,9 @@ class EpisodeState:
     shadow_rewards: dict[str, float | None] = field(default_factory=dict)
     generations: tuple[PlayedGeneration, ...] = ()
     """Those of `messages`."""
+    before: tuple[TurnState, ...] = ()
+    """The states of the environment before this one, after that at the prompt, where they are known."""
+
+    @property
+    def turn_state(self) -> TurnState:
+        return TurnState(self.steps, self.extra_env_info, self.stop_strings)

@@ -25,7 +25,7 @@ from deployments.protocols.chat import (
     fields_of,
 )
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
-from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns
+from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns, rows_between
 from deployments.protocols.weight_versions import joined_spans
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, WeightVersionSpan
 from rollout_env import ChatMessage
@@ -161,6 +161,30 @@ def first_tokens(generation: Generation, count: int) -> Generation:
             replace(span, end=min(span.end, count)) for span in generation.weight_versions if span.start < count
         ),
         columns=first_rows(generation.columns, count, len(generation.token_ids)),
+    )
+
+
+def first_tokens_of(response: Message, count: int, tokenizer: ChatTokenizer) -> Message:
+    """The response as if its generation had been interrupted after its first `count` tokens, fewer than it has."""
+    token_ids = packed_ids(response.token_ids[:count])
+    columns = {name: getattr(response, name) for name in COLUMN_FIELDS & response.model_fields_set}
+    columns = {name: column for name, column in columns.items() if column is not None}
+    # Those of routed experts are the message's own here, and the last tokens of a log have none.
+    experts = columns.pop(EXPERTS, None)
+    kept: dict[str, Any] = {**first_rows(columns, count, len(response.token_ids))}
+    if experts is not None:
+        kept[EXPERTS] = rows_between(experts, 0, min(count, experts.shape[0]))
+    if (spans := response.weight_versions) is not None:
+        kept["weight_versions"] = [
+            version_span(span.version, span.start, min(span.end, count)) for span in spans if span.start < count
+        ]
+    return Message.model_construct(
+        role=response.role,
+        content=tokenizer.decode(token_ids),
+        token_ids=token_ids,
+        generation_logprobs=(response.generation_logprobs or [])[:count],
+        finish_reason=None,
+        **kept,
     )
 
 

@@ -69,6 +69,10 @@ class ProgressLog(Protocol):
         """Up to which place in the request groups were begun before this process."""
         ...
 
+    def was_delivered(self, episode: Episode) -> bool:
+        """Whether a process before this one has delivered the episode's group, or dropped it before one that it has."""
+        ...
+
     def restore(self, episodes: Iterable[Episode]) -> None:
         """Restores the episodes to their last recorded turns. Called once for each episode."""
         ...

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import AccessControl
@@ -24,7 +24,9 @@ from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.problems import NO_MODEL_SERVER, RequestProblem
+from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.scoring.scoring import Scoring
@@ -41,6 +43,7 @@ class AppServices:
     access: AccessControl
     readiness: Readiness
     scoring: Scoring
+    replayer: Replayer
     jobs: JobRunner | None = None
     """`None` if the service keeps no jobs."""
     calls: ModelCalls | None = None
@@ -51,6 +54,8 @@ class AppServices:
     """`None` if it takes none."""
     records: RolloutRecorder | None = None
     """`None` if it keeps no records of rollouts."""
+    reports: TrainerReports | None = None
+    """`None` if `records` is."""
     tinker: TinkerSampling | None = None
     """`None` if `calls` is."""
 
@@ -116,9 +121,16 @@ async def configured_images(services: Services) -> RequestImages:
 async def configured_records(services: Services) -> RolloutRecorder:
     """Raises `RolloutRecordsNotConfigured`."""
     if services.records is None:
-        message = "the config has no `rollout_records`; add `rollout_records: {}`"
-        raise RolloutRecordsNotConfigured(FieldProblem(field="rollout_records", message=message))
+        raise records_not_configured()
     return services.records
+
+
+async def configured_reports(
+    services: Services, _: Annotated[RolloutRecorder, Depends(configured_records)]
+) -> TrainerReports:
+    """Raises `RolloutRecordsNotConfigured`."""
+    assert services.reports is not None
+    return services.reports
 
 
 async def request_id(request: Request) -> str:
@@ -156,4 +168,5 @@ TinkerCalls = Annotated[TinkerSampling, Depends(tinker_sampling)]
 Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
 Images = Annotated[RequestImages, Depends(configured_images)]
 Records = Annotated[RolloutRecorder, Depends(configured_records)]
+Reports = Annotated[TrainerReports, Depends(configured_reports)]
 RequestId = Annotated[str, Depends(request_id)]

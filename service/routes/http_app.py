@@ -11,6 +11,7 @@ from service.routes import (
     jobs,
     model_server,
     policy,
+    replay,
     rollout,
     rollout_records,
     score,
@@ -26,6 +27,8 @@ from service.ui import routes as ui
 ROUTERS = (
     rollout.router,
     rollout_records.router,
+    replay.router,
+    rollout_records.mismatch_router,
     jobs.router,
     score.router,
     blobs.router,

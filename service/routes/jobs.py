@@ -18,12 +18,13 @@ from deployments.jobs.failures import (
 )
 from deployments.jobs.records import JobRecord
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.rollouts import RolloutRequest, Sampling
 from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import REQUEST_ID, SAMPLE
+from service.http.examples import FORKED, REQUEST_ID, SAMPLE
 from service.http.openapi import (
     BINARY,
     content,
@@ -89,7 +90,9 @@ ROLLOUT_BODY = {
     "required": True,
     "content": {
         JSON: json_content(
-            RolloutRequest(samples=[SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
+            RolloutRequest(
+                samples=[SAMPLE, FORKED], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64)
+            )
         ),
         ARROW: content(BINARY),
     },
@@ -107,7 +110,9 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     responses={
         202: {**json_response(JOB_STATUS), "description": "The job has begun; see `Location`"},
         429: limited(JobsFull),
-        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, reads_body=True),
+        **refusals(
+            PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, RolloutRecordsNotConfigured, reads_body=True
+        ),
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
 )

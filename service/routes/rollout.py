@@ -8,6 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from deployments.jobs.failures import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.jobs import RESPOND_ASYNC
@@ -78,7 +79,15 @@ router = APIRouter(tags=["rollouts"])
         202: {**json_response(JOB_STATUS), "description": "A job, as `Prefer: respond-async` asks"},
         429: limited(JobsFull),
         502: refusal(["A sample failed, and the request said on_error: fail"]),
-        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, EventsAcknowledged, JobsNotConfigured, reads_body=True),
+        **refusals(
+            PolicyNotCurrent,
+            PolicyUnknown,
+            KeyReused,
+            EventsAcknowledged,
+            JobsNotConfigured,
+            RolloutRecordsNotConfigured,
+            reads_body=True,
+        ),
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
@@ -108,7 +117,7 @@ async def rollout(
         return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser
     received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
-    body_bytes = received.body_bytes + await rollouts.take_samples(received.request, admitted.hold_body)
+    body_bytes = await rollouts.take_samples(received.request, admitted.hold_body, caller, received.body_bytes)
     echoed_bytes = body_bytes // len(received.request.samples)
     running = await rollouts.rollout(received.request, request_id, body_bytes, caller)
     encoded = EncodedRollouts(running, echoed_bytes)
@@ -118,7 +127,7 @@ async def rollout(
         return StreamingResponse(lines, media_type=NDJSON)
     encoder: ResponseEncoder = JsonResponseEncoder()
     if ARROW in wanted:
-        groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
+        groups, rollouts_per_group = len(received.request.samples), received.request.group_size
         encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
     return await whole_response(encoded, encoder)
 

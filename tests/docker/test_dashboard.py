@@ -29,9 +29,15 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
         "rollout_canary_mean_ratio",
         "rollout_canary_largest_ratio",
         "rollout_canary_mismatches",
+        # Of services whose trainers report log-probabilities alone.
+        "rollout_mismatch_mean_ratio",
+        "rollout_mismatch_largest_ratio",
+        "rollout_mismatch_causes",
         # Of tasks that have shadow judges alone.
         "rollout_shadow_verdicts_total",
         "rollout_shadow_gap",
+        # Of tasks in Harbor's format alone.
+        "rollout_sandbox_seconds",
         # Of services that follow a folder alone.
         "rollout_published_versions_refused",
         "rollout_published_versions_behind",

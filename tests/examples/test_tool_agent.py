@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from typing import Any, Self
+from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion
 
 from examples import tool_agent
 from rollout_client import SampleInput
+from tests.examples.scripted_model import ScriptedModel, says
 
 QUESTION = SampleInput.model_validate(
     {
@@ -24,34 +24,12 @@ def asks(expression: Any, tool: str = "calculator") -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
 
 
-def says(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
-
-
-class ScriptedModel:
-    """Stands for OpenAI's client."""
-
-    def __init__(self, *answers: dict[str, Any]) -> None:
-        self._answers = [*answers]
-        self.asked: list[list[Any]] = []
-        self.chat = self.completions = self
-
-    def with_options(self, **address: str) -> Self:
-        assert address == {"base_url": "http://session/v1", "api_key": "key"}
-        return self
-
-    async def create(self, model: str, messages: list[Any], tools: list[Any]) -> ChatCompletion:
-        self.asked.append(list(messages))
-        choice = {"index": 0, "finish_reason": "stop", "message": self._answers.pop(0)}
-        return ChatCompletion.model_validate(
-            {"id": "1", "object": "chat.completion", "created": 1, "model": model, "choices": [choice]}
-        )
-
-
 def played(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> tuple[float, list[list[Any]]]:
     model = ScriptedModel(*answers)
     monkeypatch.setattr(tool_agent, "connections", lambda: model)
-    return asyncio.run(tool_agent.agent("http://session/v1", "key", QUESTION)), model.asked
+    reward = asyncio.run(tool_agent.agent("http://session/v1", "key", QUESTION))
+    assert model.addresses == [{"base_url": "http://session/v1", "api_key": "key"}]
+    return reward, model.asked
 
 
 def test_it_calculates_what_the_model_asks_and_rewards_the_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The comparison of `make train-filtered`."""
+"""The comparison of `make train-filtered` and `make train-priced`."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ FILTERED = Curve("", held_out={0: 0.5, 2: 0.8, 4: 0.75}, tokens={0: 0, 2: 60, 4:
 
 def test_two_trainings_are_compared_at_the_highest_accuracy_that_both_have_reached() -> None:
     expected = {"accuracy": 0.8, "tokens_of_all_groups": 150, "tokens_of_groups_that_teach": 60, "share": 0.4}
-    assert compared(ALL_GROUPS, FILTERED) == expected
+    assert compared({"all groups": ALL_GROUPS, "groups that teach": FILTERED}) == expected
 
 
 def test_tokens_between_two_measurements_are_in_proportion() -> None:

@@ -89,12 +89,14 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
         "import_path": "tests.live.following_environment:FollowingEnvironment",
         "data": {"files": str(data_file), "held_out": {"validation": 0.2}},
     }
+    application.args["rollout_records"] = {}
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],
         "follow": {"folder": str(followed_folder), "format": "miles_disk_delta", "poll_s": 0.5},
         "transfer": {"trainers": ["127.0.0.1:1-65535"], "rendezvous_timeout_s": 10},
         "transfer_idle_s": 5,
     }
+    application.args["rollout_records"] = {}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
     [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]

@@ -215,3 +215,25 @@ def test_a_thousand_samples_of_two_tasks_come_back_complete_and_in_order(client:
     assert [result.task_name for result in response.samples] == ["math", "sliding_puzzle"] * 512
     assert all(result.error is None for result in response.samples)
     assert {result.metrics.turn_count for result in response.samples} == {1, 2, 3}
+
+
+def test_a_fork_is_generated_as_its_posted_log_is(client: RolloutClient) -> None:
+    turns = [{"observation": "And 2 + 3?"}, {"observation": "And 3 + 3?"}, {}]
+    parent = play_one(client, following(*turns), max_rollout_turns=3)
+    [_, second, *_] = generated(parent)
+    place = parent.message_log.index(second)
+    log = [message.model_dump(exclude_unset=True) for message in parent.message_log[:place]]
+    state = {**parent.extra_env_info, "turn": 1}
+    sample = {"task_name": "following", "fork": {"rollout": parent.rollout_id, "turn": 1}}
+    forks = client.rollout([sample], num_generations=2, sampling=GREEDY, max_rollout_turns=3).samples
+    framed = parent.observation_format
+    same: dict[str, Any] = {"message_log": log, "extra_env_info": state, "observation_format": framed}
+    posted = play_one(client, {"task_name": "following", **same}, max_rollout_turns=3)
+    for fork in forks:
+        assert tokens_of(fork) == tokens_of(posted) == tokens_of(parent)
+        assert (fork.rewards, fork.status) == (posted.rewards, posted.status)
+        assert fork.parent == parent.rollout_id
+    # In the middle of a response, and again at the same tokens: greedy decoding goes on as it went before.
+    token = sum(len(message.token_ids) for message in parent.message_log[:place]) + 2
+    sample["fork"] = {"rollout": parent.rollout_id, "token": token}
+    assert tokens_of(play_one(client, sample, max_rollout_turns=3)) == tokens_of(parent)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.generation import Generation, GenerationRequest, Generator, GeneratorDescription
 from deployments.protocols.model_server import ModelServer
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
@@ -24,11 +24,16 @@ from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
+from service.replay.replayer import QuietReplicas, Replayer
+from service.replay.same_weights import SameWeights
+from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
+from service.rollouts.episode_records import ServiceBuild
 from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
@@ -45,6 +50,22 @@ tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 
 
+class ScriptedReplicas(QuietReplicas):
+    """One replica without a name, which a scripted generator is."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def replicas(self) -> Sequence[str]:
+        return ()
+
+    def ongoing_on(self, replica: str) -> int:
+        return 0
+
+    async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+        return await self._generator.generate(request)
+
+
 class ScriptedHttp:
     def __init__(
         self,
@@ -58,6 +79,8 @@ class ScriptedHttp:
         ingress_replicas: int = 1,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
+        signer: ResultSigner | None = None,
+        reports: TrainerReports | None = None,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -75,13 +98,16 @@ class ScriptedHttp:
             limits,
             self.admission,
             TaskSampler(self.environments),
-            recorder=recorder,
+            records=recorder,
+            sign=None if signer is None else signer.sign,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
-        self.app = app_of(self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder)
+        self.app = app_of(
+            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports, signer
+        )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -127,14 +153,20 @@ def app_of(
     sessions: AgentSessions | None = None,
     images: RequestImages | None = None,
     recorder: RolloutRecorder | None = None,
+    reports: TrainerReports | None = None,
+    signer: ResultSigner | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
+    replayer = Replayer(
+        ScriptedReplicas(generator), SameWeights(rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild(), signer=signer
+    )
     app.state.services = AppServices(
         rollouts=rollouts,
+        replayer=replayer,
         access=access,
         readiness=Readiness(generator, rollouts.environments, {"policy": lambda: rollouts.policy.store.state(0.0)}),
         scoring=scoring,
@@ -143,6 +175,7 @@ def app_of(
         sessions=sessions,
         images=images,
         records=recorder,
+        reports=reports,
         tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
     )
     return app

@@ -13,6 +13,7 @@ from rollout_client.contract.policy import (
     TensorLayout,
     UploadState,
     VersionInfo,
+    VersionPin,
 )
 
 SENDER = "the sender"
@@ -101,9 +102,15 @@ class ScriptedStore:
         self.note("load_checkpoint", version, checkpoint, options)
         return UPDATE
 
-    async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
-        self.note("roll_back", to, version, options)
+    async def roll_back(
+        self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
+    ) -> PolicyUpdate:
+        self.note("roll_back", to, version, options, *given(name))
         return UPDATE
+
+    async def pin(self, pin: VersionPin) -> VersionInfo:
+        self.note("pin", pin)
+        return VersionInfo(version=pin.version, kind="full", created_at=datetime.fromtimestamp(0, UTC))
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         self.note("init_transfer", init_info)

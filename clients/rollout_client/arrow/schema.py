@@ -156,3 +156,13 @@ SAMPLES = pa.schema(
         FURTHER_FIELDS,
     ]
 )
+LOGPROBS_REPORT = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("logprobs", pa.list_(pa.float32())),
+        ("mask", pa.list_(pa.bool_())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("weight_version", pa.string()),
+    ]
+)
+"""The columns of a report of `POST /rollouts/logprobs`, one row for each rollout. Only the first two must be there."""

@@ -26,6 +26,7 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
     Version,
+    VersionInfo,
     WeightsKind,
 )
 from rollout_client.errors import RequestRejected, RolloutTimeout
@@ -88,8 +89,15 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
     )
 
 
-def rollback_call(to: Version, version: Version | None, options: UpdateOptions) -> Call[PolicyUpdate]:
-    body = to_json(RollbackTarget(to=to, version=version), exclude_none=True)
+def pin_call(version: Version, for_s: float | None) -> Call[VersionInfo]:
+    body = to_json(without_none({"version": version, "for_s": for_s}))
+    return call_for(VersionInfo, "POST", "/policy/pins", body=body)
+
+
+def rollback_call(
+    to: Version, version: Version | None, options: UpdateOptions, name: str | None = None
+) -> Call[PolicyUpdate]:
+    body = to_json(RollbackTarget(to=to, version=version, name=name), exclude_none=True)
     return call_for(PolicyUpdate, "POST", "/policy/rollback", query=switch_query(options), body=body)
 
 

@@ -13,8 +13,8 @@ from rollout_client.calls.call import JSON, NDJSON, Call, as_given, call_for, ca
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
+from rollout_client.contract.group_conditions import GenerationRange
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
-from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_client.contract.scores import ScoreResponse
@@ -35,8 +35,8 @@ class RolloutOptions(CallOptions, total=False):
 
     samples_from: Sequence[SampleRange | Mapping[str, Any]] | None
     """In place of samples: ranges of those that tasks of the service have. The answer has the ranges that follow."""
-    num_generations: int | None
-    """Rollouts of each sample: one group."""
+    num_generations: int | GenerationRange | Mapping[str, Any] | None
+    """Rollouts of each sample: one group. With a range, `{"min": 4, "max": 32}`, its rewards decide how many."""
     sampling: Sampling | Mapping[str, Any] | None
     max_seq_len: int | None
     """In tokens: prompt, generations and observations together."""
@@ -129,15 +129,21 @@ def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, 
     return given
 
 
+def group_size(options: RolloutOptions) -> int:
+    """How many rollouts a group has; with a range of `num_generations`, at most."""
+    generations = as_given(options.get("num_generations")) or 1
+    return generations["max"] if isinstance(generations, Mapping) else generations
+
+
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
-    """How many rollouts the answer has; with `keep.where`, at most."""
+    """How many rollouts the answer has; with `keep.where` or a range of `num_generations`, at most."""
     keep: Mapping[str, Any] = as_given(options.get("keep")) or {}
     if keep.get("where") is not None:
-        return (keep.get("groups") or 0) * (options.get("num_generations") or 1)
+        return (keep.get("groups") or 0) * group_size(options)
     ranges = as_given(list(options.get("samples_from") or ()))
     left_out = sum(int(places["count"]) for drawn in ranges for places in drawn.get("without", ()))
     count = len(samples) + sum(int(drawn["count"]) for drawn in ranges) - left_out
-    return count * (options.get("num_generations") or 1)
+    return count * group_size(options)
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -166,10 +172,6 @@ def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Cal
 def list_of(sequence: Any) -> list[int]:
     ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
     return ids
-
-
-def rollout_record_call(rollout_id: str) -> Call[RolloutRecord]:
-    return call_for(RolloutRecord, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
 
 
 def upload_image_call(image: bytes) -> Call[str]:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
-from rollout_client.contract.group_conditions import GroupConditions
+from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -76,8 +76,21 @@ class Sampling(Strict):
         return temperature
 
 
+class Fork(Strict):
+    """The rollout that a sample goes on from, and where."""
+
+    rollout: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Its `rollout_id`."""
+    turn: Annotated[int, Field(ge=0)] | None = None
+    """Number of its first turn that is played anew; 0 is its first one. The turns before it stay, with what the
+    environment has answered, and the environment's state is that of then."""
+    token: Annotated[int, Field(ge=1)] | None = None
+    """In place of `turn`: how many of its first tokens stay. Within a generated message, that message is gone on with;
+    at its end, the environment judges it again."""
+
+
 class SampleInput(BaseModel):
-    """One prompt with its task, as chat `messages` or as a `message_log` that already carries its tokens.
+    """One prompt with its task: chat `messages`, a `message_log` that already carries its tokens, or a `fork`.
 
     Further fields come back untouched on every rollout of this sample. None may have the name of a field of the result.
     """
@@ -96,6 +109,10 @@ class SampleInput(BaseModel):
     message_log: list[GivenMessage] | None = Field(default=None, min_length=1, max_length=8192, fail_fast=True)
     """The prompt as messages with their tokens, taken as they are. A log that the service returned goes on from its
     last token."""
+    fork: Fork | None = None
+    """The prompt as a part of a rollout that the service keeps a record of: it is played as if the part were posted as
+    `message_log`. Fields that the sample does not have are those of the rollout at that point. Beside a `message_log`,
+    without `turn` and `token`, it only names the rollout that the log was taken from."""
     extra_env_info: dict[str, JsonValue] = {}
     """Data of the sample for the environment; `GET /tasks` gives the JSON schema of each task."""
     stop_strings: list[StopString] | None = Field(default=None, max_length=MOST_STOP_STRINGS, fail_fast=True)
@@ -114,6 +131,21 @@ class SampleInput(BaseModel):
     def has_no_two_prompts(self) -> Self:
         if self.messages is not None and self.message_log is not None:
             raise ValueError("messages and message_log are both given: send the one that is the prompt")
+        return self
+
+    @model_validator(mode="after")
+    def has_a_fork_at_one_point(self) -> Self:
+        if self.fork is None:
+            return self
+        points = (self.fork.turn is not None) + (self.fork.token is not None)
+        if self.messages is not None:
+            raise ValueError("messages and fork are both given: send the one that is the prompt")
+        if self.message_log is not None and points:
+            raise ValueError(
+                "message_log and a point of fork are both given: the log ends at it, leave out turn, token"
+            )
+        if self.message_log is None and points != 1:
+            raise ValueError("fork needs turn or token: send one of them")
         return self
 
 
@@ -148,8 +180,9 @@ class RolloutRequest(Strict):
     is where the next ones begin."""
     next_start: Place | None = None
     """Ignored: a page of `GET /tasks/{task_name}/samples` has it, so that a page can be posted as it is."""
-    num_generations: int = Field(default=1, ge=1, le=1024)
-    """Rollouts of each sample: the size of a group."""
+    num_generations: Generations = 1
+    """Rollouts of each sample: the size of a group. With a range, further rollouts of a group are started only while
+    its pass rate is undecided; then all rollouts of a group come when it is complete."""
     sampling: Sampling = Sampling()
     """How tokens are sampled."""
     max_seq_len: int | None = Field(default=None, ge=1)
@@ -191,6 +224,16 @@ class RolloutRequest(Strict):
         if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a group, at most."""
+        return self.num_generations if isinstance(self.num_generations, int) else self.num_generations.max
+
+    @property
+    def generation_range(self) -> GenerationRange | None:
+        """The range in which rewards decide the size of a group; `None` where all have the same."""
+        return None if isinstance(self.num_generations, int) else self.num_generations
 
     @property
     def sample_count(self) -> int:
@@ -293,6 +336,18 @@ class ReplayRecord(Lenient):
     """Bound of each message that was generated, in tokens; null if only `max_seq_len` bounded it."""
     generations: list[GenerationOrigin] = []  # noqa: RUF012 - pydantic copies it
     """The generations of this request, in order; those of a posted log are not known."""
+    signature: str | None = None
+    """The service's signature of these numbers and of the log's tokens, log-probabilities and versions; null where its
+    config has no `access.signing_secret_file`."""
+
+
+class ForkPoint(Lenient):
+    """Where a rollout left its parent."""
+
+    turn: int
+    """Number of its first turn of which it generated a token itself: the turns before it are the parent's."""
+    token: int
+    """How many of its first tokens are the parent's."""
 
 
 class SampleResult(Lenient):
@@ -304,6 +359,8 @@ class SampleResult(Lenient):
     """The sample's own `idx`, by default its index in the request."""
     generation_index: int
     """Index of the rollout within its group, from 0."""
+    group_size: int | None = None
+    """With a range of `num_generations`: how many rollouts its group has."""
     task_name: str
     """The environment that played the rollout."""
     message_log: list[Message]
@@ -349,6 +406,10 @@ class SampleResult(Lenient):
     """The service's own name of the rollout, unique among all requests."""
     replay: ReplayRecord | None = None
     """Numbers by which its tokens can be generated again; null for one that an agent has played."""
+    parent: str | None = None
+    """The `rollout_id` of the rollout that it was forked from."""
+    forked_at: ForkPoint | None = None
+    """Where it was forked; its log begins with the tokens of `parent` up to there."""
 
 
 class PolicyVersions(Lenient):
@@ -376,7 +437,8 @@ not in it. `docs/concepts.md` lists all of them."""
 
 
 class GroupCounts(Lenient):
-    """The groups of a request with `keep.where`. All but `ahead` depend on the results alone, not on time."""
+    """The groups of a request with `keep.where` or a range of `num_generations`, which keeps all without `keep.where`.
+    All but `ahead` depend on the results alone, not on time."""
 
     drawn: int
     """Samples up to the one whose group was the last that had to be judged: `kept` and `dropped` together."""
@@ -388,6 +450,8 @@ class GroupCounts(Lenient):
     rollout has the reward."""
     ahead: int
     """Further groups that were begun ahead and were not needed. `next_samples_from` begins with their samples."""
+    rollouts: int | None = None
+    """With a range of `num_generations`: rollouts that were started for the groups of `drawn`."""
 
 
 class RolloutSummary(Lenient):
@@ -406,8 +470,8 @@ class RolloutSummary(Lenient):
     """The `samples_from` of the request, moved on to the samples that follow. With `keep.where`: that follow the last
     one that was drawn."""
     groups: GroupCounts | None = None
-    """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
-    `drawn`."""
+    """With `keep.where` or a range of `num_generations`: how many groups were drawn and kept, why others were dropped,
+    and how many rollouts they took. `metrics` are over all of `drawn`."""
 
 
 class RolloutResponse(RolloutSummary):

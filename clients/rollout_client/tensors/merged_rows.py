@@ -113,6 +113,31 @@ class MergedRows:
         has_parent = self.parents != torch.arange(self.parents.shape[1], device=self.parents.device)
         return torch.where(has_parent, picked, 0)
 
+    def step_advantages(self, returns: Tensor) -> Tensor:
+        """Advantages of the steps in trees of forks: [R, N], 0 where `loss_mask` is 0.
+
+        The value of a token is the mean return of the rollouts that share it, the leaves below it. Between two places
+        where the tree branches all tokens have one value, and one advantage: their value less that of the tokens before
+        the branch, so that what was luck or fault before it is in neither. A tree that `token_budget` has cut is
+        several trees.
+
+        Args:
+            returns: [S], of the rollouts, such as their `advantages` against their group.
+        """
+        stands = self.row_tokens >= 0
+        places, of_rollout = self.row_tokens[stands], returns[:, None].expand_as(self.row_tokens)[stands]
+        zeros = torch.zeros(self.input_ids.numel(), dtype=torch.float64, device=places.device)
+        leaves = zeros.index_add(0, places, torch.ones_like(places, dtype=torch.float64))
+        values = zeros.index_add(0, places, of_rollout.double()) / leaves.clamp(min=1)
+        leaves, values = leaves.view_as(self.parents), values.view_as(self.parents)
+        before = values.clone()
+        for place in range(self.parents.shape[1]):
+            parent = self.parents[:, place : place + 1]
+            # A token with fewer leaves than the one before it begins a branch; a place without one is its own parent.
+            branches = leaves[:, place : place + 1] < leaves.gather(1, parent)
+            before[:, place : place + 1] = torch.where(branches, values.gather(1, parent), before.gather(1, parent))
+        return ((values - before) * self.loss_mask).float()
+
     def unmerged(self, values: Tensor) -> Tensor:
         """[S, T]: the values [R, N] of tokens in the rows of the rollouts; 0 where `row_tokens` is -1."""
         return torch.where(self.row_tokens >= 0, values.flatten()[self.row_tokens.clamp(min=0)], 0)

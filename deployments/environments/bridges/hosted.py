@@ -125,6 +125,8 @@ class HostedEnvironment(TaskEnvironment):
         self.max_sessions = described["max_sessions"]
         self.session_idle_s = described["session_idle_s"]
         self.max_concurrent_steps = described["max_concurrent_steps"]
+        if described.get("forks_sessions"):
+            self.fork_session = self._forked  # type: ignore[method-assign]
         # Hosts of an earlier rollout-env do not say it.
         self.sample_count = described.get("sample_count")
 
@@ -140,6 +142,10 @@ class HostedEnvironment(TaskEnvironment):
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
         await self._host_runs()
         return HostedSession(self, (await self.request("/sessions"))["session_id"])
+
+    async def _forked(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
+        await self._host_runs()
+        return HostedSession(self, (await self.request("/sessions", forks=True))["session_id"])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:

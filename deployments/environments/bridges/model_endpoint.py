@@ -19,7 +19,25 @@ MODEL = "policy"
 
 
 class EndpointServer(uvicorn.Server):
-    """Leaves the signals to the server of the host."""
+    """Serves an app on a free port of loopback, beside the server of the host, to which it leaves the signals."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+            )
+        )
+
+    async def start(self) -> str:
+        """Returns the URL at which it answers."""
+        self._serving = asyncio.get_running_loop().create_task(self.serve())
+        while not self.started:
+            await asyncio.sleep(0.01)
+        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        self.should_exit = True
+        await self._serving
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -72,20 +90,14 @@ class ModelEndpoint:
         self._sessions: dict[str, EndpointSession] = {}
         route = Route("/{key}/v1/chat/completions", self._complete, methods=["POST"])
         self.app = Starlette(routes=[route])
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
-        self._server = EndpointServer(config)
+        self._server = EndpointServer(self.app)
         self._url = ""
 
     async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
+        self._url = await self._server.start()
 
     async def stop(self) -> None:
-        self._server.should_exit = True
-        await self._task
+        await self._server.stop()
 
     @contextmanager
     def session(self) -> Iterator[EndpointSession]:

@@ -81,21 +81,26 @@ class Pushes:
         prepared = self._preparation(policy).from_publication(chain, options, folder)
         return await self._run_once(policy, chain.version, chain.source, options, prepared)
 
-    async def roll_back(self, policy: Policy, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
-        """Makes the stored weights of version `to` a new version, by default the next number.
+    async def roll_back(
+        self, policy: Policy, to: int, version: int | None, options: SwitchOptions, source: Policy
+    ) -> PolicyUpdate:
+        """Makes the stored weights of version `to` of `source` a new version of `policy`, by default the next number.
 
         Raises:
             VersionUnknown: its weights are not stored here, or no longer.
+            WeightsRefused: `policy` is a named one, and the version is no adapter for the current full weights.
             PolicyFailure: as `complete_upload` does.
         """
         if version is not None:
-            return await self._roll_back(policy, to, version, options)
+            return await self._roll_back(policy, to, version, options, source)
         # One after the other: of two that run together the one with the higher number may end first.
         async with policy.numbering:
-            return await self._roll_back(policy, to, policy.next_number(), options)
+            return await self._roll_back(policy, to, policy.next_number(), options, source)
 
-    async def _roll_back(self, policy: Policy, to: int, version: int, options: SwitchOptions) -> PolicyUpdate:
-        prepared = self._preparation(policy).from_stored(version, to)
+    async def _roll_back(
+        self, policy: Policy, to: int, version: int, options: SwitchOptions, source: Policy
+    ) -> PolicyUpdate:
+        prepared = self._preparation(policy).from_stored(version, to, source.versions)
         push_options = PushOptions(**options.model_dump())
         return await self._run_once(policy, version, f"rollback to {to}", push_options, prepared)
 

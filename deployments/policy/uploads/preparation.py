@@ -166,18 +166,22 @@ class VersionPreparation:
             yield await asyncio.to_thread(prepare, folder)
 
     @asynccontextmanager
-    async def from_stored(self, version: int, source: int) -> AsyncIterator[PreparedVersion]:
-        """A version with the weights of `source`: a hard link of them, not a copy.
+    async def from_stored(self, version: int, source: int, stored_in: VersionHistory) -> AsyncIterator[PreparedVersion]:
+        """A version with the weights of `source` in `stored_in`: a hard link of them, not a copy.
 
         Raises:
             VersionUnknown: the weights of `source` are not stored here, or no longer.
-            WeightsRefused: `source` is an adapter for other full weights than the current ones.
+            WeightsRefused: `source` is an adapter for other full weights than the current ones; or `stored_in` is of
+                another policy, and `source` no adapter.
         """
 
         def prepare(folder: Path) -> PreparedVersion:
             weights = folder / "stored.safetensors"
-            stored = self._versions.link_weights(source, weights)
+            stored = stored_in.link_weights(source, weights)
             kind: WeightsKind = "adapter" if stored.kind == "adapter" else "full"
+            if kind == "full" and stored_in is not self._versions:
+                message = "a named policy is an adapter, and this version is not one; roll back without a name"
+                raise WeightsRefused.of("to", message, source)
             info = StoredVersion(
                 version=version,
                 kind=kind,

@@ -2,8 +2,8 @@
 
     init.py CONTROL_FD PORT OWNER WORKDIR
 
-The owner (`deployments/sandbox/providers/local.py`), whose label is OWNER, holds the other end of CONTROL_FD, a socket
-of packets. Each packet carries one descriptor:
+The owner (`deployments/sandbox/providers/local_sandbox.py`), whose label is OWNER, holds the other end of CONTROL_FD, a
+socket of packets. Each packet carries one descriptor:
 
     from the owner   `exec`   a stream: the request as a line of JSON, stdin; back come stdout, stderr, the end
                      `write`  a stream: a tar archive, which is unpacked below `/`; back comes the end
@@ -151,7 +151,8 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
             cwd=asked["cwd"] or workdir,
             env=asked["environment"],
         )
-    except OSError as error:
+    # An argument that no process can have, such as one with a null byte, is a `ValueError`.
+    except (OSError, ValueError) as error:
         frames.send(b"e", f"{error}\n".encode())
         frames.end(exit_code=126 if isinstance(error, PermissionError) else 127)
         return

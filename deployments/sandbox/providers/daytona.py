@@ -6,6 +6,7 @@ The key is in `DAYTONA_API_KEY`.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +28,8 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.shell import FOLDER, ShellProvider, ShellSandbox
+from deployments.sandbox.providers.labelled import FOLDER
+from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
 
 SNAPSHOT = "rollout-snapshot-"
 NEVER, NO_LIMIT = 0, 0
@@ -50,13 +52,10 @@ class DaytonaProvider(ShellProvider):
 
     def __init__(self) -> None:
         super().__init__({})
-        self._client: AsyncDaytona | None = None
 
-    @property
+    @cached_property
     def client(self) -> AsyncDaytona:
-        if self._client is None:
-            self._client = AsyncDaytona()
-        return self._client
+        return AsyncDaytona()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
@@ -79,13 +78,12 @@ class DaytonaProvider(ShellProvider):
             params = CreateSandboxFromImageParams(image=image, resources=resources, **common)
         with translated():
             sandbox = await self.client.create(params, timeout=spec.build_timeout_s)
-        return DaytonaSandbox(self, sandbox, spec.workdir)
+        return DaytonaSandbox(self, sandbox.id, spec.workdir, sandbox)
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         with translated():
-            found = {sandbox.id: sandbox.labels.get(OWNER_LABEL) async for sandbox in self.client.list()}
-        return {sandbox_id: owner for sandbox_id, owner in found.items() if owner is not None}
+            return {sandbox.id: sandbox.labels.get(OWNER_LABEL) async for sandbox in self.client.list()}
 
     async def remove(self, sandbox_id: str) -> None:
         """See `LabelledProvider.remove`."""
@@ -97,34 +95,30 @@ class DaytonaProvider(ShellProvider):
 
 
 class DaytonaSandbox(ShellSandbox):
-    def __init__(self, provider: DaytonaProvider, sandbox: Any, workdir: str | None) -> None:
-        super().__init__(provider, sandbox.id, workdir)
-        self._sandbox = sandbox
-
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:  # noqa: ARG002 - it is ended from here
         """See `ShellSandbox.run_shell`. The SDK gives stdout alone, so stderr takes the way of a file."""
         path = f"{FOLDER}/{uuid4().hex}.stderr"
         with translated():
             # The SDK's own shell may be any.
             quoted = line.replace("'", "'\\''")
-            done = await self._sandbox.process.exec(f"mkdir -p {FOLDER}; sh -c '{quoted}' 2> {path}", timeout=NO_LIMIT)
-            said = await self._sandbox.process.exec(f"tail -c {MOST_STDERR_BYTES} {path}; rm -f {path}")
+            done = await self._handle.process.exec(f"mkdir -p {FOLDER}; sh -c '{quoted}' 2> {path}", timeout=NO_LIMIT)
+            said = await self._handle.process.exec(f"tail -c {MOST_STDERR_BYTES} {path}; rm -f {path}")
         return ExecResult(done.exit_code, done.result, said.result)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `ShellSandbox.put`."""
+        """See `LabelledSandbox.put`."""
         with translated():
-            await self._sandbox.fs.upload_file(content, path)
+            await self._handle.fs.upload_file(content, path)
 
     async def get(self, path: str) -> bytes:
         """See `ShellSandbox.get`."""
         with translated():
-            content: bytes = await self._sandbox.fs.download_file(path)
+            content: bytes = await self._handle.fs.download_file(path)
             return content
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         name = f"{SNAPSHOT}{uuid4().hex}"
         with translated():
-            await self._sandbox.create_snapshot(name)
+            await self._handle.create_snapshot(name)
         return name

@@ -23,16 +23,15 @@ from deployments.sandbox.providers.interface import (
     LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
-    ExecTimedOut,
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    files_below,
+    context_of,
     tar_of,
 )
-from deployments.sandbox.providers.labelled import LabelledProvider
+from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
@@ -40,9 +39,7 @@ ANSWERS_WITHIN_S = 30.0
 BETWEEN_CHECKS_S = 1.0
 KILLED = 128 + 9
 CHECKS, CHECK_EVERY_S = 4, 0.2
-FOLDER = "/run/rollout-exec"
-STARTED = 'mkdir -p "$1"; echo $$ > "$1/$2"; shift 2; exec "$@"'
-STARTED_WITH_STDIN = 'mkdir -p "$1"; echo $$ > "$1/$2"; exec < "$1/$2.stdin"; shift 2; exec "$@"'
+STARTED = f'mkdir -p {FOLDER}; echo $$ > "$1"; exec < "$2"; shift 2; exec "$@"'
 """The engine ends no command of a container, so each writes the id of its process group."""
 
 
@@ -145,7 +142,7 @@ class DockerProvider(LabelledProvider):
 
     async def _built(self, spec: SandboxSpec) -> str:
         assert spec.folder is not None
-        context = await asyncio.to_thread(lambda: tar_of(files_below(spec.folder, "/")))  # type: ignore[arg-type]
+        context = await context_of(spec.folder)
         tag = f"rollout-sandbox:{hashlib.sha256(context).hexdigest()[:32]}"
         async with self._building.setdefault(tag, asyncio.Lock()):
             status, _ = await self.call("GET", f"/images/{tag}/json", 404)
@@ -169,7 +166,7 @@ class DockerProvider(LabelledProvider):
                 if problem := said.get("error") or said.get("message"):
                     raise SandboxRefused(f"{spec.folder} cannot be built: {problem.strip()}.")
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         query = {"all": "1", "filters": json.dumps({"label": [OWNER_LABEL]})}
         _, containers = await self.call("GET", "/containers/json", params=query)
@@ -187,23 +184,14 @@ class DockerProvider(LabelledProvider):
             status = httpx.codes.CONFLICT
 
 
-class DockerSandbox(RunningSandbox):
+class DockerSandbox(LabelledSandbox):
     """One container."""
 
-    def __init__(self, provider: DockerProvider, name: str, workdir: str | None) -> None:
-        self._provider = provider
-        self._name = name
-        self._workdir = workdir
-
-    @property
-    def id(self) -> str:
-        return self._name
+    _provider: DockerProvider
 
     async def _call(self, method: str, path: str, *also: int, **options: Any) -> tuple[int, Any]:
         """A call of this container. Raises `SandboxLost` or `OutOfMemory` if it has ended."""
-        status, answer = await self._provider.call(
-            method, f"/containers/{self._name}{path}", 404, 409, *also, **options
-        )
+        status, answer = await self._provider.call(method, f"/containers/{self.id}{path}", 404, 409, *also, **options)
         if status == httpx.codes.CONFLICT or (
             status == httpx.codes.NOT_FOUND and b"No such container" in dumped(answer)
         ):
@@ -220,27 +208,18 @@ class DockerSandbox(RunningSandbox):
         timeout_s: float | None = None,
     ) -> ExecResult:
         """See `RunningSandbox.exec`."""
-        key = uuid4().hex
-        if stdin:
-            await self.write_files({f"{FOLDER}/{key}.stdin": SandboxFile(stdin)})
-        started = STARTED_WITH_STDIN if stdin else STARTED
+        path, stdin_path = await self.with_stdin(stdin)
         body = {
             "AttachStdout": True,
             "AttachStderr": True,
             "Env": [f"{name}={value}" for name, value in (environment or {}).items()],
-            "Cmd": ["/bin/sh", "-c", started, "sh", FOLDER, key, *argv],
+            "Cmd": ["/bin/sh", "-c", STARTED, "sh", path, stdin_path, *argv],
             **({"WorkingDir": cwd} if cwd is not None else {}),
         }
         _, made = await self._call("POST", "/exec", json=body)
         output = {1: bytearray(), 2: bytearray()}
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._read_output(made["Id"], output)
-        except BaseException as error:
-            await asyncio.shield(asyncio.ensure_future(self._kill(key)))
-            if isinstance(error, TimeoutError):
-                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
-            raise
+        async with self.ended_early(path, timeout_s):
+            await self._read_output(made["Id"], output)
         _, ended = await self._provider.call("GET", f"/exec/{made['Id']}/json", 404)
         if not isinstance(ended, dict) or ended.get("ExitCode") in (None, KILLED):
             # The engine notices the end of a container a little after that of its processes.
@@ -266,14 +245,14 @@ class DockerSandbox(RunningSandbox):
                     kept += pending[8 : 8 + length]
                     del kept[:-LARGEST_OUTPUT_BYTES], pending[: 8 + length]
 
-    async def _kill(self, key: str) -> None:
-        """Ends the process group of a command."""
-        kill = f"kill -9 -$(cat {FOLDER}/{key})"
-        try:
-            _, made = await self._call("POST", "/exec", json={"Cmd": ["/bin/sh", "-c", kill]})
-            await self._provider.call("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
-        except SandboxLost:
-            return
+    async def kill(self, path: str) -> None:
+        """See `LabelledSandbox.kill`. Ends its process group."""
+        _, made = await self._call("POST", "/exec", json={"Cmd": ["/bin/sh", "-c", f"kill -9 -$(cat {path})"]})
+        await self._provider.call("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See `LabelledSandbox.put`."""
+        await self.write_files({path: SandboxFile(content)})
 
     async def _check(self) -> None:
         """Raises `SandboxLost` or `OutOfMemory` if the container does not run."""
@@ -310,17 +289,9 @@ class DockerSandbox(RunningSandbox):
         """See `RunningSandbox.snapshot`."""
         tag = uuid4().hex
         await self._provider.call(
-            "POST", "/commit", params={"container": self._name, "repo": "rollout-snapshot", "tag": tag}
+            "POST", "/commit", params={"container": self.id, "repo": "rollout-snapshot", "tag": tag}
         )
         return f"rollout-snapshot:{tag}"
-
-    async def reach(self, base_url: str) -> str:
-        """See `RunningSandbox.reach`."""
-        return base_url
-
-    async def destroy(self) -> None:
-        """See `RunningSandbox.destroy`."""
-        await self._provider.removed_or_left(self._name)
 
 
 def dumped(answer: object) -> bytes:

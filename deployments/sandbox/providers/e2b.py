@@ -26,8 +26,7 @@ from deployments.sandbox.providers.interface import (
     RunningSandbox,
     SandboxRefused,
     SandboxSpec,
-    files_below,
-    tar_of,
+    context_of,
 )
 from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
 
@@ -65,13 +64,13 @@ class E2bProvider(ShellProvider):
                 envs=dict(spec.environment),
                 allow_internet_access=spec.network,
             )
-        return E2bSandbox(self, sandbox, spec.workdir)
+        return E2bSandbox(self, sandbox.sandbox_id, spec.workdir, sandbox)
 
     async def _template(self, spec: SandboxSpec) -> str:
         if spec.image is not None and spec.image.startswith(SNAPSHOT):
             return spec.image.removeprefix(SNAPSHOT)
         if spec.folder is not None:
-            content = await asyncio.to_thread(lambda: tar_of(files_below(spec.folder, "/")))  # type: ignore[arg-type]
+            content = await context_of(spec.folder)
         else:
             content = str(spec.image).encode()
         size = f"{spec.cpus}-{spec.memory_mb}".encode()
@@ -91,14 +90,14 @@ class E2bProvider(ShellProvider):
                     await AsyncTemplate.build(template, name, **{key: size for key, size in sizes.items() if size})
         return name
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         found: dict[str, str | None] = {}
         with translated():
             pages = AsyncSandbox.list()
             while pages.has_next:
                 found |= {info.sandbox_id: info.metadata.get(OWNER_LABEL) for info in await pages.next_items()}
-        return {sandbox_id: owner for sandbox_id, owner in found.items() if owner is not None}
+        return found
 
     async def remove(self, sandbox_id: str) -> None:
         """See `LabelledProvider.remove`."""
@@ -110,30 +109,26 @@ class E2bProvider(ShellProvider):
 
 
 class E2bSandbox(ShellSandbox):
-    def __init__(self, provider: E2bProvider, sandbox: AsyncSandbox, workdir: str | None) -> None:
-        super().__init__(provider, sandbox.sandbox_id, workdir)
-        self._sandbox = sandbox
-
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:  # noqa: ARG002 - it is ended from here
         """See `ShellSandbox.run_shell`."""
         with translated():
             try:
-                done = await self._sandbox.commands.run(line, user="root", timeout=NO_LIMIT)
+                done = await self._handle.commands.run(line, user="root", timeout=NO_LIMIT)
             except CommandExitException as error:
                 return ExecResult(error.exit_code, error.stdout, error.stderr)
         return ExecResult(done.exit_code, done.stdout, done.stderr)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `ShellSandbox.put`."""
+        """See `LabelledSandbox.put`."""
         with translated():
-            await self._sandbox.files.write(path, content, user="root")
+            await self._handle.files.write(path, content, user="root")
 
     async def get(self, path: str) -> bytes:
         """See `ShellSandbox.get`."""
         with translated():
-            return bytes(await self._sandbox.files.read(path, format="bytes", user="root"))
+            return bytes(await self._handle.files.read(path, format="bytes", user="root"))
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         with translated():
-            return f"{SNAPSHOT}{(await self._sandbox.create_snapshot()).snapshot_id}"
+            return f"{SNAPSHOT}{(await self._handle.create_snapshot()).snapshot_id}"

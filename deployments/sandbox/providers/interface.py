@@ -8,6 +8,7 @@ on; `destroy` returns when nothing of it is left; what a dead owner left is dest
 its own `Reaper`.
 """
 
+import asyncio
 import io
 import os
 import tarfile
@@ -195,6 +196,11 @@ def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
 
 def file_at(path: Path) -> SandboxFile:
     return SandboxFile(path.read_bytes(), os.access(path, os.X_OK))
+
+
+async def context_of(folder: Path) -> bytes:
+    """The files of a folder as a tar archive. Raises `SandboxRefused` as `files_below`."""
+    return await asyncio.to_thread(lambda: tar_of(files_below(folder, "/")))
 
 
 def tar_of(files: Mapping[str, SandboxFile]) -> bytes:

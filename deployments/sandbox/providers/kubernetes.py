@@ -147,7 +147,7 @@ class KubernetesProvider(ShellProvider):
                 raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
             await asyncio.sleep(POLL_S)
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
@@ -158,16 +158,14 @@ class KubernetesProvider(ShellProvider):
 
 
 class KubernetesSandbox(ShellSandbox):
-    def _calls(self) -> KubernetesProvider:
-        assert isinstance(self._provider, KubernetesProvider)
-        return self._provider
+    _provider: KubernetesProvider
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
         """See `ShellSandbox.run_shell`. `kubectl` exits with the code of the command, and with 1 if it fails itself."""
         argv = ["exec", "-i", self.id, "-c", CONTAINER, "--", "sh", "-c", line]
-        done = await self._calls().call(*argv, stdin=stdin, limit_s=None)
+        done = await self._provider.call(*argv, stdin=stdin, limit_s=None)
         if (done.exit_code != 0 and "Error from server" in done.stderr) or done.exit_code == 137:
-            state = await self._calls().call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
+            state = await self._provider.call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
             if state.stdout != "Running":
                 raise SandboxLost(f"The pod has ended: {state.stdout or NO_SUCH_POD}.")
             if "Error from server" in done.stderr:
@@ -175,7 +173,7 @@ class KubernetesSandbox(ShellSandbox):
         return done
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `ShellSandbox.put`."""
+        """See `LabelledSandbox.put`."""
         folder = str(Path(path).parent)
         done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
         if done.exit_code != 0:

@@ -13,18 +13,29 @@ import socket
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import ProviderUnusable, SandboxProvider, is_dead, owner_of_process
+from deployments.sandbox.providers.interface import (
+    ExecTimedOut,
+    OutOfMemory,
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxProvider,
+    is_dead,
+    owner_of_process,
+)
 from deployments.sandbox.providers.opening import opened
 
 TRIES, REMOVE_TRIES, TRY_EVERY_S = 30, 5, 2.0
 """A sandbox whose creation was under way when its owner died appears a little later."""
 FOUND_NONE = 3
 """Times in a row that none is found before a reaper ends."""
+FOLDER = "/tmp/.rollout"
+"""In sandboxes: files of commands."""
 REAPER = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 logger = logging.getLogger("rollout_service.sandbox")
 
@@ -39,8 +50,11 @@ class LabelledProvider(SandboxProvider):
         self.owner = f"{this_machine()}.{owner_of_process(os.getpid())}.{uuid4().hex[:8]}"
 
     @abstractmethod
-    async def owned(self) -> dict[str, str]:
-        """The owners of all sandboxes of rollouts that the provider knows, by the id of each. Raises `SandboxLost`."""
+    async def owned(self) -> Mapping[str, str | None]:
+        """The owners of all sandboxes that the provider knows, by the id of each; None for one that has no label.
+
+        Raises `SandboxLost`.
+        """
 
     @abstractmethod
     async def remove(self, sandbox_id: str) -> None:
@@ -62,7 +76,7 @@ class LabelledProvider(SandboxProvider):
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
         found = await self.owned()
-        dead = [sandbox_id for sandbox_id, owner in found.items() if has_died(owner)]
+        dead = [sandbox_id for sandbox_id, owner in found.items() if owner is not None and has_died(owner)]
         await asyncio.gather(*map(self.remove, dead))
         return len(dead)
 
@@ -89,6 +103,63 @@ class LabelledProvider(SandboxProvider):
             assert self._reaper.stdin is not None
             self._reaper.stdin.close()
             self._reaper = None
+
+
+class LabelledSandbox(RunningSandbox):
+    """Base of their sandboxes, whose commands the provider cannot end.
+
+    Each command writes its process to a file before it begins, and reads its stdin from another one.
+    """
+
+    def __init__(self, provider: LabelledProvider, sandbox_id: str, workdir: str | None, handle: Any = None) -> None:
+        """`handle` is the object of an SDK for the sandbox, if it has one."""
+        self._provider = provider
+        self._id = sandbox_id
+        self._workdir = workdir
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @abstractmethod
+    async def put(self, path: str, content: bytes) -> None:
+        """Writes a file and makes the folders that are missing. Raises `SandboxLost`."""
+
+    @abstractmethod
+    async def kill(self, path: str) -> None:
+        """Ends the command that has written its process to the file. Raises `SandboxLost` or `OutOfMemory`."""
+
+    async def with_stdin(self, stdin: bytes) -> tuple[str, str]:
+        """The path to which a new command writes its process, and that of its stdin."""
+        path = f"{FOLDER}/{uuid4().hex}"
+        if not stdin:
+            return path, "/dev/null"
+        await self.put(f"{path}.stdin", stdin)
+        return path, f"{path}.stdin"
+
+    @asynccontextmanager
+    async def ended_early(self, path: str, timeout_s: float | None) -> AsyncIterator[None]:
+        """Ends the command if the block, which waits for it, is left before, or takes longer. Raises `ExecTimedOut`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except (SandboxLost, OutOfMemory):
+            raise
+        except BaseException as error:
+            with suppress(SandboxLost, OutOfMemory):
+                await asyncio.shield(asyncio.ensure_future(self.kill(path)))
+            if isinstance(error, TimeoutError):
+                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
+            raise
+
+    async def reach(self, base_url: str) -> str:
+        """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
+        return base_url
+
+    async def destroy(self) -> None:
+        """See `RunningSandbox.destroy`."""
+        await self._provider.removed_or_left(self._id)
 
 
 def has_died(owner: str) -> bool:

@@ -68,15 +68,15 @@ class ModalProvider(ShellProvider):
                 memory=spec.memory_mb,
                 block_network=not spec.network,
             )
-        return ModalSandbox(self, sandbox, spec.workdir)
+        return ModalSandbox(self, sandbox.object_id, spec.workdir, sandbox)
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         owners = {}
         with translated():
             async for sandbox in modal.Sandbox.list.aio(app_id=(await self._app()).app_id):
                 owners[sandbox.object_id] = (await sandbox.get_tags.aio()).get(OWNER_LABEL)
-        return {sandbox_id: owner for sandbox_id, owner in owners.items() if owner is not None}
+        return owners
 
     async def remove(self, sandbox_id: str) -> None:
         """See `LabelledProvider.remove`."""
@@ -88,34 +88,30 @@ class ModalProvider(ShellProvider):
 
 
 class ModalSandbox(ShellSandbox):
-    def __init__(self, provider: ModalProvider, sandbox: Any, workdir: str | None) -> None:
-        super().__init__(provider, sandbox.object_id, workdir)
-        self._sandbox = sandbox
-
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
         """See `ShellSandbox.run_shell`."""
         limit = None if timeout_s is None else math.ceil(timeout_s) + 1
         with translated():
-            process = await self._sandbox.exec.aio("sh", "-c", line, timeout=limit)
+            process = await self._handle.exec.aio("sh", "-c", line, timeout=limit)
             stdout, stderr, code = await asyncio.gather(
                 process.stdout.read.aio(), process.stderr.read.aio(), process.wait.aio()
             )
         return ExecResult(code, stdout, stderr)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `ShellSandbox.put`."""
+        """See `LabelledSandbox.put`."""
         with translated():
-            await self._sandbox.filesystem.write_bytes.aio(content, path)
+            await self._handle.filesystem.write_bytes.aio(content, path)
 
     async def get(self, path: str) -> bytes:
         """See `ShellSandbox.get`."""
         with translated():
-            content: bytes = await self._sandbox.filesystem.read_bytes.aio(path)
+            content: bytes = await self._handle.filesystem.read_bytes.aio(path)
             return content
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         with translated():
-            image = await self._sandbox.snapshot_filesystem.aio()
+            image = await self._handle.snapshot_filesystem.aio()
             name: str = image.object_id
             return name

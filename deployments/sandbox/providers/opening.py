@@ -3,30 +3,23 @@
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from deployments.sandbox.providers.interface import ProviderUnusable, SandboxProvider
 
-PROVIDERS: Mapping[str, str] = {
-    "local": "deployments.sandbox.providers.local:LocalProvider",
-    "docker": "deployments.sandbox.providers.docker:DockerProvider",
-    "kubernetes": "deployments.sandbox.providers.kubernetes:KubernetesProvider",
-    "e2b": "deployments.sandbox.providers.e2b:E2bProvider",
-    "daytona": "deployments.sandbox.providers.daytona:DaytonaProvider",
-    "modal": "deployments.sandbox.providers.modal:ModalProvider",
-    "prime": "deployments.sandbox.providers.prime:PrimeProvider",
-}
+ProviderName = Literal["local", "docker", "kubernetes", "e2b", "daytona", "modal", "prime"]
+"""Each is the name of a module beside this one, which has a class `<Name>Provider`."""
 
 
 def opened(name: str, options: Mapping[str, Any]) -> SandboxProvider:
-    """Raises `ProviderUnusable`."""
-    module_name, _, class_name = PROVIDERS[name].partition(":")
+    """The provider of a `ProviderName`. Raises `ProviderUnusable`."""
     try:
-        provider = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:
         raise ProviderUnusable(
             f"the provider {name} needs the package {error.name}, which is not installed."
         ) from error
+    provider = getattr(module, f"{name.capitalize()}Provider")
     try:
         inspect.signature(provider).bind(**options)
     except TypeError as error:

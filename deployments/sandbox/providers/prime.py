@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -48,13 +49,10 @@ class PrimeProvider(ShellProvider):
 
     def __init__(self) -> None:
         super().__init__({})
-        self._client: AsyncSandboxClient | None = None
 
-    @property
+    @cached_property
     def client(self) -> AsyncSandboxClient:
-        if self._client is None:
-            self._client = AsyncSandboxClient()
-        return self._client
+        return AsyncSandboxClient()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
@@ -86,7 +84,7 @@ class PrimeProvider(ShellProvider):
                 raise
         return PrimeSandbox(self, sandbox.id, spec.workdir)
 
-    async def owned(self) -> dict[str, str]:
+    async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
         owners, page, has_next = {}, 1, True
         with translated():
@@ -109,33 +107,30 @@ class PrimeProvider(ShellProvider):
 
 
 class PrimeSandbox(ShellSandbox):
-    @property
-    def _client(self) -> AsyncSandboxClient:
-        assert isinstance(self._provider, PrimeProvider)
-        return self._provider.client
+    _provider: PrimeProvider
 
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
         """See `ShellSandbox.run_shell`."""
         limit = LONGEST_COMMAND_S if timeout_s is None else math.ceil(timeout_s) + 1
         with translated():
-            done = await self._client.execute_command(self.id, line, timeout=limit, user="root")
+            done = await self._provider.client.execute_command(self.id, line, timeout=limit, user="root")
         return ExecResult(done.exit_code, done.stdout, done.stderr)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `ShellSandbox.put`."""
+        """See `LabelledSandbox.put`."""
         with translated():
-            await self._client.upload_bytes(self.id, path, content, Path(path).name)
+            await self._provider.client.upload_bytes(self.id, path, content, Path(path).name)
 
     async def get(self, path: str) -> bytes:
         """See `ShellSandbox.get`."""
         with tempfile.TemporaryDirectory() as folder, translated():
             local = Path(folder) / "file"
-            await self._client.download_file(self.id, path, str(local))
+            await self._provider.client.download_file(self.id, path, str(local))
             return await asyncio.to_thread(local.read_bytes)
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         with translated():
-            made = await self._client.checkpoint(self.id)
-            await self._client.wait_for_checkpoint(made.id)
+            made = await self._provider.client.checkpoint(self.id)
+            await self._provider.client.wait_for_checkpoint(made.id)
         return f"{CHECKPOINT}{made.id}"

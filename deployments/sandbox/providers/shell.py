@@ -3,27 +3,21 @@
 A module of such a provider adds three calls: run a line of shell, put a file, get a file.
 """
 
-import asyncio
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
-from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     ExecResult,
-    ExecTimedOut,
-    OutOfMemory,
-    RunningSandbox,
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
     tar_of,
 )
-from deployments.sandbox.providers.labelled import LabelledProvider
+from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 
-FOLDER = "/tmp/.rollout"
 MISSING, NOT_A_FILE = 44, 45
 CALLS_OF_OURS_S = 120.0
 
@@ -42,17 +36,8 @@ class ShellProvider(LabelledProvider):
             )
 
 
-class ShellSandbox(RunningSandbox):
+class ShellSandbox(LabelledSandbox):
     """One sandbox. A command that is ended early is killed; what it has started goes on until the sandbox ends."""
-
-    def __init__(self, provider: ShellProvider, sandbox_id: str, workdir: str | None) -> None:
-        self._provider = provider
-        self._id = sandbox_id
-        self._workdir = workdir
-
-    @property
-    def id(self) -> str:
-        return self._id
 
     @abstractmethod
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
@@ -61,10 +46,6 @@ class ShellSandbox(RunningSandbox):
         Raises:
             SandboxLost: the sandbox is gone, or does not answer.
         """
-
-    @abstractmethod
-    async def put(self, path: str, content: bytes) -> None:
-        """Writes a file and makes the folders that are missing. Raises `SandboxLost`."""
 
     @abstractmethod
     async def get(self, path: str) -> bytes:
@@ -80,30 +61,18 @@ class ShellSandbox(RunningSandbox):
         timeout_s: float | None = None,
     ) -> ExecResult:
         """See `RunningSandbox.exec`."""
-        key = f"{FOLDER}/{uuid4().hex}"
-        if stdin:
-            await self.put(f"{key}.stdin", stdin)
+        path, stdin_path = await self.with_stdin(stdin)
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         folder = cwd or self._workdir
-        line = f"mkdir -p {FOLDER}; echo $$ > {key}; "
+        line = f"mkdir -p {FOLDER}; echo $$ > {path}; "
         line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
-        line += f"exec {shlex.join(['env', *variables, *argv])} < {f'{key}.stdin' if stdin else '/dev/null'}"
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.run_shell(line, timeout_s)
-        except (SandboxLost, OutOfMemory):
-            raise
-        except BaseException as error:
-            await asyncio.shield(asyncio.ensure_future(self._kill(key)))
-            if isinstance(error, TimeoutError):
-                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
-            raise
+        line += f"exec {shlex.join(['env', *variables, *argv])} < {stdin_path}"
+        async with self.ended_early(path, timeout_s):
+            return await self.run_shell(line, timeout_s)
 
-    async def _kill(self, key: str) -> None:
-        try:
-            await self.run_shell(f"kill -9 $(cat {key})", CALLS_OF_OURS_S)
-        except (SandboxLost, OutOfMemory):
-            return
+    async def kill(self, path: str) -> None:
+        """See `LabelledSandbox.kill`. Its process alone."""
+        await self.run_shell(f"kill -9 $(cat {path})", CALLS_OF_OURS_S)
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
@@ -127,11 +96,3 @@ class ShellSandbox(RunningSandbox):
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         raise SandboxRefused(f"The provider {self._provider.name} makes no snapshots.")
-
-    async def reach(self, base_url: str) -> str:
-        """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
-        return base_url
-
-    async def destroy(self) -> None:
-        """See `RunningSandbox.destroy`."""
-        await self._provider.removed_or_left(self._id)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import SampleResult
-from rollout_client.cli.commands.evaluate import PassAtK, estimate, pass_at_k, wilson_interval
+from rollout_client.cli.commands.evaluate import PassAtK, estimate, pass_at_k
+from rollout_client.results import wilson_interval
 from tests.clients.message_logs import generated, rollout
 from tests.clients.scripted_service import result
 

@@ -1,4 +1,4 @@
-"""`rollout export` and `rejudge`: which stored rollouts they read, what they write and say."""
+"""`rollout export`, `rejudge` and `replay`: which stored rollouts they read, what they write and say."""
 
 import json
 from collections.abc import Iterator
@@ -215,3 +215,69 @@ def test_a_task_that_is_not_there_and_a_service_that_is_away_are_one_sentence(
     service.url = "http://127.0.0.1:9"
     done = rollout(service, "rejudge", str(file), "--retries", "0")
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+
+
+REPLAYED = {
+    "request_id": "r",
+    "rollout_id": "a-0-0",
+    "verdict": "parts",
+    "tokens": 4,
+    "largest_difference": 0.25,
+    "signature": "does_not_match",
+    "generations": [
+        {"message": 1, "start": 0, "end": 9, "weight_version": "7", "verdict": "parts", "tokens": 4},
+    ],
+    "difference": {
+        "message": 1,
+        "token": 4,
+        "recorded_id": 9,
+        "recorded_text": "x",
+        "recorded_logprob": -0.6931472,
+        "recorded_logprob_now": -2.302585,
+        "replayed_id": 12,
+        "replayed_text": "y",
+        "replayed_logprob": -0.1053605,
+    },
+    "notes": ["The engine had up to 3 generations at once: that alone may change log-probabilities."],
+}
+
+
+class ReplayServer:
+    """Answers every replay with `REPLAYED`."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.posted: list[Json] = []
+        self.app = FastAPI()
+
+        @self.app.post("/replay")
+        async def replay(body: Json) -> Json:
+            self.posted.append(body)
+            return REPLAYED
+
+
+@pytest.mark.parametrize(("name", "place"), [("1", 1), ("a-0-0", 0)])
+def test_replay_shows_where_a_rollout_parts_with_both_probabilities(name: str, place: int, tmp_path: Path) -> None:
+    file, server = tmp_path / "rollouts.jsonl", ReplayServer()
+    samples = [result(0, rollout_id="a-0-0"), result(1)]
+    RolloutResponse.model_validate({**SUMMARY, "samples": samples}).save(file)
+    with served(server.app) as server.url:
+        done = rollout(server, "replay", str(file), name)
+    assert done.exit_code == 1, done.stderr
+    [posted] = server.posted
+    assert posted["rollout"]["idx"] == place
+    shown = " ".join(done.stdout.split())
+    for part in (
+        "it parts",
+        "message 1, token 4",
+        "9 'x', probability 0.5 then and 0.1 now",
+        "12 'y', probability 0.9",
+        "does not match",
+    ):
+        assert part in shown
+
+
+def test_replay_of_a_rollout_that_the_file_has_not_is_one_sentence(service: ScriptedService, file: Path) -> None:
+    done = rollout(service, "replay", str(file), "none")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "has no rollout none: name a rollout_id of it, or a row from 0 to" in done.stderr

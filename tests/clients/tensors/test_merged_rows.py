@@ -1,7 +1,8 @@
 """Prefixes that stand once: exact layouts, and the laws that a model computes the same with them as without."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -360,6 +361,78 @@ def test_loss_and_gradients_are_those_of_the_rows_for_a_sum_over_tokens(
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)  # the mean of advantages is rounded to float32
     for gradient, other in zip(list(gradients(model, ours)), gradients(model, expected), strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+
+
+# Trees of forks
+
+
+# Two trunks of one prompt; the first was forked twice after its first turn.
+TRUNK = rollout(given_message(1), generated(2), given_message(3), generated(4), reward=0.0)
+FORKS = [rollout(given_message(1), generated(2), given_message(3), generated(last), reward=1.0) for last in (5, 6)]
+OTHER_TRUNK = rollout(given_message(1), generated(7), reward=1.0)
+TREE = [TRUNK, *FORKS, OTHER_TRUNK]
+
+
+def test_a_step_has_the_mean_of_the_leaves_below_it_less_that_of_the_leaves_below_the_step_before() -> None:
+    rows = merged(TREE).merged
+    assert rows.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    returns = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    gained = rows.step_advantages(returns)
+    third = 1 / 3
+    torch.testing.assert_close(gained, torch.tensor([[0, 2 * third - 0.75, 0, -2 * third, third, third, 0.25]]))
+
+
+def test_a_step_that_no_other_rollout_has_branched_from_has_one_advantage_from_branch_to_end() -> None:
+    rows = merged([TWO_TURNS, OTHER]).merged
+    gained = rows.step_advantages(torch.tensor([3.0, 0.0]))
+    assert gained.tolist() == [[0, 0, 1.5, 1.5, 0, 1.5, -1.5]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches)
+def test_the_advantages_of_the_steps_of_a_rollout_add_up_to_its_return_over_the_mean_of_its_tree(
+    samples: list[SampleResult],
+) -> None:
+    # Each rollout is a turn longer than its tree, so that it is a leaf of its own.
+    leaves = [
+        sample.model_copy(update={"message_log": [*sample.message_log, one], "branches": []})
+        for number, sample in enumerate(samples)
+        for one in [rollout(generated(VOCABULARY + number)).message_log[0]]
+    ]
+    tensors = merged(leaves)
+    rows = tensors.merged
+    returns = torch.arange(len(tensors.input_ids), dtype=torch.float32) ** 2
+    # All tokens of a step have one advantage: that of its last token, which a mask of none but the trained would hide.
+    everything = replace(rows, loss_mask=torch.ones_like(rows.loss_mask))
+    gained = everything.step_advantages(returns).flatten()
+    counts = torch.zeros(rows.input_ids.numel()).index_add(
+        0, rows.row_tokens[rows.row_tokens >= 0], torch.ones(int((rows.row_tokens >= 0).sum()))
+    )
+    for row, places in enumerate(rows.row_tokens):
+        standing = places[places >= 0]
+        if not len(standing):
+            continue
+        steps = [int(standing[0])]
+        steps += [int(here) for before, here in pairwise(standing) if counts[here] < counts[before]]
+        first = [other for other, others in enumerate(rows.row_tokens) if standing[0] in others]
+        expected = returns[row] - returns[first].mean()
+        torch.testing.assert_close(gained[steps].sum(), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_a_shared_prefix_is_trained_once_and_its_loss_is_the_mean_over_its_leaves(model: torch.nn.Module) -> None:
+    rewards = (1.0, 4.0, 4.0, -1.0)
+    tree = [leaf.model_copy(update={"total_reward": reward}) for leaf, reward in zip(TREE, rewards, strict=True)]
+    tensors = merged(tree, scale_rewards=False)
+    rows, each = tensors.merged, row_logprobs(model, tensors)
+    # As sums over the leaves, by the rows of the rollouts alone.
+    of_leaves = -(each * tensors.advantages[:, None] * tensors.loss_mask).sum(1)
+    weighed = -(merged_logprobs(model, tensors) * rows.advantages * rows.row_counts).sum() / len(TREE)
+    assert_same_gradients(model, [weighed], of_leaves.mean())
+    # Each token once, with the mean of the advantages of its leaves: the prefix of three rollouts counts a third.
+    share = torch.tensor([[0, 1 / 3, 0, 1], [0, 1 / 3, 0, 1], [0, 1 / 3, 0, 1], [0, 1, 0, 0]], dtype=each.dtype)
+    each = row_logprobs(model, tensors)
+    once = -(merged_logprobs(model, tensors) * rows.advantages).sum()
+    assert_same_gradients(model, [once], -(each * tensors.advantages[:, None] * tensors.loss_mask * share).sum())
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -124,9 +124,11 @@ async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: Ru
 
 
 def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:
-    tasks = task_with(tmp_path, "cat /root/left > /logs/verifier/reward.txt", "[agent]\ntimeout_sec = 1.0")
-    slow, metrics = played(sample("echo 0.5 > /root/left; sleep 60"), harbor={"tasks": tasks})
+    test = "cat /root/left > /logs/verifier/reward.txt"
+    short = task_with(tmp_path / "short", test, "[agent]\ntimeout_sec = 1.0")
+    slow, metrics = played(sample("echo 0.5 > /root/left; sleep 60"), harbor={"tasks": short})
     assert (slow, metrics["agent_timed_out"]) == ({"reward": 0.5}, 1.0)
+    tasks = task_with(tmp_path / "unlimited", test)
     broken, metrics = played(sample("echo 0.25 > /root/left; exit 3"), harbor={"tasks": tasks})
     assert (broken, metrics["agent_failed"]) == ({"reward": 0.25}, 1.0)
 

@@ -121,6 +121,16 @@ class BlockingSessions(CountingSessions):
         return session
 
 
+class ForkingSessions(CountingSessions):
+    """Makes sessions that stand at a later turn, of which it counts the calls."""
+
+    forked = 0
+
+    async def fork_session(self, message_log: list[ChatMessage], extra_env_info: Wish) -> Session:
+        self.forked += 1
+        return await self.open_session(message_log, extra_env_info)
+
+
 class RejectingSessions(CountingSessions):
     """Rejects every sample when a session is opened."""
 
@@ -128,8 +138,8 @@ class RejectingSessions(CountingSessions):
         raise SampleRejected("There is no such game.")
 
 
-def step_of(rollout: str, turn: int = 0, lockstep_id: str = "", **wish: Any) -> StepRequest:
-    """The step of one turn of a rollout."""
+def step_of(rollout: str, turn: int = 0, lockstep_id: str = "", first_turn: int = 0, **wish: Any) -> StepRequest:
+    """The step of one turn of a rollout, whose log was posted with `first_turn` of them."""
     log: list[ChatMessage] = [{"role": "user", "content": "Q"}]
     for _ in range(turn):
         log += [{"role": "assistant", "content": "A"}, {"role": "user", "content": "O"}]
@@ -140,5 +150,6 @@ def step_of(rollout: str, turn: int = 0, lockstep_id: str = "", **wish: Any) -> 
         step_id=f"{rollout}-{turn}",
         session_id=rollout,
         turn=turn,
+        first_turn=first_turn,
         lockstep_id=lockstep_id,
     )

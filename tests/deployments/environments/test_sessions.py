@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import (
@@ -23,6 +25,7 @@ from tests.deployments.environments.counting_sessions import (
     OPENS_WITHIN_S,
     BlockingSessions,
     CountingSessions,
+    ForkingSessions,
     RejectingSessions,
     step_of,
 )
@@ -279,3 +282,112 @@ def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(caplog: p
 
     with_runner(CountingSessions(max_sessions=1), story)
     assert caplog.messages == ["A session of task counting was not closed."]
+
+
+# Forks
+
+
+def test_the_first_step_after_a_fork_runs_in_a_session_that_stands_at_its_turn() -> None:
+    environment = ForkingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        texts = await asyncio.gather(*(said(runner, step_of(name, 2, first_turn=2)) for name in "abc"))
+        assert texts == ["1:3", "2:3", "3:3"]
+        assert await said(runner, step_of("b", 3, first_turn=2)) == "2:4"
+
+    with_runner(environment, story)
+    assert (environment.forked, environment.opened) == (3, 3)
+
+
+def test_a_fork_at_the_first_turn_opens_its_session_as_any_rollout_does() -> None:
+    environment = ForkingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        assert await said(runner, step_of("a")) == "1:1"
+
+    with_runner(environment, story)
+    assert environment.forked == 0
+
+
+def test_a_session_that_is_lost_after_the_first_step_of_a_fork_is_not_forked_again() -> None:
+    environment = ForkingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a", 2, first_turn=2))
+        assert type(await failed(runner, step_of("a", 3, first_turn=2, fails=True))) is EnvironmentLost
+        assert type(await failed(runner, step_of("a", 3, first_turn=2))) is RestartableSessionLost
+
+    with_runner(environment, story)
+    assert environment.forked == 1
+
+
+def test_the_retry_of_the_first_step_of_a_fork_forks_again() -> None:
+    environment = ForkingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        assert type(await failed(runner, step_of("a", 2, first_turn=2, fails=True))) is EnvironmentLost
+        assert await said(runner, step_of("a", 2, first_turn=2)) == "2:3"
+
+    with_runner(environment, story)
+    assert environment.forked == 2
+    assert environment.open_sessions == 1
+
+
+def test_an_environment_without_fork_session_forks_none() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        assert type(await failed(runner, step_of("a", 2, first_turn=2))) is RestartableSessionLost
+
+    with_runner(environment, story)
+    assert environment.opened == 0
+
+
+ENDS = ("released", "terminated", "failed", "timed out", "aborted", "aborted while opened", "not opened", "idle")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(ENDS)), min_size=1, max_size=12), st.integers(1, 4))
+def test_however_forks_end_their_sessions_are_closed_once_and_no_room_is_lost(
+    forks: list[tuple[int, str]], most: int
+) -> None:
+    environment = ForkingSessions(max_sessions=most, session_idle_s=100.0)
+    environment.may_open.set()
+
+    async def play(runner: StepRunner, name: str, turn: int, end: str) -> None:
+        first: Any = {"first_turn": turn}
+        match end:
+            case "aborted while opened":
+                environment.may_open.clear()
+                runner.start(step_of(name, turn, opens_late=True, **first), set())
+                await virtual_time.settled()
+                runner.abort([f"{name}-{turn}"])
+                environment.may_open.set()
+            case "aborted":
+                runner.start(step_of(name, turn, step_s=3, **first), set())
+                await asyncio.sleep(1)
+                runner.abort([f"{name}-{turn}"])
+            case "not opened":
+                await failed(runner, step_of(name, turn, open_fails=True, **first))
+            case "timed out":
+                await failed(runner, step_of(name, turn, step_s=60, **first))
+            case "failed":
+                await failed(runner, step_of(name, turn, fails=True, **first))
+            case "terminated":
+                await said(runner, step_of(name, turn, ends=True, **first))
+            case _:
+                await said(runner, step_of(name, turn, **first))
+                if end == "released":
+                    await said(runner, step_of(name, turn + 1, **first))
+                    runner.release([name])
+
+    async def story(runner: StepRunner) -> None:
+        await asyncio.gather(*(play(runner, f"r{n}", turn, end) for n, (turn, end) in enumerate(forks)))
+        await asyncio.sleep(1000)
+        assert runner.load == 0
+        # Whoever lost a place would leave less than all of them here.
+        await asyncio.gather(*(said(runner, step_of(f"after{n}", 1, first_turn=1)) for n in range(most)))
+        assert runner.load == most
+        await runner.close()
+
+    with_runner(environment, story, timeout_s=5.0)
+    assert sorted(environment.closed) == list(range(1, environment.opened + 1))

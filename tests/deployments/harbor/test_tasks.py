@@ -139,7 +139,8 @@ def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
     ("given", "message"),
     [
         ({"scored_by": "environment", "command": COMMAND}, "leave scored_by out"),
-        ({"harness": {"url": "http://127.0.0.1:1/"}}, "a harness or game gets no sandbox"),
+        ({"harness": {"url": "http://harness.test/"}}, "a harness at http://harness.test/ does not reach"),
+        ({"game": {"import_path": "a:B"}}, "a game gets no sandbox"),
         ({"command": {"argv": ["true"]}}, "write sandbox: true"),
         ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables does not reach a sandbox"),
     ],

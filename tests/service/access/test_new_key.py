@@ -20,12 +20,13 @@ def made(*arguments: str) -> Result:
 
 def test_a_key_is_printed_and_its_hash_written_to_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
-    limits = ["--weight", "2.5", "--max-rollouts", "64", "--tokens-per-minute", "1000"]
+    quotas = {"max_rollouts": 64, "tokens_per_minute": 1000, "max_sandboxes": 8}
+    limits = ["--weight", "2.5", "--max-rollouts", "64", "--tokens-per-minute", "1000", "--max-sandboxes", "8"]
     first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path), *limits)
     second = made("other", "--scope", "admin", "--file", str(path))
     keys = [result.stdout.strip() for result in (first, second)]
     assert [parsed_keys(path.read_bytes()).caller_with(key) for key in keys] == [
-        Caller("team", frozenset({"rollout", "read"}), 2.5, KeyQuotas(max_rollouts=64, tokens_per_minute=1000)),
+        Caller("team", frozenset({"rollout", "read"}), 2.5, KeyQuotas(**quotas)),
         Caller("other", frozenset({"admin"})),
     ]
     assert all(key not in path.read_text() for key in keys)

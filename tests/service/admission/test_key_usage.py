@@ -225,3 +225,40 @@ def test_no_more_is_used_than_the_quota_allows_and_one_charge(
             budget.charge(tokens, now)
             used, last = used + tokens, tokens
             assert used - last <= per_minute * (1 + now / 60) * (1 + 1e-9)
+
+
+@given(
+    quota=st.integers(1, 6),
+    replicas=st.integers(1, 4),
+    runs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.booleans()), min_size=16),
+)
+def test_a_key_never_has_more_sandboxes_on_all_ingress_replicas_than_its_quota_and_all_runs_get_one(
+    quota: int, replicas: int, runs: list[tuple[int, int, int, bool]]
+) -> None:
+    """Each run names an ingress replica, when it begins, how long it takes, and whether it fails."""
+    held = most = done = 0
+
+    async def play() -> None:
+        mine = Caller("team", frozenset({"rollout"}), quotas=KeyQuotas(max_sandboxes=quota))
+        usages = [usage_of(mine, replicas) for _ in range(replicas)]
+
+        async def run(replica: int, begins_s: int, takes_s: int, fails: bool) -> None:
+            nonlocal held, most, done
+            await asyncio.sleep(begins_s)
+            async with usages[replica % replicas].sandboxes:
+                held += 1
+                most = max(most, held)
+                try:
+                    await asyncio.sleep(takes_s)
+                    if fails:
+                        raise GenerationLost("lost")
+                finally:
+                    held -= 1
+                    done += 1
+
+        await asyncio.gather(*(run(*each) for each in runs), return_exceptions=True)
+
+    virtual_time.run(play())
+    # Below one sandbox for each ingress replica the quota could not be shared.
+    assert most <= max(quota, replicas)
+    assert (held, done) == (0, len(runs))

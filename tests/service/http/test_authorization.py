@@ -21,7 +21,11 @@ OPERATIONS = {
 }
 NEEDED = {
     "POST /v1/rollout": "rollout",
+    "GET /v1/rollouts": "rollout",
     "GET /v1/rollouts/{rollout_id}": "rollout",
+    "POST /v1/rollouts/logprobs": "rollout",
+    "POST /v1/rollouts/{rollout_id}/logprobs": "rollout",
+    "GET /v1/mismatch": "read",
     "POST /v1/jobs": "rollout",
     "GET /v1/jobs": "rollout",
     "GET /v1/jobs/{job_id}": "rollout",
@@ -30,6 +34,7 @@ NEEDED = {
     "POST /v1/jobs/{job_id}/acknowledge": "rollout",
     "DELETE /v1/jobs": "rollout",
     "DELETE /v1/jobs/{job_id}": "rollout",
+    "POST /v1/replay": "rollout",
     "POST /v1/score": "rollout",
     "POST /v1/blobs": "rollout",
     "GET /v1/blobs/{name}": "rollout",
@@ -68,6 +73,7 @@ NEEDED = {
     "PUT /v1/policy/versions/{version}": "policy",
     "DELETE /v1/policy/names/{name}": "policy",
     "POST /v1/policy/rollback": "policy",
+    "POST /v1/policy/pins": "policy",
     "POST /v1/policy/transfer/init": "policy",
     "POST /v1/policy/transfer/start": "policy",
     "POST /v1/policy/transfer/update": "policy",
@@ -95,7 +101,9 @@ def keyed(tmp_path: Path) -> KeyedHttp:
 def call(service: ScriptedHttp, name: str, authorization: str | None, prefix: str = "/v1") -> httpx.Response:
     """One request to the route, with a body that no route accepts."""
     method, path = name.split()
-    path = path.removeprefix("/v1").format(job_id="j", task_name="chess", version=7, name="no-such", session_id="s")
+    path = path.removeprefix("/v1").format(
+        job_id="j", rollout_id="r", task_name="chess", version=7, name="no-such", session_id="s"
+    )
     headers = {} if authorization is None else {"authorization": authorization}
     return service.request(method, f"{prefix}{path}", headers=headers, content=b"{" if method != "GET" else None)
 

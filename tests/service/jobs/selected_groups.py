@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from deployments.protocols.environments import StepRequest
@@ -11,15 +12,16 @@ from tests.service.jobs.test_ledger import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 
 TABLE = ["10", "11", "00", "01", "00", "10", "11", "01", "10", "00", "11", "10", "01", "11", "10", "00"]
-"""The rewards of both rollouts of the sample at each place of the data."""
+"""The rewards of the rollouts of the sample at each place of the data."""
 VARIED = [place for place, rewards in enumerate(TABLE) if len(set(rewards)) == 2]
 
 
 class TableEnvironment(ScriptedEnvironment):
     """Ends each rollout with its reward in the table, after 1 to `slowest_s` seconds."""
 
-    def __init__(self, seed: int = 0, slowest_s: int = 20) -> None:
+    def __init__(self, seed: int = 0, slowest_s: int = 20, table: Sequence[str] = TABLE) -> None:
         super().__init__([])
+        self._table = table
         self._draw = random.Random(seed)
         self._slowest_s = slowest_s
 
@@ -27,12 +29,12 @@ class TableEnvironment(ScriptedEnvironment):
         self.requests.append(request)
         place: Any = request.extra_env_info["place"]
         await asyncio.sleep(self._draw.randint(1, self._slowest_s))
-        reward = float(TABLE[place % len(TABLE)][int(request.rollout_id.rsplit("-", 1)[1])])
+        reward = float(self._table[place % len(self._table)][int(request.rollout_id.rsplit("-", 1)[1])])
         return StepOutcome([], {"correct": reward}, terminated=True)
 
 
-def cluster(seed: int = 0, slowest_s: int = 20) -> ScriptedIngresses:
-    environment = TableEnvironment(seed, slowest_s)
+def cluster(seed: int = 0, slowest_s: int = 20, table: Sequence[str] = TABLE) -> ScriptedIngresses:
+    environment = TableEnvironment(seed, slowest_s, table)
     return ScriptedIngresses(generator=ScriptedGenerator(["A"]), environment=environment, data=Rows())
 
 

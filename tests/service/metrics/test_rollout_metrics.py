@@ -130,6 +130,24 @@ def test_verdicts_of_shadow_judges_are_counted_by_whether_they_part_from_the_rew
     }
 
 
+def test_the_times_of_sandboxes_are_those_of_tasks_that_have_some_by_task_and_provider(given: Given) -> None:
+    timed = replace(
+        outcome("O", 1.0, terminated=True), metrics={"sandbox_create_s": 0.5, "verifier_s": 2.0, "own": 9.0}
+    )
+    [result] = collect(
+        [EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([timed]))
+    ).values()
+    metrics = RolloutMetrics(sandboxed={"task": "docker"})
+    for task_name in ("task", "task", "other"):
+        metrics.ended(result.model_copy(update={"task_name": task_name}), staleness=None)
+    assert {key: found for key, found in flushed(metrics, given).items() if "sandbox" in key[0]} == {
+        ("rollout_sandbox_seconds_count", "task,docker,create"): [2],
+        ("rollout_sandbox_seconds_sum", "task,docker,create"): [1.0],
+        ("rollout_sandbox_seconds_count", "task,docker,judge"): [2],
+        ("rollout_sandbox_seconds_sum", "task,docker,judge"): [4.0],
+    }
+
+
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
     gauges = IngressGauges(lambda: pytest.fail("not looked at"))
     for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
@@ -170,11 +188,12 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
     result = collect([clipped], async_context(ScriptedGenerator(["AB"]), environment))[0]
 
     async def follow() -> None:
-        rollouts, http = RolloutMetrics(), HttpMetrics()
+        rollouts, http = RolloutMetrics(sandboxed={"task": "local"}), HttpMetrics()
         with rollouts.during("step", EpisodeRecipe().make()):
             pass
         rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
         rollouts.took("queue", 1.0)
+        result.metrics.environment["verifier_s"] = 1.0
         rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
         exporting = export(rollouts, http, lambda: GaugeSnapshot(0, 0, 0, 0, {"train": 0}, {"": 1}))

@@ -237,6 +237,9 @@ async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
         async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
             raise AssertionError
 
+        def was_delivered(self, episode: Episode) -> bool:
+            raise AssertionError
+
         def restore(self, episodes: Iterable[Episode]) -> None:
             self.restored += [episode.identity.group for episode in episodes]
 

@@ -363,6 +363,9 @@ async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_kee
         async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
             raise AssertionError
 
+        def was_delivered(self, episode: Episode) -> bool:
+            raise AssertionError
+
         def restore(self, episodes: Iterable[Episode]) -> None:
             raise AssertionError
 

@@ -101,6 +101,29 @@ def logged(**fields: Any) -> dict[str, Any]:
         ({"samples": [GOOD], "num_generation": 4}, "num_generation", "not known"),
         ({"samples": [GOOD], "num_generations": 0}, "num_generations", "greater than or equal to 1"),
         ({"samples": [GOOD], "num_generations": 101}, "samples", "more than 100 rollouts"),
+        ({"samples": [GOOD], "num_generations": "4"}, "num_generations", "valid integer"),
+        ({"samples": [GOOD], "num_generations": {"min": 4}}, "num_generations.max", "required"),
+        (
+            {"samples": [GOOD], "num_generations": {"min": 0, "max": 4}},
+            "num_generations.min",
+            "greater than or equal to 1",
+        ),
+        (
+            {"samples": [GOOD], "num_generations": {"min": 4, "max": 2}},
+            "num_generations",
+            "min: it must not be above max",
+        ),
+        ({"samples": [GOOD], "num_generations": {"min": 2, "max": 101}}, "samples", "more than 100 rollouts"),
+        (
+            {"samples": [GOOD], "num_generations": {"min": 2, "max": 4, "stop": "soon"}},
+            "num_generations.stop",
+            "'decided'",
+        ),
+        (
+            {"samples": [GOOD], "num_generations": {"min": 2, "max": 4, "teaches": [0.8, 0.2]}},
+            "num_generations",
+            "teaches: the first bound must not be above the second",
+        ),
         ({"samples": [GOOD], "max_seq_len": 101}, "max_seq_len", "at most 100 tokens"),
         ({"samples": [GOOD], "max_rollout_turns": 0}, "max_rollout_turns", "greater than or equal to 1"),
     ],
@@ -186,7 +209,7 @@ def test_several_mistakes_are_named_at_once() -> None:
 
 def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
     service = ScriptedHttp()
-    unknown_route = service.request("GET", "/rollouts")
+    unknown_route = service.request("GET", "/episodes")
     assert (unknown_route.status_code, unknown_route.headers["content-type"]) == (404, "application/problem+json")
     wrong_method = service.request("GET", "/rollout")
     assert (wrong_method.status_code, wrong_method.json()["status"]) == (405, 405)

@@ -30,6 +30,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
             "max_logprobs": DESCRIPTION.max_logprobs,
             "returns_experts": DESCRIPTION.returns_experts,
             "takes_images": DESCRIPTION.takes_images,
+            "is_batch_invariant": DESCRIPTION.is_batch_invariant,
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

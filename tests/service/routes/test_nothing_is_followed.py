@@ -161,6 +161,7 @@ def test_the_watch_sees_what_it_must_see(tmp_path: Path) -> None:
 
 
 READS_PICKLES: dict[str, str] = {
+    "deployments/rollout_records/store.py": "records that ingress replicas have written",
     "service/rollout_records/recorder.py": "records that ingress replicas have written",
     "service/rollout_requests/body_parser.py": "answers of the process that parses bodies, its own child",
     "service/rollout_requests/parser_process.py": "parameters that its parent writes",

@@ -10,6 +10,7 @@ from deployments.failures import RolloutRecordsLost
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
+from rollout_client.contract.rollout_records import RecordedRollout
 from service.rollout_records.recorder import RolloutRecorder
 from tests.service.scripted import ScriptedGenerator, outcome
 from tests.service.scripted_http import ScriptedHttp
@@ -76,3 +77,18 @@ def test_a_lost_store_costs_no_rollout_anything() -> None:
     response = http.post({"samples": [SAMPLE], "num_generations": 2})
     assert response.status_code == 200
     assert [sample["status"] for sample in response.json()["samples"]] == ["completed"] * 2
+
+
+def test_the_rollouts_that_ended_last_are_listed_the_newest_first() -> None:
+    async def listed(http: ScriptedHttp) -> list[RecordedRollout]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
+            client = AsyncRolloutClient("http://service", retries=0, http_client=http_client)
+            for name in ("first", "second"):
+                await client.rollout([SAMPLE], request_id=name)
+            return await client.rollout_records(count=5)
+
+    lines = asyncio.run(listed(recording_http()))
+    assert [(line.request_id, line.status, line.total_reward) for line in lines] == [
+        ("second", "completed", 1.25),
+        ("first", "completed", 1.25),
+    ]

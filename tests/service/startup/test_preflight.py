@@ -83,7 +83,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
         "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-        "admission, scheduling, canary, policy, jobs, metrics, tracing, sessions, images",
+        "admission, scheduling, canary, policy, jobs, metrics, tracing, sessions, images, rollout_records",
     ]
 
 
@@ -346,11 +346,10 @@ def test_a_service_that_others_can_reach_without_a_key_is_refused() -> None:
     check_config(exposed)
 
 
-def test_a_keys_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    missing = tmp_path / "keys.yaml"
-    assert refusal(config(access={"keys_file": str(missing)})) == [
-        f"access.keys_file: No such file or directory ({missing})"
-    ]
+@pytest.mark.parametrize("field", ["keys_file", "signing_secret_file"])
+def test_a_file_of_keys_or_a_secret_that_cannot_be_read_is_named(field: str, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert refusal(config(access={field: str(missing)})) == [f"access.{field}: No such file or directory ({missing})"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,21 @@
-"""Methods of the client about rollouts that have ended, by their `rollout_id`."""
+"""Methods of the client about rollouts that have ended: their records, and what they generate again."""
 
-from typing import Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
 
 from rollout_client.calls.async_client.connection import AsyncConnection
 from rollout_client.calls.options import CallOptions
-from rollout_client.calls.rollouts import rollout_record_call
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.calls.records import (
+    mismatch_call,
+    replay_call,
+    report_call,
+    rollout_record_call,
+    rollout_records_call,
+)
+from rollout_client.contract.mismatch import Mismatch, ReportAnswer
+from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.rollout_records import RecordedRollout, RolloutRecord
+from rollout_client.contract.rollouts import SampleResult
 
 
 class AsyncRecordMethods:
@@ -17,3 +27,51 @@ class AsyncRecordMethods:
         The service keeps it for `rollout_records.keep_s` of its config, for the key that has played it.
         """
         return await self._connection.short(rollout_record_call(rollout_id), options)
+
+    async def replay(
+        self,
+        rollout: SampleResult | Mapping[str, Any] | None = None,
+        *,
+        rollout_id: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> ReplayResponse:
+        """Generates the tokens of a rollout again, under the same weights, and compares them.
+
+        Each generation is made again with the recorded tokens before it.
+
+        Args:
+            rollout: a result, as a request returned it or `read_rollouts` has read it.
+            rollout_id: in its place, that of one whose record the service keeps.
+        """
+        limits = self._connection.defaults.limits(options)
+        return await self._connection.result(replay_call(rollout, rollout_id), limits)
+
+    async def rollout_records(self, count: int = 50, **options: Unpack[CallOptions]) -> list[RecordedRollout]:
+        """The rollouts of this key that ended last, the newest first: at most `count`."""
+        return await self._connection.short(rollout_records_call(count), options)
+
+    async def report_logprobs(
+        self,
+        rollouts: Iterable[str | SampleResult],
+        logprobs: Iterable[Any],
+        *,
+        masks: Iterable[Any] | None = None,
+        token_ids: Iterable[Any] | None = None,
+        weight_version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> ReportAnswer:
+        """Tells the service what a trainer has computed for the tokens of rollouts, and returns what that shows.
+
+        Args:
+            rollouts: results, or their `rollout_id`.
+            logprobs: for each rollout log-probabilities at its own temperature, as a list, an array or a tensor: of
+                each generated token; or of each token after the prompt, of each but the first, or of each.
+            masks: for each rollout which of its `logprobs` are in the loss.
+            token_ids: for each rollout the tokens of the whole log as the trainer has them.
+            weight_version: the version that the trainer has computed with; by default that of each token.
+        """
+        return await self._connection.short(report_call(rollouts, logprobs, masks, token_ids, weight_version), options)
+
+    async def mismatch(self, **options: Unpack[CallOptions]) -> Mismatch:
+        """The mismatch ledger: how far trainers' log-probabilities part from the sampled ones, and why."""
+        return await self._connection.short(mismatch_call(), options)

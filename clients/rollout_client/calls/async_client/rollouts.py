@@ -21,6 +21,7 @@ from rollout_client.calls.rollouts import (
     RolloutOptions,
     Samples,
     arrow_rollout_call,
+    group_size,
     rollout_call,
     rollout_count,
     streamed_rollout_call,
@@ -60,7 +61,8 @@ class AsyncRolloutStream:
 
     @property
     def expected(self) -> int:
-        """The number of rollouts that the request asks for; with `keep.where`, the most that come."""
+        """The number of rollouts that the request asks for; with `keep.where` or a range of `num_generations`, the most
+        that come."""
         return self._lines.expected
 
     @property
@@ -143,7 +145,7 @@ class AsyncRolloutMethods:
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
-        lines = NdjsonReader(rollout_count(samples, options), options.get("num_generations") or 1)
+        lines = NdjsonReader(rollout_count(samples, options), group_size(options))
         return AsyncRolloutStream(self._connection, call, lines, options)
 
     async def rejudge(

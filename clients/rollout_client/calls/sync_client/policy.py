@@ -30,6 +30,7 @@ from rollout_client.calls.policy import (
     is_updating_to,
     next_version,
     pause_s,
+    pin_call,
     policy_call,
     policy_layout_call,
     push_query,
@@ -40,7 +41,15 @@ from rollout_client.calls.policy import (
 from rollout_client.calls.progress import upload_bar
 from rollout_client.calls.sync_client.connection import Connection
 from rollout_client.calls.upload import CHUNK_BYTES, Upload
-from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult, UploadState, WeightsKind
+from rollout_client.contract.policy import (
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    PushResult,
+    UploadState,
+    VersionInfo,
+    WeightsKind,
+)
 from rollout_client.errors import RequestRejected
 from rollout_client.retry import call_policy, chunk_may_pass, has_not_begun
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
@@ -186,18 +195,33 @@ class PolicyMethods:
         call = checkpoint_call(self._number(version, limits, name), query, fspath(checkpoint))
         return with_logged_warnings(self._connection.result(call, limits, has_not_begun))
 
-    def rollback(self, to: int, version: int | None = None, **options: Unpack[PushCallOptions]) -> PolicyUpdate:
+    def pin_version(self, version: int, for_s: float | None = None, **options: Unpack[CallOptions]) -> VersionInfo:
+        """Keeps the weights of a version for rollbacks, however many newer versions come.
+
+        Args:
+            version: of the policy without a name, with weights that the service still has.
+            for_s: seconds from now; by default a week. 0 releases it.
+
+        Raises:
+            RequestRejected: 404, the service does not have these weights, or no longer; 409, too many are pinned.
+        """
+        return self._connection.short(pin_call(version, for_s), options)
+
+    def rollback(
+        self, to: int, version: int | None = None, name: str | None = None, **options: Unpack[PushCallOptions]
+    ) -> PolicyUpdate:
         """Makes the weights of version `to` current again, as a new version, and returns once every replica serves it.
 
         Args:
             to: a version whose weights the service still has; `policy()` lists them.
             version: number of the new version; without it, one more than the newest that the service knows.
+            name: serves the adapter of version `to` as this named policy, beside the current weights, which stay.
 
         Raises:
             RequestRejected: 404, the service does not have these weights, or no longer; the message lists those it has.
         """
         limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
-        call = rollback_call(to, version, options)
+        call = rollback_call(to, version, options, name)
         return self._connection.result(call, limits, has_not_begun)
 
     def drop_policy(self, name: str, **options: Unpack[CallOptions]) -> None:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import chain
-from math import comb, sqrt
+from math import comb
 from pathlib import Path
-from statistics import NormalDist
 from typing import Annotated, Any, cast
 
 import typer
@@ -48,7 +47,7 @@ from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.evaluation import Evaluation, EvaluationStatus
 from rollout_client.data_out.evaluation_file import EvaluationFile, EvaluationFormat
 from rollout_client.errors import RolloutError
-from rollout_client.results import final_reward, finish_reasons
+from rollout_client.results import final_reward, finish_reasons, wilson_interval
 
 ALL_TASKS = "all"
 
@@ -124,14 +123,6 @@ def estimate(total: int, passed: int, k: int) -> float:
     return 1.0 - comb(total - passed, k) / comb(total, k)
 
 
-def wilson_interval(mean: float, count: int, confidence: float) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a proportion `mean` of `count`."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    center = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    return max(0.0, center - half), min(1.0, center + half)
-
-
 @command
 def evaluate(
     options: RolloutOptions,
@@ -205,6 +196,8 @@ def evaluate(
         check_error_rate(totals.error_rate, max_error_rate)
         return
     generations = options["num_generations"] or 1
+    if not isinstance(generations, int):
+        raise ValueError("pass@k needs equally many rollouts of each prompt: give --num-generations one number.")
     wanted = sorted(set(ks or (1, generations)))
     if wanted[-1] > generations:
         raise ValueError(f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}.")

@@ -179,12 +179,32 @@ def rollback(
     service: Connection,
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
+    name: Annotated[
+        str | None, typer.Option(help="Serve the adapter of version TO as this named policy; the weights stay.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the weights of version TO current again, as a new version."""
     with service.client() as client:
-        update = client.rollback(to, version, mode=mode)
+        update = client.rollback(to, version, name, mode=mode)
     show(update, as_json, update_table(update))
+
+
+@policy_app.command()
+@command
+def pin(
+    version: Annotated[int, typer.Argument(min=0, help="A version whose weights the service still has.")],
+    service: Connection,
+    for_s: Annotated[
+        float | None, typer.Option(min=0, help="Seconds from now, by default a week; 0 releases it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the weights of VERSION for rollbacks and replays, however many newer versions come."""
+    with service.client() as client:
+        pinned = client.pin_version(version, for_s)
+    until = "is not pinned" if pinned.pinned_until is None else f"stays until {pinned.pinned_until:{DATE}} UTC"
+    show(pinned, as_json, plain(f"Version {version} {until}."))
 
 
 @policy_app.command()

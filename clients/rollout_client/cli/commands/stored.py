@@ -1,5 +1,6 @@
-"""`rollout export` and `rejudge`: stored rollouts, of a file or of a job, as training data, and judged again."""
+"""`rollout export`, `rejudge` and `replay`: stored rollouts as training data, judged again, and generated again."""
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -10,8 +11,9 @@ from rich.table import Table
 from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.options import Connection, command
-from rollout_client.cli.output import AsJson, number, plain, show, value_table
+from rollout_client.cli.output import FAILED, AsJson, fact_table, number, plain, show, value_table
 from rollout_client.cli.run.inputs import read_samples
+from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, TokenDifference
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts
@@ -224,3 +226,95 @@ def sums_table(found: Rejudgement) -> Table:
     ]
     not_judged = [(f"not judged: {reason}", count) for reason, count in found.not_judged.items()]
     return value_table("Sums", [(plain(name), number(value)) for name, value in [*sums, *not_judged]])
+
+
+VERDICTS = {
+    "equal": "equal: the tokens and their log-probabilities",
+    "equal_ids": "equal tokens; the log-probabilities differ",
+    "scored": "not drawn again; the log-probabilities are those of the weights, but for rounding",
+    "not_compared": "not all of it could be compared",
+    "parts": "it parts",
+}
+SIGNATURES = {
+    "signed": "signed by the service as it is",
+    "does_not_match": "does not match: something was changed, or another secret has signed it",
+    "not_signed": "not signed",
+    "not_checked": "not checked: the service has no secret",
+}
+
+
+@command
+def replay(
+    service: Connection,
+    file: Annotated[Path, typer.Argument(help="Rollouts of `rollout run` or of `save`, or an answer.")],
+    rollout: Annotated[str, typer.Argument(metavar="ID", help="A `rollout_id`, or the row in FILE, from 0.")],
+    as_json: AsJson = False,
+) -> None:
+    """Generate a stored rollout again under the same weights, and say whether its tokens are equal.
+
+    The exit code is 1 if they part, or could not all be compared.
+    """
+    found = stored_rollout(file, rollout, service)
+    with service.client() as client:
+        answer = client.replay(found)
+    show(answer, as_json, replay_facts(answer), replayed_table(answer.generations))
+    if answer.verdict in ("parts", "not_compared"):
+        raise typer.Exit(FAILED)
+
+
+def stored_rollout(file: Path, name: str, service: Connection) -> SampleResult:
+    """Raises `ValueError` if the file has no such rollout."""
+    count = 0
+    for row, sample in enumerate(stored_rollouts(file, None, service)):
+        if name in (sample.rollout_id, str(row)):
+            return sample
+        count += 1
+    raise ValueError(f"{file} has no rollout {name}: name a rollout_id of it, or a row from 0 to {count - 1}.")
+
+
+def replay_facts(answer: ReplayResponse) -> Table:
+    facts = [("verdict", VERDICTS[answer.verdict]), ("tokens compared", number(answer.tokens))]
+    if answer.largest_difference is not None:
+        facts.append(("largest difference", f"{answer.largest_difference:.2g} of two log-probabilities"))
+    facts += [(name, text) for name, text in difference_facts(answer.difference)]
+    facts.append(("signature", SIGNATURES[answer.signature]))
+    return fact_table([(name, plain(text)) for name, text in [*facts, *(("note", note) for note in answer.notes)]])
+
+
+def difference_facts(difference: TokenDifference | None) -> Iterator[tuple[str, str]]:
+    if difference is None:
+        return
+    recorded, replayed = difference.recorded_id, difference.replayed_id
+    yield "at", f"message {difference.message}, token {difference.token}"
+    then, now = probability(difference.recorded_logprob), probability(difference.recorded_logprob_now)
+    shown = "the generation had ended" if recorded is None else token_text(recorded, difference.recorded_text)
+    yield "recorded", shown if recorded is None else f"{shown}, probability {then} then and {now} now"
+    shown = "the generation has ended" if replayed is None else token_text(replayed, difference.replayed_text)
+    yield "replayed", shown if replayed is None else f"{shown}, probability {probability(difference.replayed_logprob)}"
+
+
+def token_text(token_id: int, text: str | None) -> str:
+    return f"{token_id}" if text is None else f"{token_id} {text!r}"
+
+
+def probability(logprob: float | None) -> str:
+    return "unknown" if logprob is None else f"{math.exp(min(logprob, 0.0)):.4g}"
+
+
+def replayed_table(generations: Iterable[ReplayedGeneration]) -> Table:
+    table = Table(title="Generations", title_justify="left")
+    for name in ("message", "tokens", "version", "verdict", "largest difference", "why"):
+        table.add_column(
+            name, justify="right" if name in ("message", "largest difference") else "left", overflow="fold"
+        )
+    for each in generations:
+        largest = "" if each.largest_difference is None else f"{each.largest_difference:.2g}"
+        table.add_row(
+            str(each.message),
+            f"{each.start} to {each.end}",
+            each.weight_version or "",
+            each.verdict,
+            largest,
+            plain(each.reason or ""),
+        )
+    return table

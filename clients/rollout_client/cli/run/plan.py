@@ -39,8 +39,8 @@ INPUT_ROW = "input_row"
 
 
 class RunPlan:
-    def __init__(self, row_count: int, num_generations: int, done: Set[int] = frozenset()) -> None:
-        self._num_generations = num_generations
+    def __init__(self, row_count: int, group_size: int, done: Set[int] = frozenset()) -> None:
+        self._group_size = group_size
         self._waiting = deque(row for row in range(row_count) if row not in done)
         self._groups: dict[int, dict[int, SampleResult]] = {}
         """The rollouts that have ended, by generation, of each row that is being played."""
@@ -60,7 +60,7 @@ class RunPlan:
         if group is None or sample.generation_index in group:
             raise ValueError(f"Generation {sample.generation_index} of row {row} was not asked for.")
         group[sample.generation_index] = sample
-        if len(group) < self._num_generations:
+        if len(group) < (sample.group_size or self._group_size):
             return None
         del self._groups[row]
         return [group[generation] for generation in sorted(group)]

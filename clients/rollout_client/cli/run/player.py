@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.progress import rollout_bar
-from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.calls.rollouts import RolloutOptions, group_size
 from rollout_client.cli.options import Connection
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan, with_seeds
 from rollout_client.cli.run.results_file import ResultsFile, run_of
@@ -48,7 +48,7 @@ class RunPlayer:
     ) -> None:
         self.samples = with_seeds(samples, options)
         self.options = options
-        self.num_generations = options.get("num_generations") or 1
+        self.group_size = group_size(options)
         self.arrivals: dict[tuple[int, int], datetime] = {}
         """When each rollout came, by row and generation."""
         self._service = service
@@ -64,10 +64,10 @@ class RunPlayer:
         asyncio.run(self._play(on_group, totals, done))
 
     async def _play(self, on_group: OnGroup, totals: Totals, done: Set[int]) -> None:
-        plan = RunPlan(len(self.samples), self.num_generations, done)
-        done_count = len(done) * self.num_generations
+        plan = RunPlan(len(self.samples), self.group_size, done)
+        done_count = len(done) * self.group_size
         async with self._service.async_client() as client:
-            with rollout_bar(len(self.samples) * self.num_generations, done_count) as show:
+            with rollout_bar(len(self.samples) * self.group_size, done_count) as show:
 
                 async def count(row: int, group: list[SampleResult]) -> None:
                     await on_group(row, group)
@@ -101,7 +101,7 @@ class RunPlayer:
     ) -> None:
         async with client.stream([self.samples[row] for row in rows], **self.options) as rollouts:
             async for position, sample in rollouts.with_positions():
-                row = rows[position // self.num_generations]
+                row = rows[position // self.group_size]
                 group = plan.add(row, sample)
                 self.arrivals[row, sample.generation_index] = datetime.now(UTC)
                 if group is not None:
@@ -125,7 +125,7 @@ def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
     Raises `RunStopped`, `ValueError` if the file is of another run, `OSError`, and what a request raises.
     """
     with ResultsFile(path, run_of(player.samples, player.options), overwrite) as file:
-        found = file.recover(player.num_generations)
+        found = file.recover(player.group_size)
         try:
             player.play(file.append, found.totals, found.rows)
         except KeyboardInterrupt as error:

@@ -33,10 +33,11 @@ class Recovered:
     totals: Totals = field(default_factory=Totals)
 
 
-def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
+def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
     """Reads the lines of the file, each with its end.
 
-    Raises `ValueError` that names the line which no run with `num_generations` wrote.
+    Raises `ValueError` that names the line which no run with groups of this size wrote. A rollout may name the
+    size of its own group.
     """
     found = Recovered()
     end = 0
@@ -52,7 +53,7 @@ def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
             continue
         check_place(rollout, group, found.rows, number)
         group.append(rollout)
-        if len(group) == num_generations:
+        if len(group) == (rollout.get("group_size") or group_size):
             found.rows.add(rollout[INPUT_ROW])
             found.kept_bytes = end
             for ended in group:
@@ -137,7 +138,7 @@ class ResultsFile:
     ) -> None:
         os.close(self._descriptor)
 
-    def recover(self, num_generations: int) -> Recovered:
+    def recover(self, group_size: int) -> Recovered:
         """Cuts off what a kill left of a group; begins the file if it is empty."""
         if self._overwrite:
             os.truncate(self._descriptor, 0)
@@ -146,7 +147,7 @@ class ResultsFile:
         self._check_run()
         try:
             with self._path.open("rb") as lines:
-                found = recovered(lines, num_generations)
+                found = recovered(lines, group_size)
         except ValueError as error:
             raise ValueError(f"{self._path}: {error}. Begin anew with --overwrite, or name another file.") from error
         os.truncate(self._descriptor, found.kept_bytes)

@@ -84,6 +84,15 @@ class MemoryEnvironment(TallyEnvironment):
         return Memory()
 
 
+class ForkedMemoryEnvironment(MemoryEnvironment):
+    """Makes a session that remembers the responses of a log."""
+
+    def fork_session(self, message_log: list[ChatMessage], extra_env_info: Tally) -> Session:
+        memory = Memory()
+        memory.count = sum(message["role"] == "assistant" for message in message_log)
+        return memory
+
+
 def wait_until_it_answers(environment: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
     while process.poll() is None:
         try:

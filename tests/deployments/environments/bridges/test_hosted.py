@@ -19,7 +19,8 @@ from deployments.environments.bridges.hosted import (
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentLost, RolloutFailure
 from deployments.protocols.environments import StepRequest
-from rollout_env import OutcomeInvalid, SampleRejected, TemporaryFailure, check, play
+from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TemporaryFailure, check, play
+from rollout_env.environment import forks_sessions
 from rollout_env.steps import validated_extra_env_info
 
 MODULE = "tests.deployments.environments.bridges.hosted_environments"
@@ -102,10 +103,29 @@ def test_what_it_raises_is_raised_here(
 def test_sessions_are_held_by_the_host() -> None:
     environment = hosted("MemoryEnvironment")
     assert (environment.max_sessions, environment.lost_session) == (7, "fail")
+    assert not forks_sessions(environment)
     for _ in range(2):
         played = play(environment, ["a", "b", "c"], sample(3))
         assert [message["content"] for message in played.message_log[2::2]] == ["1", "2", "3"]
     check(environment, samples=2, max_block_s=30)
+
+
+def test_sessions_are_forked_by_the_host_where_its_environment_forks_them() -> None:
+    environment = hosted("ForkedMemoryEnvironment")
+    assert forks_sessions(environment)
+    turns: Any = [*PROMPT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "1"}]
+    log = [*turns, {"role": "assistant", "content": "b"}]
+
+    async def story() -> None:
+        runner = StepRunner(environment, "tally", None)
+        step = StepRequest(log, {"until": 3}, step_id="f", session_id="f", turn=1, first_turn=1)
+        outcome = await runner.start(step, set())
+        assert isinstance(outcome, StepOutcome)
+        assert outcome.observations[0]["content"] == "2"
+        await runner.close()
+        await environment.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def children() -> set[psutil.Process]:

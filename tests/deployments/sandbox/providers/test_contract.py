@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +38,7 @@ from deployments.sandbox.providers.opening import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, reachable, world
 from tests.paths import REPOSITORY
 
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
@@ -76,23 +76,30 @@ def name(request: pytest.FixtureRequest) -> str:
     return provider
 
 
+@asynccontextmanager
+async def standing(name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Has a stand-in of what the provider needs within the block, if `name` is that of one. Yields name and options."""
+    async with AsyncExitStack() as closing:
+        if name in STAND_INS:
+            WORLDS.append(World())
+            closing.callback(lambda: WORLDS.pop().close())
+        if name == "kubernetes":
+            yield name, {"kubectl": str(await closing.enter_async_context(cluster(world().folder)))}
+        elif name == ENGINE:
+            await closing.enter_async_context(engine(world().folder / "docker.sock"))
+            yield "docker", {"socket": str(world().folder / "docker.sock")}
+        else:
+            yield name, OPTIONS.get(name, {})
+
+
 def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        async with AsyncExitStack() as closing:
-            if name in STAND_INS:
-                WORLDS.append(World())
-                closing.callback(lambda: WORLDS.pop().close())
+        async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
             if name in SDKS:
                 closing.callback(forget, name, installed(name))
-            options = OPTIONS.get(name, {})
-            if name == "kubernetes":
-                options = {"kubectl": str(await closing.enter_async_context(cluster(world().folder)))}
-            if name == ENGINE:
-                options = {"socket": str(world().folder / "docker.sock")}
-                await closing.enter_async_context(engine(world().folder / "docker.sock"))
-            provider = opened("docker" if name == ENGINE else name, options)
+            provider = opened(provider_name, options)
             if name in STAND_INS:
-                # A reaper would be another process, without the stand-in.
+                # A reaper would be another process, without the stand-in of an SDK.
                 provider.watched = lambda: None  # type: ignore[attr-defined]
             closing.callback(provider.close)
             return await work(provider)
@@ -133,15 +140,18 @@ def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
     (tmp_path / "run.sh").chmod(0o755)
     spec = spec_of(
-        name, tmp_path, "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B > built \\\n && mkdir sub"
+        name,
+        tmp_path,
+        "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B$OF_TASK > built \\\n && mkdir sub",
+        environment={"OF_TASK": "x"},
     )
 
     async def work(sandbox: RunningSandbox) -> str:
-        done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A"])
+        done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A$OF_TASK"])
         assert done.exit_code == 0, done
         return done.stdout
 
-    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1"]
+    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1x"]
 
 
 def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
@@ -261,49 +271,78 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
 OWNER = """
 import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec
-from deployments.sandbox.providers.labelled import this_machine
 from deployments.sandbox.providers.opening import opened
-from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
-from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
-from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 
-async def main():
-    provider = opened(sys.argv[1], json.loads(sys.argv[2]))
-    sandboxes = [await provider.create(SandboxSpec(folder=pathlib.Path(sys.argv[3]))) for _ in range(2)]
-    print("ready", flush=True)
-    await sandboxes[0].exec(["sleep", "304"])
+async def main(name, options, spec, seconds):
+    provider = opened(name, json.loads(options))
+    fields = json.loads(spec)
+    if "folder" in fields:
+        fields["folder"] = pathlib.Path(fields["folder"])
+    sandboxes = [await provider.create(SandboxSpec(**fields)) for _ in range(2)]
+    print(getattr(provider, "owner", "none"), flush=True)
+    await sandboxes[0].exec(["sleep", seconds])
 
-asyncio.run(main())
+asyncio.run(main(*sys.argv[1:]))
 """
+STAND_IN_OF_SDK = """
+from tests.deployments.sandbox.providers.stand_ins import sdks, world
+world.WORLDS.append(world.FarWorld({socket!r}))
+sdks.installed({name!r})
+"""
+"""For each Python that an owner starts: its reaper too finds the stand-in, and by it the world of this process."""
 
 
 def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
-    if name in STAND_INS:
-        pytest.skip("A reaper would be another process, without the stand-in.")
+    seconds = str(3040 + [*OPTIONS, *STAND_INS].index(name))
+    spec = {"image": KNOWN_IMAGE} if name in WITHOUT_BUILDS else {"folder": str(tmp_path)}
     spec_of(name, tmp_path)
-    argv = [sys.executable, "-c", OWNER, name, json.dumps(OPTIONS[name]), str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=REPOSITORY, env={**os.environ}) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"ready\n"
-        while not running("304"):
-            assert owner.poll() is None
-            time.sleep(0.05)
-        os.kill(owner.pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-    while running("304"):
-        assert time.monotonic() - killed_at < GONE_WITHIN_S
-        time.sleep(0.1)
 
-    async def run(provider: SandboxProvider) -> None:
-        await provider.reap()
+    async def left() -> bool:
+        return await asyncio.to_thread(running, seconds) or (name in STAND_INS and bool(world().held))
 
-    with_provider(name, run)
+    async def run() -> None:
+        async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
+            paths = [str(tmp_path), str(REPOSITORY), *sys.path]
+            if name in SDKS:
+                socket = str(await closing.enter_async_context(reachable(world().folder)))
+                (tmp_path / "sitecustomize.py").write_text(STAND_IN_OF_SDK.format(name=name, socket=socket))
+            asked = json.dumps({**spec, "network": name != "local"})
+            owner = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", OWNER, provider_name, json.dumps(options), asked, seconds),
+                stdout=subprocess.PIPE,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+            assert owner.stdout is not None
+            label = (await owner.stdout.readline()).decode().strip()
+            assert label
+            if name != "local":
+                closing.callback(end_reapers, label)
+            while not running(seconds):
+                assert owner.returncode is None
+                await asyncio.sleep(0.05)
+            assert name not in STAND_INS or len(world().held) == 2
+            owner.kill()
+            killed_at = time.monotonic()
+            await owner.wait()
+            while await left():
+                assert time.monotonic() - killed_at < GONE_WITHIN_S
+                await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+    if name == "local":
+        with_provider(name, lambda provider: provider.reap())
 
 
 def running(seconds: str) -> bool:
     listed = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
     return f"sleep {seconds}" in listed
+
+
+def end_reapers(label: str) -> None:
+    """A reaper looks for a while whether anything comes yet."""
+    for pid in subprocess.run(["pgrep", "-f", f"main.* {label}$"], check=False, capture_output=True).stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")

@@ -1,12 +1,15 @@
 """Walls around a sandbox of the provider `local`, which commands in it try to get over."""
 
 import asyncio
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.bubblewrap import MOST_PROCESSES, Processors
 from deployments.sandbox.providers.interface import (
     ExecResult,
     OutOfMemory,
@@ -14,7 +17,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.local import MOST_PROCESSES, LocalProvider
+from deployments.sandbox.providers.local import LocalProvider
 
 FORKS = """
 import os, signal, time
@@ -29,6 +32,23 @@ except BlockingIOError:
     print(len(children))
 for pid in children:
     os.kill(pid, signal.SIGKILL)
+"""
+
+BUSY = """
+import os, resource, subprocess, sys, time
+print(",".join(map(str, sorted(os.sched_getaffinity(0)))))
+try:
+    os.sched_setaffinity(0, range(os.cpu_count()))
+except OSError as error:
+    print(type(error).__name__)
+begun = time.monotonic()
+spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+time.sleep(1)
+for process in spinning:
+    process.kill()
+    process.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print((used.ru_utime + used.ru_stime) / (time.monotonic() - begun))
 """
 
 
@@ -131,6 +151,47 @@ def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, fo
         tried(provider, folder, line, memory_mb=128)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="This machine has one processor.")
+def test_its_processes_together_have_the_processors_of_its_cpus_rounded_up_and_cannot_take_others(
+    provider: LocalProvider, folder: Path
+) -> None:
+    async def run() -> list[list[str]]:
+        specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
+        sandboxes = [await provider.create(spec) for spec in specs]
+        try:
+            return [(await sandbox.exec(["python3", "-c", BUSY])).stdout.split() for sandbox in sandboxes]
+        finally:
+            for sandbox in sandboxes:
+                await sandbox.destroy()
+
+    (half, *half_says), (one, *one_says), (free, *_), (many, *_) = asyncio.run(run())
+    # The second has not the processor that the first one has.
+    assert {half, one} <= {str(processor) for processor in os.sched_getaffinity(0)}
+    assert half != one
+    assert free == many == ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    for refused, used in (half_says, one_says):
+        assert refused == "PermissionError"
+        assert float(used) < 1.1
+
+
+def test_the_processors_of_sandboxes_are_those_with_the_fewest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 7})
+    processors = Processors()
+
+    def taken(closing: ExitStack, cpus: float | None) -> set[int]:
+        command = closing.enter_context(processors.pinned(cpus))
+        assert command[:2] == ["taskset", "--cpu-list"][: len(command)]
+        return {int(number) for number in "".join(command[2:]).split(",") if number}
+
+    with ExitStack() as closing, ExitStack() as first:
+        two = taken(first, 2)
+        one = taken(closing, 1)
+        assert (len(two), two | one) == (2, {3, 5, 7})
+        assert [taken(closing, cpus) for cpus in (3, 2.5, None)] == [set()] * 3
+        first.close()
+        assert taken(closing, 1.5) == two
+
+
 def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path) -> None:
     unshared, mounted = tried(provider, folder, "unshare -r true", "mount -t tmpfs none /mnt")
     assert unshared.exit_code != 0
@@ -153,3 +214,12 @@ def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Pa
 def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:
     with pytest.raises(SandboxRefused, match="gives no network but the service"):
         asyncio.run(provider.create(SandboxSpec(folder=folder, network=True)))
+
+
+@pytest.mark.parametrize("line", ["echo \0", "echo \ud800"], ids=["a null byte", "a lone surrogate"])
+def test_a_command_that_no_process_can_have_fails_and_the_sandbox_goes_on(
+    provider: LocalProvider, folder: Path, line: str
+) -> None:
+    failed, after = tried(provider, folder, line, "echo here")
+    assert (failed.exit_code, failed.stdout, failed.stderr != "") == (127, "", True)
+    assert after.stdout == "here\n"

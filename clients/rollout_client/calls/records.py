@@ -1,0 +1,97 @@
+"""The calls about rollouts that have ended: the request and the response of each."""
+
+import math
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import quote
+
+from pydantic_core import to_json
+
+from rollout_client.calls.call import Call, as_given, call_for, without_none
+from rollout_client.contract.mismatch import Mismatch, ReportAnswer
+from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.rollout_records import RecordedRollout, RecordedRollouts, RolloutRecord
+from rollout_client.contract.rollouts import SampleResult
+
+
+def rollout_record_call(rollout_id: str) -> Call[RolloutRecord]:
+    return call_for(RolloutRecord, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
+
+
+def rollout_records_call(count: int) -> Call[list[RecordedRollout]]:
+    return call_for(RecordedRollouts, "GET", "/rollouts", query={"count": count}).picking(
+        lambda answer: answer.rollouts
+    )
+
+
+def replay_call(rollout: SampleResult | Mapping[str, Any] | None, rollout_id: str | None) -> Call[ReplayResponse]:
+    given = without_none({"rollout": as_given(rollout), "rollout_id": rollout_id})
+    return call_for(ReplayResponse, "POST", "/replay", body=to_json(given))
+
+
+def mismatch_call() -> Call[Mismatch]:
+    return call_for(Mismatch, "GET", "/mismatch")
+
+
+def report_call(
+    rollouts: Iterable[str | SampleResult],
+    logprobs: Iterable[Any],
+    masks: Iterable[Any] | None,
+    token_ids: Iterable[Any] | None,
+    weight_version: str | None,
+) -> Call[ReportAnswer]:
+    """In Arrow where pyarrow is installed: a training step takes a third of the bytes of JSON.
+
+    Raises `ValueError` unless there is one row of numbers for each rollout, and a rollout has an id.
+    """
+    columns: dict[str, list[Any]] = {"rollout_id": [*map(id_of, rollouts)], "logprobs": rows_of(logprobs)}
+    if masks is not None:
+        columns["mask"] = [[bool(value) for value in row] for row in rows_of(masks)]
+    if token_ids is not None:
+        columns["token_ids"] = rows_of(token_ids)
+    count = len(columns["rollout_id"])
+    for name, rows in columns.items():
+        if len(rows) != count:
+            raise ValueError(f"{name} has {len(rows)} rows for {count} rollouts: give one for each")
+    if weight_version is not None:
+        columns["weight_version"] = [weight_version] * count
+    path = "/rollouts/logprobs"
+    if find_spec("pyarrow") is None:
+        columns["logprobs"] = [[*map(finite_or_none, row)] for row in columns["logprobs"]]
+        reports = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return call_for(ReportAnswer, "POST", path, body=to_json({"reports": reports}))
+    return call_for(ReportAnswer, "POST", path, body=arrow_report(columns), content_headers=ARROW_HEADERS)
+
+
+def id_of(rollout: str | SampleResult) -> str:
+    name = rollout if isinstance(rollout, str) else rollout.rollout_id
+    if name is None:
+        raise ValueError("a rollout has no rollout_id: the service that has played it is older than this client")
+    return name
+
+
+def rows_of(rows: Iterable[Any]) -> list[list[Any]]:
+    """Lists, arrays or tensors, or the rows of one."""
+    return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None
+
+
+ARROW_HEADERS = {"content-type": "application/vnd.apache.arrow.stream"}
+
+
+def arrow_report(columns: dict[str, list[Any]]) -> bytes:
+    import pyarrow as pa
+
+    from rollout_client.arrow.schema import LOGPROBS_REPORT
+
+    schema = pa.schema([field for field in LOGPROBS_REPORT if field.name in columns])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.table(columns, schema))
+    body: bytes = sink.getvalue().to_pybytes()
+    return body

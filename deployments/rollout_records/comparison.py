@@ -1,0 +1,209 @@
+"""Compares the log-probabilities that a trainer computed with those that a rollout was sampled with, token by token.
+
+No I/O. Between two log-probabilities of one token, the ratio of the probabilities is `exp(|difference|)`: 1 if they
+agree.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+LARGEST_DIFFERENCE = 20.0
+"""Differences beyond this count as this much: one token of probability 0 says as much as can be said."""
+HEAD_TOKENS = 4
+"""So many tokens at the beginning of a message are counted apart: another prompt changes them the most."""
+BATCH_BOUNDS = (1, 8, 32, 128)
+UNKNOWN = "unknown"
+
+
+class LabelledTokens(NamedTuple):
+    """Tokens `[start, end)` of the generated ones have this label."""
+
+    start: int
+    end: int
+    label: str
+
+
+class ReportRefused(Exception):
+    """The report does not fit the rollout; the message is a sentence for the trainer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainerReport:
+    """A trainer's numbers of one rollout. `weight_version` is the label of the version that it computed with."""
+
+    rollout_id: str
+    logprobs: Floats
+    mask: NDArray[np.bool_] | None = None
+    token_ids: NDArray[np.int64] | None = None
+    weight_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedRollout:
+    """A rollout beside a report about it. Arrays have an element for each generated token, in the order of the log."""
+
+    rollout_id: str
+    sampled: Floats
+    """The log-probabilities that it was sampled with."""
+    difference: Floats
+    """The trainer's less `sampled`, at most `LARGEST_DIFFERENCE` in size."""
+    labels: Mapping[str, Sequence[LabelledTokens]]
+    """By attribute, such as `replica`, the values of the tokens: spans that cover all of them, in order."""
+    temperature: float
+    stated_version: str | None
+    unmasked: int
+    """Tokens that the policy has not generated, and that the trainer's mask has in the loss."""
+    other_token: tuple[int, int] | None
+    """The first token that the trainer has another id for: index of its message, and place within it."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.sampled)
+
+    @property
+    def ratios(self) -> Floats:
+        ratios: Floats = np.exp(np.abs(self.difference))
+        return ratios
+
+
+def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollout:
+    """Compares a report with the record of its rollout.
+
+    Args:
+        record: the fields of a `RolloutRecord`.
+
+    Raises:
+        ReportRefused: it has another number of tokens than the rollout, or a number that is not finite.
+    """
+    rollout = record["rollout"]
+    messages = rollout["message_log"]
+    sizes = [len(message["token_ids"]) for message in messages]
+    generated = [message.get("generation_logprobs") is not None for message in messages]
+    is_generated = np.repeat(np.array(generated, bool), sizes)
+    sampled = np.fromiter(
+        chain.from_iterable(message["generation_logprobs"] for message in messages if is_policys(message)), np.float64
+    )
+    places = places_of(report, is_generated, sizes[: generated.index(True)] if any(generated) else sizes)
+    given = report.logprobs[is_generated[places]]
+    if not np.isfinite(given).all():
+        raise ReportRefused("a log-probability of a generated token is not a finite number: send what was computed")
+    replay = rollout.get("replay") or {}
+    return ComparedRollout(
+        rollout_id=report.rollout_id,
+        sampled=sampled,
+        difference=np.clip(given - sampled, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE),
+        labels=labels_of(record, messages, generated, replay.get("engine", "")),
+        temperature=replay.get("temperature", 1.0),
+        stated_version=report.weight_version,
+        unmasked=0 if report.mask is None else int((report.mask & ~is_generated[places]).sum()),
+        other_token=other_token(messages, report.token_ids),
+    )
+
+
+def is_policys(message: Mapping[str, Any]) -> bool:
+    return message.get("generation_logprobs") is not None
+
+
+def places_of(report: TrainerReport, is_generated: NDArray[np.bool_], prompt_sizes: Sequence[int]) -> NDArray[np.int64]:
+    """The places in the log of what was reported: all tokens, all but the first, those after the prompt, or those that
+    were generated. Where two of them are as many they are the same."""
+    total, prompt, count = len(is_generated), sum(prompt_sizes), len(report.logprobs)
+    if report.mask is not None and len(report.mask) != count:
+        raise ReportRefused(f"mask has {len(report.mask)} values for {count} logprobs: send as many")
+    everything = np.arange(total)
+    for places in (everything[is_generated], everything[prompt:], everything[1:], everything):
+        if len(places) == count:
+            return places
+    raise ReportRefused(
+        f"{count} logprobs for a rollout of {int(is_generated.sum())} generated tokens, {total - prompt} after its "
+        f"prompt and {total} in all: send one for each token of one of these"
+    )
+
+
+def other_token(messages: Sequence[Mapping[str, Any]], token_ids: NDArray[np.int64] | None) -> tuple[int, int] | None:
+    if token_ids is None:
+        return None
+    begin = 0
+    for index, message in enumerate(messages):
+        own = np.asarray(message["token_ids"], np.int64)
+        theirs = token_ids[begin : begin + len(own)]
+        if len(theirs) < len(own) or (theirs != own).any():
+            same = len(theirs) if (theirs == own[: len(theirs)]).all() else int((theirs != own[: len(theirs)]).argmax())
+            return index, same
+        begin += len(own)
+    return None if begin == len(token_ids) else (len(messages) - 1, len(messages[-1]["token_ids"]))
+
+
+def labels_of(
+    record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generated: Sequence[bool], engine: str
+) -> dict[str, list[LabelledTokens]]:
+    """The attributes of where and how each generated token was made."""
+    labels: dict[str, list[LabelledTokens]] = {name: [] for name in ("version", "position", *OF_GENERATION)}
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    for made in record["generations"]:
+        parts.setdefault(made["message"], []).append(made)
+    begin = 0
+    for index, message in enumerate(messages):
+        if not generated[index]:
+            continue
+        end = begin + len(message["token_ids"])
+        spans = message.get("weight_versions") or ()
+        label(labels["version"], begin, end, [(one["start"], one["end"], one["version"]) for one in spans])
+        for name, value_of in OF_GENERATION.items():
+            made_by = parts.get(index, ())
+            label(labels[name], begin, end, [(made["start"], made["end"], value_of(made)) for made in made_by])
+        label(labels["position"], begin, end, [(0, HEAD_TOKENS, "head"), (HEAD_TOKENS, end - begin, "rest")])
+        begin = end
+    label(labels.setdefault("policy", []), 0, begin, [(0, begin, record.get("policy") or "unnamed")])
+    label(labels.setdefault("engine", []), 0, begin, [(0, begin, engine)])
+    return labels
+
+
+def label(labels: list[LabelledTokens], begin: int, end: int, spans: Sequence[tuple[int, int, str]]) -> None:
+    """Labels the tokens `[begin, end)`. `spans` count from `begin`, in order; tokens in none of them are unknown."""
+    at = begin
+    for span_start, span_end, name in spans:
+        start, stop = max(begin + span_start, at), min(begin + span_end, end)
+        if at < start:
+            labels.append(LabelledTokens(at, start, UNKNOWN))
+        if start < stop:
+            labels.append(LabelledTokens(start, stop, name or UNKNOWN))
+            at = stop
+    if at < end:
+        labels.append(LabelledTokens(at, end, UNKNOWN))
+
+
+def crossed(one: Sequence[LabelledTokens], other: Sequence[LabelledTokens]) -> Iterator[tuple[int, int, str, str]]:
+    """The spans in which both labels stay the same, in order: start, end, and both labels."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i].start, other[j].start), min(one[i].end, other[j].end)
+        if start < end:
+            yield start, end, one[i].label, other[j].label
+        i, j = i + (one[i].end == end), j + (other[j].end == end)
+
+
+def batch_label(made: Mapping[str, Any]) -> str:
+    size = made["batch_size"]
+    if not size:
+        return UNKNOWN
+    low = 1
+    for bound in BATCH_BOUNDS:
+        if size <= bound:
+            return str(bound) if low == bound else f"{low}-{bound}"
+        low = bound + 1
+    return f"{low} or more"
+
+
+OF_GENERATION = {
+    "replica": lambda made: made["replica"],
+    "node": lambda made: made["node"],
+    "prefix_cache": lambda made: "hit" if made["cached_tokens"] else "miss",
+    "batch_size": batch_label,
+}

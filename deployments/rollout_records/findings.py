@@ -1,0 +1,249 @@
+"""Tells by their patterns why a trainer's log-probabilities part from the sampled ones. No I/O.
+
+Let `d` be the trainer's log-probability of a sampled token less the sampled one, `s`. If the trainer looks at other
+tokens than were sampled, `s + d` has nothing to do with `s`. With another temperature, `d` is a line over `s`: from
+sampling at `T` to the trainer's `T'`, of slope `T / T' - 1`. With another prompt, `d` is largest where a message
+begins. With other weights it is none of these.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+import numpy as np
+
+from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
+
+MismatchKind = Literal[
+    "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
+]
+LEAST_TOKENS = 200
+LEAST_WINDOW = 16
+"""Fewer tokens or rollouts show no pattern."""
+LEAST_SLOPE = 0.1
+LEAST_CORRELATION = 0.5
+HEAD_FACTOR = 3.0
+"""By how much the differences at the beginning of messages exceed the others, if the prompt is another one."""
+LEAST_KINSHIP = 0.3
+"""The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
+LEAST_ROLLOUTS = 8
+"""Rollouts of a replica that is suspected, at least; its siblings together have twice as many."""
+LEAST_DEVIATIONS = 4.5
+"""Between the rank sum of a suspect's rollouts and its mean, in standard deviations."""
+LEAST_FACTOR = 2.0
+"""Between the median difference of a suspected replica and that of its siblings."""
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchFinding:
+    """A cause, as a sentence that names what to look at."""
+
+    kind: MismatchKind
+    message: str
+    replica: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over tokens, of which patterns are made."""
+
+    tokens: int = 0
+    size: float = 0.0
+    """Sum of `|d|`."""
+    ratio: float = 0.0
+    """Sum of `exp(|d|)`."""
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.tokens + other.tokens, self.size + other.size, self.ratio + other.ratio)
+
+    @property
+    def mean_size(self) -> float:
+        return self.size / self.tokens if self.tokens else 0.0
+
+    @property
+    def mean_ratio(self) -> float:
+        return self.ratio / self.tokens if self.tokens else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPattern:
+    """The sums of one rollout. Tokens of another version than the trainer says it has are left out: they must part."""
+
+    rollout_id: str
+    owner: str
+    temperature: float
+    by_replica: Mapping[str, Sums]
+    by_version: Mapping[str, Sums]
+    head: Sums
+    rest: Sums
+    moments: np.ndarray = field(compare=False)
+    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`."""
+    unmasked: int
+    other_token: tuple[int, int] | None
+
+
+def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
+    stated = rollout.stated_version
+    versions = [one for one in rollout.labels["version"] if stated in (None, one.label)]
+    # Tokens that are left out have size and ratio 0, and are not counted.
+    counts = np.zeros(rollout.tokens, bool)
+    for span in versions:
+        counts[span.start : span.end] = True
+    s, d, ratios = rollout.sampled[counts], rollout.difference[counts], rollout.ratios * counts
+
+    def sums_by(attribute: str) -> dict[str, Sums]:
+        by: dict[str, Sums] = {}
+        for start, end, name in rollout.labels[attribute]:
+            part = slice(start, end)
+            tokens, size = int(counts[part].sum()), float((np.abs(rollout.difference[part]) * counts[part]).sum())
+            if tokens:
+                by[name] = by.get(name, Sums()) + Sums(tokens, size, float(ratios[part].sum()))
+        return by
+
+    places = sums_by("position")
+    return RolloutPattern(
+        rollout.rollout_id,
+        owner,
+        rollout.temperature,
+        sums_by("replica"),
+        sums_by("version"),
+        places.get("head", Sums()),
+        places.get("rest", Sums()),
+        np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()]),
+        rollout.unmasked,
+        rollout.other_token,
+    )
+
+
+def total(parts: Iterable[Sums]) -> Sums:
+    whole = Sums()
+    for part in parts:
+        whole += part
+    return whole
+
+
+def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> list[MismatchFinding]:
+    """The causes that the recent rollouts show, but for what one replica alone does.
+
+    Args:
+        most_mean_ratio: the trainer parts from the service if the mean ratio of all tokens is above this.
+    """
+    found = list(about_tokens(window))
+    everything = total(sums for one in window for sums in one.by_version.values())
+    is_enough = everything.tokens >= LEAST_TOKENS and len(window) >= LEAST_WINDOW
+    if is_enough and everything.mean_ratio > most_mean_ratio:
+        found.append(cause_of(window, everything, most_mean_ratio))
+    return found
+
+
+def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
+    """Causes that the trainer's masks and token ids show by themselves."""
+    if unmasked := [one for one in window if one.unmasked]:
+        yield MismatchFinding(
+            "missing_mask",
+            f"The trainer's mask has tokens in the loss that the policy has not generated, in {len(unmasked)} of "
+            f"{len(window)} rollouts: {unmasked[-1].unmasked} in {unmasked[-1].rollout_id}. Train where "
+            "`generation_logprobs` is set, and nowhere else.",
+        )
+    if others := [one for one in window if one.other_token is not None]:
+        message, place = others[-1].other_token or (0, 0)
+        yield MismatchFinding(
+            "other_tokens",
+            f"The trainer has other token ids than the log, in {len(others)} of {len(window)} rollouts: in "
+            f"{others[-1].rollout_id} from token {place} of message {message} on. It has rendered the text again, with "
+            "another template or tokenizer: train on the `token_ids` of the log.",
+        )
+
+
+def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio: float) -> MismatchFinding:
+    """Why the tokens of the window part from the trainer's."""
+    n, s, d, ss, sd, dd = np.sum([one.moments for one in window], axis=0)
+    apart = f"The probabilities differ by a factor of {everything.mean_ratio:.3g} on average"
+    by_version = {
+        version: total(one.by_version[version] for one in window if version in one.by_version)
+        for version in dict.fromkeys(version for one in window for version in one.by_version)
+    }
+    known = {version: sums for version, sums in by_version.items() if sums.tokens >= LEAST_TOKENS}
+    agree = [version for version, sums in known.items() if sums.mean_ratio <= most_mean_ratio]
+    parted = [version for version, sums in known.items() if sums.mean_ratio > most_mean_ratio]
+    if agree and parted:
+        return MismatchFinding(
+            "wrong_version",
+            f"{apart}: tokens of version {', '.join(agree)} agree, those of {', '.join(parted)} do not. The trainer "
+            f"has computed with version {agree[-1]}: let it say so (`weight_version`), or compute each with its own.",
+            version=agree[-1],
+        )
+    spread_s, spread_d, together = ss / n - (s / n) ** 2, dd / n - (d / n) ** 2, sd / n - s * d / n**2
+    kinship = correlation_of(spread_s + together, spread_s, spread_s + 2 * together + spread_d)
+    if kinship < LEAST_KINSHIP:
+        return MismatchFinding(
+            "misaligned",
+            f"{apart}, and the trainer's log-probabilities have hardly to do with the sampled ones (correlation "
+            f"{kinship:.2f}): they are of other tokens. Look for a shift by one, rows in another order, or weights "
+            "that were never loaded.",
+        )
+    slope, correlation = together / spread_s if spread_s > 0 else 0.0, correlation_of(together, spread_s, spread_d)
+    if abs(slope) >= LEAST_SLOPE and abs(correlation) >= LEAST_CORRELATION and slope > -1:
+        sampled_at = median(one.temperature for one in window)
+        return MismatchFinding(
+            "wrong_temperature",
+            f"{apart}, and the difference grows with the log-probability (slope {slope:+.2f}): the trainer's are of a "
+            f"temperature near {sampled_at / (1 + slope):.2g}, and sampled was at {sampled_at:g}. Divide the trainer's "
+            "logits by the temperature of the request.",
+        )
+    head, rest = total(one.head for one in window), total(one.rest for one in window)
+    is_enough = min(head.tokens, rest.tokens) >= LEAST_TOKENS / 4
+    if is_enough and head.mean_size >= HEAD_FACTOR * rest.mean_size:
+        return MismatchFinding(
+            "other_prompt",
+            f"{apart}, and {head.mean_size / rest.mean_size:.2g} times more where messages begin than behind: the "
+            "trainer has another prompt before them. Compare its chat template, system prompt and special tokens, or "
+            "report `token_ids` to be told the token.",
+        )
+    versions = ", ".join(by_version)
+    return MismatchFinding(
+        "wrong_version",
+        f"{apart}, everywhere alike: the trainer has other weights than the service had as version {versions}. Compare "
+        "which version it computes with, and what it has pushed (`rollout policy`, checksums).",
+    )
+
+
+def correlation_of(together: float, spread_one: float, spread_other: float) -> float:
+    """From covariance and variances; 1 where nothing varies."""
+    product = spread_one * spread_other
+    return together / product**0.5 if product > 0 else 1.0
+
+
+def suspect_of(window: Sequence[RolloutPattern]) -> str | None:
+    """The replica whose rollouts part from the trainer more than those of its siblings, if one does.
+
+    A Mann-Whitney test over the mean differences of rollouts, of which each has the replica that made most of it.
+    """
+    by_replica: dict[str, list[float]] = {}
+    for one in window:
+        known = {name: sums for name, sums in one.by_replica.items() if name != UNKNOWN}
+        for name, sums in known.items():
+            by_replica.setdefault(name, []).append(sums.mean_size)
+    if len(by_replica) < 3:
+        # Of two that differ, nothing says which is at fault.
+        return None
+    worst = max(by_replica, key=lambda name: median(by_replica[name]))
+    own = by_replica[worst]
+    others = [size for name, sizes in by_replica.items() if name != worst for size in sizes]
+    if len(own) < LEAST_ROLLOUTS or len(others) < 2 * LEAST_ROLLOUTS:
+        return None
+    if median(own) < LEAST_FACTOR * median(others) or median(own) == 0:
+        return None
+    return worst if deviations(own, others) >= LEAST_DEVIATIONS else None
+
+
+def deviations(own: Sequence[float], others: Sequence[float]) -> float:
+    """By how many standard deviations the rank sum of `own` exceeds its mean if both are of one distribution."""
+    both = np.array([*own, *others])
+    order = np.sort(both)
+    ranks = (np.searchsorted(order, both, "left") + np.searchsorted(order, both, "right") + 1) / 2
+    m, n = len(own), len(others)
+    mean, spread = m * (m + n + 1) / 2, (m * n * (m + n + 1) / 12) ** 0.5
+    return float((ranks[:m].sum() - mean) / spread)

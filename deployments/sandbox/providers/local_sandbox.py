@@ -1,0 +1,307 @@
+"""One sandbox of the provider `local`: starts it, asks its first process (`programs/init.py`), measures and ends it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from deployments.sandbox.interface import MIB, SandboxLost
+from deployments.sandbox.launch import HeldFds
+from deployments.sandbox.local import NoUserIdLeft
+from deployments.sandbox.programs.relay import forward_connection
+from deployments.sandbox.providers.bubblewrap import DEFAULT_MEMORY_MB, PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
+from deployments.sandbox.providers.interface import (
+    LARGEST_FILE_BYTES,
+    LARGEST_OUTPUT_BYTES,
+    ExecResult,
+    ExecTimedOut,
+    OutOfMemory,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+    tar_of,
+)
+from deployments.sandbox.supervisor import RunUsage
+
+ENDS_WITHIN_S = 10.0
+MEASURE_EVERY_S = 0.25
+logger = logging.getLogger("rollout_service.sandbox")
+
+
+class LocalRunningSandbox(RunningSandbox):
+    """See `RunningSandbox`. `LocalProvider` makes it."""
+
+    def __init__(
+        self,
+        bubblewrap: BubblewrapCommand,
+        spec: SandboxSpec,
+        variables: Mapping[str, str],
+        workdir: str,
+        keep: Callable[["LocalRunningSandbox"], Awaitable[str]],
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            variables: of all commands, those of its image and of `spec`.
+            keep: keeps its files as an image, and returns the name of that.
+        """
+        self._bubblewrap = bubblewrap
+        self._keep_as_image = keep
+        self._spec = spec
+        self.variables = variables
+        self.workdir = workdir
+        self._id = uuid4().hex
+        self._base_url: str | None = None
+        self._problem: Exception | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._first_pidfd: int | None = None
+        self._control, self._control_inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(self._control.close)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def start(self) -> None:
+        """Raises `SandboxLost` or `SandboxRefused`."""
+        loop = asyncio.get_running_loop()
+        try:
+            uid = self._closing.enter_context(lease())
+        except NoUserIdLeft as error:
+            raise SandboxLost(str(error)) from error
+        pinned = self._closing.enter_context(self._bubblewrap.processors.pinned(self._spec.cpus))
+        status_fd, status_of_process = os.pipe2(os.O_CLOEXEC)
+        self._closing.callback(os.close, status_fd)
+        self._ready: asyncio.Future[int] = loop.create_future()
+        stderr = os.memfd_create("sandbox", os.MFD_CLOEXEC)
+        self._closing.callback(os.close, stderr)
+        try:
+            with HeldFds() as held, self._control_inside as control:
+                command = self._bubblewrap.line(self._spec, uid, control.fileno(), status_of_process, held)
+                # By the thread of the event loop: the sandbox ends with the thread that started it.
+                self._process = subprocess.Popen(  # noqa: ASYNC220
+                    [*pinned, *command, self.workdir],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env={"PATH": os.environ.get("PATH", os.defpath)},
+                    pass_fds=(*held.fds, control.fileno(), status_of_process),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise SandboxLost(f"The sandbox's process was not started: {error}.") from error
+        finally:
+            os.close(status_of_process)
+        loop.add_reader(self._control, self._received)
+        try:
+            async with asyncio.timeout(STARTS_WITHIN_S):
+                proc = await self._ready
+        except TimeoutError as error:
+            raise SandboxLost(f"The sandbox did not start within {STARTS_WITHIN_S:g} s.") from error
+        except SandboxLost as error:
+            os.lseek(stderr, 0, os.SEEK_SET)
+            raise SandboxLost(f"{error} {os.read(stderr, 2000).decode(errors='replace').strip()}".strip()) from error
+        status = json.loads(os.read(status_fd, 4096).splitlines()[0])
+        self._first_pidfd = os.pidfd_open(int(status["child-pid"]))
+        self._closing.callback(os.close, self._first_pidfd)
+        self._usage = RunUsage(0, proc)
+        self._closing.callback(self._usage.close)
+        self._begin(self._measure())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _received(self) -> None:
+        """Takes one packet of the sandbox, or its end."""
+        try:
+            kind, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            kind, fds = b"", []
+        if kind == b"ready" and not self._ready.done():
+            self._ready.set_result(fds[0])
+        elif kind == b"conn" and fds:
+            self._begin(self._connected(socket.socket(fileno=fds[0])))
+        elif not kind:
+            self._end(SandboxLost("The sandbox has ended."))
+
+    async def _connected(self, connection: socket.socket) -> None:
+        """Carries a connection of the sandbox to the service."""
+        if self._base_url is None:
+            connection.close()
+            return
+        connection.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        await forward_connection(reader, writer, self._base_url)
+
+    async def _measure(self) -> None:
+        memory = (self._spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
+        while self._problem is None:
+            await asyncio.sleep(MEASURE_EVERY_S)
+            used = self._usage.read()
+            if used is not None and used.memory_bytes > memory:
+                self._end(OutOfMemory(f"The sandbox used more than its memory of {memory // MIB} MiB."))
+                self.kill()
+
+    def _end(self, problem: Exception) -> None:
+        """Every call from now on raises the first problem."""
+        if self._problem is None:
+            self._problem = problem
+            asyncio.get_running_loop().remove_reader(self._control)
+            if not self._ready.done():
+                self._ready.set_exception(problem)
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, kind: bytes, request: object
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A stream to the first process, which has the request. Its end is one of the command."""
+        if self._problem is not None:
+            raise self._problem
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                socket.send_fds(self._control, [kind], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise self._problem or SandboxLost(f"The sandbox does not answer: {error}.") from error
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            if request is not None:
+                writer.write(json.dumps(request).encode() + b"\n")
+            yield reader, writer
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise self._problem or SandboxLost("The sandbox ended during a command.") from error
+        finally:
+            writer.transport.abort()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """See `RunningSandbox.exec`."""
+        request = {
+            "argv": list(argv),
+            "environment": {**self.variables, **(environment or {})},
+            "cwd": cwd,
+            "stdin_bytes": len(stdin),
+        }
+        output = {b"o": bytearray(), b"e": bytearray()}
+        try:
+            async with asyncio.timeout(timeout_s), self._asked(b"exec", request) as (reader, writer):
+                writer.write(stdin)
+                await writer.drain()
+                while (frame := await read_frame(reader))[0] != b"x":
+                    kept = output[frame[0]]
+                    kept += frame[1]
+                    del kept[:-LARGEST_OUTPUT_BYTES]
+        except TimeoutError as error:
+            raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
+        stdout, stderr = (kept.decode(errors="replace") for kept in output.values())
+        return ExecResult(json.loads(frame[1])["exit_code"], stdout, stderr)
+
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        """See `RunningSandbox.write_files`."""
+        await self.unpack(tar_of(files))
+
+    async def unpack(self, archive: bytes) -> None:
+        """Writes the files of a tar archive, such as one that `pack` wrote."""
+        async with self._asked(b"write", None) as (reader, writer):
+            writer.write(archive)
+            writer.write_eof()
+            _, answer = await read_frame(reader)
+        if problem := json.loads(answer).get("error"):
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {problem}.")
+
+    async def read_file(self, path: str) -> bytes | None:
+        """See `RunningSandbox.read_file`."""
+        content = b""
+        async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
+            while (frame := await read_frame(reader))[0] != b"x":
+                content += frame[1]
+        answer = json.loads(frame[1])
+        if problem := answer.get("error"):
+            raise SandboxRefused(f"{path} cannot be read: {problem}.")
+        return None if answer.get("missing") else content
+
+    async def pack(self, archive: Path) -> None:
+        """Writes the files of the sandbox's own to a tar archive."""
+        async with self._asked(b"pack", self._bubblewrap.read_only(self._spec)) as (reader, _):
+            with archive.open("wb") as file:
+                while (frame := await read_frame(reader))[0] != b"x":
+                    file.write(frame[1])
+        if problem := json.loads(frame[1]).get("error"):
+            raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
+
+    async def snapshot(self) -> str:
+        """See `RunningSandbox.snapshot`."""
+        return await self._keep_as_image(self)
+
+    async def reach(self, base_url: str) -> str:
+        """See `RunningSandbox.reach`."""
+        self._base_url = base_url
+        return f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
+
+    async def destroy(self) -> None:
+        """See `RunningSandbox.destroy`."""
+        self._end(SandboxLost("The sandbox was destroyed."))
+        for task in list(self._tasks):
+            task.cancel()
+        self.kill()
+        if (process := self._process) is not None:
+            await asyncio.to_thread(wait_for_end, process, self._first_pidfd)
+        self._process = self._first_pidfd = None
+        self._closing.close()
+
+    def kill(self) -> None:
+        """Ends all processes, which is the end of the files too."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        if self._first_pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first_pidfd, signal.SIGKILL)
+        elif self._process is not None:
+            self._process.kill()
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readexactly(5)
+    return head[:1], await reader.readexactly(struct.unpack("<I", head[1:])[0])
+
+
+def wait_for_end(process: subprocess.Popen[bytes], first_pidfd: int | None) -> None:
+    """Waits for bubblewrap and for the first process of the sandbox, with which all others end."""
+    try:
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if first_pidfd is not None:
+        poll = select.poll()
+        poll.register(first_pidfd, select.POLLIN)
+        if not poll.poll(ENDS_WITHIN_S * 1000):
+            logger.error("The processes of a sandbox did not end within %g s.", ENDS_WITHIN_S)

@@ -1,0 +1,397 @@
+"""Generates the recorded tokens of a rollout again, each generation by itself, on a replica that does nothing else.
+
+Each has the recorded tokens before it as its prompt, also after one that differs. Guarantees: nothing is compared that
+other weights made than those of the record; what could not be compared is told, with the reason, and never counted as
+equal.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, Protocol
+from uuid import uuid4
+
+from deployments.failures import RolloutFailure
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.protocols.chat import ChatTokenizer
+from deployments.protocols.generation import (
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    SamplingOptions,
+    ScoredPrompt,
+    ScoringRequest,
+)
+from rollout_client.contract.base import VersionLabel, label_of
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference
+from rollout_client.contract.rollouts import SampleResult
+from service.access.keys import Caller
+from service.replay.recorded_parts import (
+    SCORED_WITHIN,
+    PartComparison,
+    RecordedPart,
+    ReplayableRollout,
+    compared,
+)
+from service.replay.same_weights import Serving
+from service.replay.signing import ResultSigner, signature_verdict
+from service.rollouts.episode_records import ServiceBuild
+from service.rollouts.retries import RetryBudget, with_retries
+from service.scheduling.priority import share_of
+
+QUIET_WITHIN_S = 10.0
+"""How long a replay waits in all for generations of others on its replica to end; then it goes on beside them."""
+LOOK_EVERY_S = 0.05
+RETRIES = 3
+WORST_LAST: Sequence[ReplayVerdict] = ("equal", "equal_ids", "scored", "not_compared", "parts")
+INTERRUPTED = "The generation was interrupted."
+logger = logging.getLogger("rollout_service.replay")
+
+
+class ServedWeights(Protocol):
+    """Says which versions have weights of records. `SameWeights` implements it."""
+
+    async def of(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
+        """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
+        ...
+
+
+class QuietReplicas(Protocol):
+    """The generator replicas, as replays call them. `RemoteGenerator` implements it."""
+
+    def replicas(self) -> Sequence[str]:
+        """Those that run, by their ids."""
+        ...
+
+    def ongoing_on(self, replica: str) -> int:
+        """Generations that run or wait there, as far as this ingress replica knows."""
+        ...
+
+    async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+        """Generates on this replica, past the scheduler. Raises `RolloutFailure`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPart:
+    """The outcome of a part that was generated again."""
+
+    generation: Generation
+    comparison: PartComparison
+    difference: TokenDifference | None
+
+
+class Replayer:
+    """The replays of one ingress replica.
+
+    Args:
+        build: the software that runs now.
+        signer: `None` where results are not signed.
+        quiet_within_s: how long one replay waits, in all, for generations of others to end.
+    """
+
+    def __init__(
+        self,
+        replicas: QuietReplicas,
+        weights: ServedWeights,
+        tokenizer: ChatTokenizer,
+        engine: GeneratorDescription,
+        build: ServiceBuild,
+        token_timeout_s: float | None = None,
+        signer: ResultSigner | None = None,
+        quiet_within_s: float = QUIET_WITHIN_S,
+    ) -> None:
+        self._replicas = replicas
+        self._weights = weights
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._build = build
+        self._token_timeout_s = token_timeout_s
+        self._signer = signer
+        self._quiet_within_s = quiet_within_s
+        self._taken: set[str] = set()
+        """Replicas on which replays of this ingress replica run."""
+
+    def read(self, result: SampleResult) -> ReplayableRollout:
+        """Raises `RequestProblem` (422) if it cannot be generated again."""
+        return ReplayableRollout(result, self._engine)
+
+    async def replay(self, recorded: ReplayableRollout, request_id: str, caller: Caller) -> ReplayResponse:
+        """Generates the parts again, one after the other.
+
+        Raises:
+            PolicyNotCurrent: none of the versions that made its tokens can be had now.
+            PolicyStoreLost: the policy store does not answer.
+            GenerationLost: no generator replica runs.
+        """
+        labels = {part.version for part in recorded.parts if part.version is not None}
+        serving, reasons = await self._weights.of(labels)
+        if labels and not serving:
+            raise PolicyNotCurrent(
+                *(
+                    FieldProblem(field="rollout.message_log", message=reason, value=label_of(*label))
+                    for label, reason in reasons.items()
+                )
+            )
+        origins = recorded.record.generations
+        unique_id = f"replay-{uuid4().hex[:16]}"
+        base = GenerationRequest(
+            generation_id="",
+            prompt_token_ids=(),
+            max_new_tokens=1,
+            stop_strings=(),
+            sampling=SamplingOptions(),
+            rollout_id=unique_id,
+            group=unique_id,
+            request_id=request_id,
+            token_timeout_s=self._token_timeout_s,
+            share=share_of(unique_id, "interactive", caller),
+        )
+        replayed, quiet_until = [], monotonic() + self._quiet_within_s
+        with self._replica(origins[0].replica if origins else "") as replica:
+            for part in recorded.parts:
+                reason = None if part.version is None else reasons.get(part.version)
+                if reason is not None:
+                    replayed.append(not_compared(part, reason))
+                else:
+                    replayed.append(await self._replayed(recorded, part, base, serving, replica, quiet_until))
+        return self._response(recorded, request_id, replayed)
+
+    async def _replayed(
+        self,
+        recorded: ReplayableRollout,
+        part: RecordedPart,
+        base: GenerationRequest,
+        serving: Serving,
+        replica: str,
+        quiet_until: float,
+    ) -> ReplayedGeneration:
+        way, reason = recorded.way(part)
+        if way is None or part.version is None:
+            return not_compared(part, str(reason))
+        version = serving[part.version]
+        base = replace(base, policy=version.name, weight_version=version.number)
+        await self._until_quiet(replica, quiet_until)
+        try:
+            if way == "scored":
+                return await self._scored_part(recorded, part, base, replica, reason)
+            drawn = await self._drawn(recorded, part, base, replica)
+        except RolloutFailure as failure:
+            logger.info("A generation was not made again: %s", failure, extra={"request_id": base.request_id})
+            return not_compared(part, str(failure), replica)
+        comparison = drawn.comparison
+        verdict: ReplayVerdict = "parts"
+        if comparison.ids_part_at is None:
+            verdict = "equal" if comparison.logprobs_part_at is None else "equal_ids"
+        batch_size = drawn.generation.batch_size or None
+        return outcome(part, verdict, comparison, difference=drawn.difference, replica=replica, batch_size=batch_size)
+
+    async def _drawn(
+        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str
+    ) -> DrawnPart:
+        request = recorded.request(part, base)
+        generation = await self._generation(request, replica)
+        ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
+        found = compared(ids, logprobs, generation.token_ids, generation.logprobs, part.is_whole)
+        place = found.logprobs_part_at if found.ids_part_at is None else found.ids_part_at
+        if place is None:
+            return DrawnPart(generation, found, None)
+        difference = self._difference(recorded, part, place, generation.token_ids, generation.logprobs)
+        if found.ids_part_at is not None and not recorded.shows_images:
+            now = await self._recorded_now(request, difference, list(ids[:place]), replica)
+            difference = difference.model_copy(update={"recorded_logprob_now": now})
+        return DrawnPart(generation, found, difference)
+
+    def _difference(
+        self,
+        recorded: ReplayableRollout,
+        part: RecordedPart,
+        place: int,
+        now_ids: Sequence[int],
+        now_logprobs: Sequence[float],
+    ) -> TokenDifference:
+        ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
+        before = recorded.token_ids[: part.before + place]
+        recorded_id = ids[place] if place < len(ids) else None
+        replayed_id = now_ids[place] if place < len(now_ids) else None
+        return TokenDifference(
+            message=part.message,
+            token=part.start + place,
+            recorded_id=recorded_id,
+            recorded_text=self._text(recorded_id, before),
+            recorded_logprob=logprobs[place] if place < len(ids) else None,
+            recorded_logprob_now=now_logprobs[place]
+            if recorded_id is not None and recorded_id == replayed_id
+            else None,
+            replayed_id=replayed_id,
+            replayed_text=self._text(replayed_id, before),
+            replayed_logprob=now_logprobs[place] if place < len(now_ids) else None,
+        )
+
+    def _text(self, token_id: int | None, before: Sequence[int]) -> str | None:
+        return None if token_id is None else self._tokenizer.pieces([token_id], before)[0]
+
+    async def _recorded_now(
+        self, request: GenerationRequest, difference: TokenDifference, same: list[int], replica: str
+    ) -> float | None:
+        """The log-probability of the recorded token at the place of the difference, under the weights of the replay.
+
+        The engine scores at temperature 1. The difference of two log-probabilities there, divided by the temperature,
+        is that of the same two at the temperature.
+        """
+        recorded, now, logprob = difference.recorded_id, difference.replayed_id, difference.replayed_logprob
+        if recorded is None or now is None or logprob is None:
+            return None
+        prompt = [*request.prompt_token_ids, *same]
+        if len(prompt) >= self._engine.max_model_len:
+            return None
+        try:
+            scores = [await self._score(request, [*prompt, token], len(prompt), replica) for token in (recorded, now)]
+        except RolloutFailure:
+            # An adapter that changes the output layer: the engine does not score with it.
+            return None
+        return logprob + (scores[0][0] - scores[1][0]) / (request.sampling.temperature or 1.0)
+
+    async def _scored_part(
+        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str, reason: str | None
+    ) -> ReplayedGeneration:
+        request = replace(recorded.request(part, base), sampling=SamplingOptions(), images=())
+        ids = recorded.recorded_ids(part)
+        prompt = recorded.token_ids[: part.before + part.length]
+        # Nothing comes before the first token of a log.
+        skipped = 1 if part.before == 0 else 0
+        scored = await self._score(request, prompt, part.before + skipped, replica)
+        logprobs = recorded.logprobs(part)
+        now = [*logprobs[:skipped], *scored]
+        found = compared(ids, logprobs, ids, now, is_whole=False, within=SCORED_WITHIN)
+        difference = None
+        if found.logprobs_part_at is not None:
+            difference = self._difference(recorded, part, found.logprobs_part_at, ids, now)
+        verdict: ReplayVerdict = "scored" if difference is None else "parts"
+        return outcome(part, verdict, found, difference=difference, replica=replica, reason=reason)
+
+    async def _score(
+        self, request: GenerationRequest, token_ids: Sequence[int], start: int, replica: str
+    ) -> Sequence[float]:
+        scoring = ScoringRequest(
+            generation_id=f"{request.generation_id}-score-{uuid4().hex[:8]}",
+            prompt_token_ids=token_ids,
+            max_new_tokens=1,
+            stop_strings=(),
+            sampling=SamplingOptions(),
+            weight_version=request.weight_version,
+            rollout_id=request.rollout_id,
+            group=request.group,
+            request_id=request.request_id,
+            token_timeout_s=request.token_timeout_s,
+            share=request.share,
+            policy=request.policy,
+            start=start,
+        )
+        scored = await self._generation(scoring, replica)
+        assert isinstance(scored, ScoredPrompt)
+        return scored.prompt_logprobs
+
+    async def _generation(self, request: GenerationRequest, replica: str) -> Generation:
+        """Raises `RolloutFailure`, also for a generation in whose middle the weights have changed."""
+
+        async def generate() -> Generation:
+            generation = await self._replicas.generate_on(replica, request)
+            if generation.finish_reason == "abort":
+                raise generation.failure or RolloutFailure(INTERRUPTED)
+            refuse_other_weights(generation, request)
+            return generation
+
+        log_fields = {"request_id": request.request_id, "rollout_id": request.rollout_id}
+        return await with_retries(generate, RetryBudget(log_fields, RETRIES))
+
+    @contextmanager
+    def _replica(self, preferred: str) -> Iterator[str]:
+        """The replica for one replay, which no other replay takes meanwhile if there is another one. The replica that
+        generated then comes first: its cache may have the prefixes as they were computed then."""
+        replicas = self._replicas.replicas() or ("",)
+
+        def load(replica: str) -> tuple[bool, int, bool]:
+            return replica in self._taken, self._replicas.ongoing_on(replica), replica != preferred
+
+        replica = min(replicas, key=load)
+        is_alone = replica not in self._taken
+        self._taken.add(replica)
+        try:
+            yield replica
+        finally:
+            if is_alone:
+                self._taken.discard(replica)
+
+    async def _until_quiet(self, replica: str, quiet_until: float) -> None:
+        while self._replicas.ongoing_on(replica) and monotonic() < quiet_until:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _response(
+        self, recorded: ReplayableRollout, request_id: str, replayed: list[ReplayedGeneration]
+    ) -> ReplayResponse:
+        verdicts: list[ReplayVerdict] = [each.verdict for each in replayed] or ["not_compared"]
+        verdict = max(verdicts, key=WORST_LAST.index)
+        differences = [each.largest_difference for each in replayed if each.largest_difference is not None]
+        return ReplayResponse(
+            request_id=request_id,
+            rollout_id=recorded.result.rollout_id,
+            verdict=verdict,
+            tokens=sum(each.tokens for each in replayed),
+            largest_difference=max(differences, default=None),
+            difference=next((each.difference for each in replayed if each.verdict == verdict), None),
+            signature=signature_verdict(recorded.result, self._signer),
+            generations=replayed,
+            notes=list(self._notes(recorded, replayed)),
+        )
+
+    def _notes(self, recorded: ReplayableRollout, replayed: Iterable[ReplayedGeneration]) -> Iterator[str]:
+        record, now = recorded.record, self._build
+        if record.service_version != now.service_version:
+            yield f"Service version {record.service_version or 'unknown'} played it, and {now.service_version} runs."
+        if record.engine != now.engine:
+            yield "The engine has another version or other settings than the one that played it."
+        if self._engine.is_batch_invariant:
+            yield "The engine is batch-invariant: other generations beside one do not change its numbers."
+        replicas = {each.replica for each in replayed if each.replica}
+        others = sorted({origin.replica for origin in record.generations if origin.replica} - replicas)
+        if others and replicas:
+            yield f"Replica {', '.join(sorted(replicas))} replayed what {', '.join(others)} has generated."
+        busiest = max((each.batch_size or 0 for each in replayed), default=0)
+        if busiest > 1:
+            yield f"The engine had up to {busiest} generations at once: that alone may change log-probabilities."
+
+
+def outcome(
+    part: RecordedPart, verdict: ReplayVerdict, found: PartComparison | None = None, **further: Any
+) -> ReplayedGeneration:
+    return ReplayedGeneration(
+        message=part.message,
+        start=part.start,
+        end=part.end,
+        weight_version=None if part.version is None else label_of(*part.version),
+        verdict=verdict,
+        tokens=0 if found is None else found.compared,
+        largest_difference=None if found is None else found.largest_difference,
+        mean_difference=None if found is None else found.mean_difference,
+        **further,
+    )
+
+
+def not_compared(part: RecordedPart, reason: str, replica: str | None = None) -> ReplayedGeneration:
+    return outcome(part, "not_compared", reason=reason, replica=replica)
+
+
+def refuse_other_weights(generation: Generation, request: GenerationRequest) -> None:
+    """Raises `RolloutFailure` unless the version that the request demands has made all of it."""
+    demanded = label_of(request.policy, request.weight_version or 0)
+    spans = [span.version for span in generation.weight_versions if span.end > span.start]
+    made_by = [generation.weight_version] if isinstance(generation, ScoredPrompt) else spans
+    if generation.token_ids and not made_by:
+        raise RolloutFailure("The engine does not say which version generated.")
+    if other := next((version for version in made_by if version != demanded), None):
+        raise RolloutFailure(f"Version {other} took the place of {demanded} in the middle of the replay.")

@@ -1,0 +1,130 @@
+"""`POST /replay`: the tokens of a rollout generated again, and whether they are equal."""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import ValidationError
+
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from rollout_client.contract.replay import ReplayedGeneration, ReplayRequest, ReplayResponse, TokenDifference
+from rollout_client.contract.rollouts import GenerationOrigin, ReplayRecord, SampleResult
+from service.access.keys import Caller
+from service.http.authorization import AuthorizedCaller, needs
+from service.http.examples import REQUEST_ID, RESULT
+from service.http.openapi import json_request, json_response, limited, refusals
+from service.http.request_body import JSON, read_body, refuse_other_than_json
+from service.images.request_images import NOT_TAKEN, Source, refused
+from service.problems import validation_problem
+from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
+
+RECORDED = RESULT.model_copy(
+    update={
+        "rollout_id": "step-7-a1b2c3d4e5f60718-0-0",
+        "replay": ReplayRecord(
+            seed=7,
+            max_seq_len=4096,
+            generations=[GenerationOrigin(message=1, start=0, end=3, replica="k2x9q1")],
+        ),
+    }
+)
+DIFFERENCE = TokenDifference(
+    message=1,
+    token=1,
+    recorded_id=9,
+    recorded_text="boxed",
+    recorded_logprob=-0.11,
+    recorded_logprob_now=-0.74,
+    replayed_id=12,
+    replayed_text="frac",
+    replayed_logprob=-0.69,
+)
+REPLAYED = ReplayResponse(
+    request_id=REQUEST_ID,
+    rollout_id=RECORDED.rollout_id,
+    verdict="parts",
+    tokens=1,
+    largest_difference=0.0,
+    difference=DIFFERENCE,
+    signature="does_not_match",
+    generations=[
+        ReplayedGeneration(
+            message=1,
+            start=0,
+            end=3,
+            weight_version="7",
+            verdict="parts",
+            tokens=1,
+            largest_difference=0.0,
+            mean_difference=0.0,
+            difference=DIFFERENCE,
+            replica="k2x9q1",
+            batch_size=1,
+        )
+    ],
+)
+router = APIRouter(tags=["rollouts"])
+
+
+@router.post(
+    "/replay",
+    response_model=ReplayResponse,
+    **needs("rollout"),
+    summary="Generate a rollout again",
+    responses={
+        200: json_response(REPLAYED),
+        429: limited(),
+        **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
+    },
+    openapi_extra=json_request(ReplayRequest(rollout=RECORDED)),
+)
+async def replay(
+    request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
+) -> Response:
+    """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
+    the same weights, on a replica that does nothing else as far as there is one.
+
+    The verdict says whether the tokens and their log-probabilities are equal, or where they part.
+    """
+    refuse_other_than_json(request.headers)
+    limits = services.rollouts.limits
+    body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
+    result = await recorded_result(await asyncio.to_thread(parsed, body), services, caller)
+    del body
+    recorded = await asyncio.to_thread(services.replayer.read, result)
+    await refuse_unknown_images(result, services, caller)
+    admitted.hold_call(1, "rollout", len(recorded.token_ids))
+    if (usage := services.rollouts.admission.usage_of(caller)) is not None:
+        await usage.take(len(recorded.token_ids))
+    answer = await services.replayer.replay(recorded, request_id, caller)
+    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
+
+
+def parsed(body: bytearray) -> ReplayRequest:
+    """Raises `RequestProblem`: 400 or 422, its problems."""
+    try:
+        return ReplayRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+async def refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
+    """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
+    sources: list[Source] = [
+        (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
+        for place, message in enumerate(result.message_log)
+        for number, shown in enumerate(message.mm_ranges or ())
+    ]
+    if sources and services.images is None:
+        raise refused(sources, dict.fromkeys((name for name, _ in sources), NOT_TAKEN))
+    if services.images is not None:
+        await services.images.names_of(sources, caller)
+
+
+async def recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
+    """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
+    if asked.rollout is not None:
+        return asked.rollout
+    records = await configured_records(services)
+    return (await records.record(str(asked.rollout_id), caller)).rollout

@@ -1,0 +1,148 @@
+"""Each cause of a mismatch is told by its pattern, and named with what to do."""
+
+import numpy as np
+import pytest
+
+from deployments.rollout_records.comparison import ReportRefused, TrainerReport, compared
+from deployments.rollout_records.findings import MismatchFinding
+from deployments.rollout_records.ledger import MismatchLedger
+from tests.deployments.rollout_records.reports import PROMPT, Sampler, Trainer, log_softmax, record_of, reported
+
+ROLLOUTS = 40
+
+
+def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3") -> list[MismatchFinding]:
+    """What the ledger finds after some rollouts of this trainer."""
+    sampler, ledger = sampler or Sampler(), MismatchLedger(most_mean_ratio=1.1)
+    found = []
+    for number in range(ROLLOUTS):
+        record, logits, chosen = sampler.rollout(f"r{number}", version=version)
+        ledger.add(reported(record, trainer(logits, number), chosen), "", 0.0)
+        found += ledger.look(0.0)
+    return found
+
+
+def kinds(found: list[MismatchFinding]) -> list[str]:
+    return [finding.kind for finding in found]
+
+
+def test_a_trainer_that_agrees_up_to_rounding_is_no_finding() -> None:
+    random = np.random.default_rng(1)
+    assert findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.01, logits.shape))) == []
+
+
+@pytest.mark.parametrize("trained_at", [0.6, 0.8, 1.3])
+def test_another_temperature_at_the_trainer_is_told_with_its_value(trained_at: float) -> None:
+    [found] = findings(lambda logits, _: log_softmax(logits / trained_at))
+    assert found.kind == "wrong_temperature"
+    told = float(found.message.split("temperature near ")[1].split(",")[0])
+    assert told == pytest.approx(trained_at, rel=0.2)
+
+
+def test_a_trainer_that_forgets_the_temperature_of_the_request_is_told_so() -> None:
+    [found] = findings(lambda logits, _: log_softmax(logits), Sampler(temperature=0.7))
+    assert found.kind == "wrong_temperature"
+    assert "sampled was at 0.7" in found.message
+
+
+def test_other_weights_at_the_trainer_are_told_with_the_version_that_was_sampled() -> None:
+    random = np.random.default_rng(2)
+    [found] = findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.7, logits.shape)), version="8")
+    assert found.kind == "wrong_version"
+    assert "the trainer has other weights than the service had as version 8" in found.message
+
+
+def test_a_trainer_that_has_one_version_of_several_is_told_which() -> None:
+    random, sampler, ledger = np.random.default_rng(3), Sampler(), MismatchLedger(1.1)
+    for number in range(ROLLOUTS):
+        is_old = number % 2 == 0
+        record, logits, chosen = sampler.rollout(f"r{number}", version="3" if is_old else "4")
+        trained = logits + random.normal(0, 0.7, logits.shape) * is_old
+        ledger.add(reported(record, log_softmax(trained), chosen), "", 0.0)
+    [found] = ledger.look(0.0)
+    assert (found.kind, found.version) == ("wrong_version", "4")
+    assert "tokens of version 4 agree, those of 3 do not" in found.message
+
+
+def test_tokens_of_another_version_than_the_trainer_says_it_has_are_no_finding() -> None:
+    random, sampler, ledger = np.random.default_rng(3), Sampler(), MismatchLedger(1.1)
+    for number in range(ROLLOUTS):
+        record, logits, chosen = sampler.rollout(f"r{number}", version="3")
+        trained = log_softmax(logits + random.normal(0, 0.7, logits.shape))
+        ledger.add(reported(record, trained, chosen, version="4"), "", 0.0)
+    assert ledger.look(0.0) == []
+    assert ledger.all.sums.mean_ratio > 1.1, "they are counted all the same"
+
+
+def test_another_prompt_at_the_trainer_is_told_by_where_it_shows() -> None:
+    random = np.random.default_rng(4)
+
+    def trainer(logits: np.ndarray, _: int) -> np.ndarray:
+        fading = np.exp(-np.arange(len(logits)) / 2)[:, None]
+        return log_softmax(logits + 2 * fading * random.normal(0, 1, logits.shape))
+
+    [found] = findings(trainer)
+    assert found.kind == "other_prompt"
+    assert "Compare its chat template" in found.message
+
+
+def test_numbers_of_other_tokens_are_told_to_be_misaligned() -> None:
+    sampler, ledger = Sampler(), MismatchLedger(1.1)
+    for number in range(ROLLOUTS):
+        record, logits, chosen = sampler.rollout(f"r{number}")
+        shifted = np.roll(log_softmax(logits)[np.arange(len(chosen)), chosen], 1)
+        ledger.add(compared(record, TrainerReport(f"r{number}", shifted)), "", 0.0)
+    [found] = ledger.look(0.0)
+    assert found.kind == "misaligned"
+
+
+def test_a_mask_with_tokens_of_the_environment_is_told_with_the_rollout() -> None:
+    record, logits, chosen = Sampler().rollout("r0")
+    sampled = log_softmax(logits)[np.arange(len(chosen)), chosen]
+    whole = np.concatenate([np.full(PROMPT, np.nan), sampled, [-1.0, -1.0]])
+    mask = np.concatenate([np.zeros(PROMPT, bool), np.ones(len(chosen) + 2, bool)])
+    ledger = MismatchLedger(1.1)
+    ledger.add(compared(record, TrainerReport("r0", whole, mask=mask)), "", 0.0)
+    [found] = ledger.look(0.0)
+    assert found.kind == "missing_mask"
+    assert "2 in r0" in found.message
+    assert ledger.all.sums.mean_ratio == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "place"),
+    [
+        ([1, 9, 1, 5, 6, 7, 2, 2], "token 1 of message 0"),
+        ([1, 1, 1, 5, 6], "token 2 of message 1"),
+        ([1, 1, 1, 5, 6, 7, 2, 2, 2], "token 2 of message 2"),
+    ],
+)
+def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int], place: str) -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+    ledger = MismatchLedger(1.1)
+    ledger.add(compared(record, TrainerReport("r0", np.full(3, -1.0), token_ids=np.array(theirs))), "", 0.0)
+    [found] = ledger.look(0.0)
+    assert found.kind == "other_tokens"
+    assert place in found.message
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 8])
+def test_a_report_is_of_the_generated_tokens_of_the_response_or_of_the_whole_log(count: int) -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
+    log = np.array([np.nan] * PROMPT + [-1.5, -2.5, -3.5] + [np.nan] * 2)
+    given = {3: log[3:6], 5: log[3:], 7: log[1:], 8: log}[count]
+    assert compared(record, TrainerReport("r0", given)).difference.tolist() == [-0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([-1.0] * 4, "4 logprobs for a rollout of 3 generated tokens, 5 after its prompt and 8 in all"),
+        ([-1.0, float("nan"), -1.0], "not a finite number"),
+        ([-1.0, float("inf"), -1.0], "not a finite number"),
+    ],
+)
+def test_a_report_that_does_not_fit_is_refused_with_the_counts(given: list[float], message: str) -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+    with pytest.raises(ReportRefused, match=message):
+        compared(record, TrainerReport("r0", np.array(given)))

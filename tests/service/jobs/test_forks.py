@@ -1,0 +1,59 @@
+"""Jobs of forks: played like others, and taken over with the logs that they began with."""
+
+import asyncio
+from typing import Any
+
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from service.rollout_records.recorder import RolloutRecorder
+from tests import virtual_time
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+PLAYED = {"task_name": "task", "messages": [{"role": "user", "content": "Q"}]}
+
+
+def cluster_with_records() -> tuple[ScriptedIngresses, RolloutRecordStore]:
+    """Each generation takes 10 s."""
+    script = [outcome("1"), outcome("2"), outcome("3")]
+    cluster = ScriptedIngresses(
+        generator=ScriptedGenerator(["abc"], delay_s=10), environment=ScriptedEnvironment(script)
+    )
+    store = RolloutRecordStore(RolloutRecordsSettings(keep_s=5), virtual_time.now)
+    for replica in cluster.replicas:
+        keep_records(replica, store)
+    return cluster, store
+
+
+def keep_records(replica: Any, store: Any) -> None:
+    replica.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
+
+
+async def parent_of(cluster: ScriptedIngresses) -> str:
+    answer = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()
+    return str(answer["samples"][0]["rollout_id"])
+
+
+@virtual_time.test
+async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_their_parent_is_gone() -> None:
+    cluster, store = cluster_with_records()
+    parent = await parent_of(cluster)
+    body = {"samples": [{"task_name": "task", "fork": {"rollout": parent, "turn": 0}}], "max_rollout_turns": 4}
+    job_id = (await cluster.post(0, body, path="/jobs")).json()["job_id"]
+    await asyncio.sleep(15)
+    assert await store.newest("", 10) == []
+    cluster.kill(0)
+    keep_records(cluster.replicas[0], store)
+    await cluster.ended(job_id)
+    rollout = (await cluster.events(job_id))[0]["samples"][0]["sample"]
+    assert (rollout["status"], rollout["parent"], rollout["forked_at"]["turn"]) == ("max_turns", parent, 0)
+    assert sum("generation_logprobs" in message for message in rollout["message_log"]) == 4
+
+
+@virtual_time.test
+async def test_a_job_that_forks_what_is_not_known_is_refused_with_the_sentence_that_a_request_gets() -> None:
+    cluster, _ = cluster_with_records()
+    body = {"samples": [{"task_name": "task", "fork": {"rollout": "gone", "turn": 0}}]}
+    refused = await cluster.post(0, body, path="/jobs")
+    assert refused.status_code == 422
+    assert "samples[0].fork.rollout: there is no record of it" in refused.json()["detail"]

@@ -1,0 +1,373 @@
+"""Rollouts that a seeded engine has played, generated again: equal, or found at the token that was changed."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.failures import GenerationLost
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.protocols.generation import SamplingOptions, ScoringRequest
+from rollout_client.contract.base import VersionLabel
+from rollout_client.contract.messages import MediaRange, WeightVersionSpan
+from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.rollouts import ReplayRecord, SampleResult
+from service.access.keys import ANYBODY
+from service.problems import RequestProblem
+from service.replay.recorded_parts import DRAWS_UNKNOWN, ReplayableRollout, compared
+from service.replay.replayer import Replayer
+from service.rollout_records.recorder import plain_fields
+from service.rollouts.episode_records import ServiceBuild
+from tests.service.replay.seeded_engine import SeededGenerator, SeededReplicas, ServedVersions, logprobs_after
+from tests.service.rollouts.playing import play
+from tests.service.scripted import DESCRIPTION, CharacterChatTokenizer, EpisodeRecipe, ScriptedEnvironment, outcome
+
+SEEDED = SamplingOptions(temperature=0.5, seed=7)
+GREEDY = SamplingOptions(temperature=0.0)
+PLAIN = SamplingOptions()
+
+
+def played(
+    sampling: SamplingOptions = SEEDED,
+    cuts: Sequence[int | None] = (),
+    versions: Sequence[int] = (),
+    turns: int = 3,
+    **recipe: Any,
+) -> SampleResult:
+    """As a caller gets it."""
+    asked = EpisodeRecipe(sampling=sampling, max_rollout_turns=turns, retries=100, **recipe)
+    result = play(
+        asked, SeededGenerator(cuts=cuts, versions=versions), ScriptedEnvironment([outcome("O"), outcome("PQ")])
+    )
+    return SampleResult.model_validate(plain_fields(result))
+
+
+def replayed(
+    result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None, **further: Any
+) -> ReplayResponse:
+    replayer = Replayer(
+        replicas or SeededReplicas(),
+        served or ServedVersions(),
+        CharacterChatTokenizer(),
+        DESCRIPTION,
+        ServiceBuild(),
+        quiet_within_s=0.1,
+        **further,
+    )
+    return asyncio.run(replayer.replay(replayer.read(result), "r", ANYBODY))
+
+
+def record_of(result: SampleResult) -> ReplayRecord:
+    assert result.replay is not None
+    return result.replay
+
+
+def other_letter(token_id: int) -> int:
+    return ord("a") if token_id != ord("a") else ord("b")
+
+
+lengths = st.integers(1, 12)
+
+
+@given(
+    sampling=st.sampled_from([SEEDED, GREEDY]),
+    cuts=st.lists(st.none() | st.integers(0, 6), max_size=8),
+    versions=st.lists(st.integers(0, 3), max_size=6).map(sorted),
+    max_new_tokens=st.none() | lengths,
+    max_seq_len=st.integers(2, 30),
+    stop_strings=st.lists(st.sampled_from(["a", "bc", "dd"]), max_size=2).map(tuple),
+    turns=st.integers(1, 4),
+)
+def test_a_rollout_is_equal_whatever_interrupted_it_and_whichever_versions_made_it(
+    sampling: SamplingOptions,
+    cuts: Sequence[int | None],
+    versions: Sequence[int],
+    max_new_tokens: int | None,
+    max_seq_len: int,
+    stop_strings: tuple[str, ...],
+    turns: int,
+) -> None:
+    limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_new_tokens": max_new_tokens}
+    result = played(sampling, cuts, versions, turns, stop_strings=stop_strings, **limits)
+    if result.replay is None:
+        assert not any(message.generation_logprobs for message in result.message_log)
+        return
+    again = replayed(result)
+    assert again.verdict == "equal"
+    assert again.tokens == sum(len(message.generation_logprobs or ()) for message in result.message_log)
+
+
+@given(place=st.integers(0, 10_000), sampling=st.sampled_from([SEEDED, GREEDY]), change=st.sampled_from("ils"))
+def test_a_changed_token_log_probability_or_end_is_found_at_its_place(
+    place: int, sampling: SamplingOptions, change: str
+) -> None:
+    result = played(sampling, stop_strings=("ab",), max_new_tokens=8)
+    places = [(origin.message, token) for origin in record_of(result).generations for token in range(origin.end)]
+    message, token = places[place % len(places)]
+    changed = result.message_log[message]
+    assert changed.generation_logprobs is not None
+    if change == "i":
+        changed.token_ids[token] = other_letter(changed.token_ids[token])
+    elif change == "l":
+        changed.generation_logprobs[token] += 0.001
+    elif token:
+        del changed.token_ids[token:], changed.generation_logprobs[token:]
+        for origin in record_of(result).generations:
+            origin.end = token if origin.message == message else origin.end
+    else:
+        return
+    again = replayed(result)
+    assert again.difference is not None
+    assert (again.difference.message, again.difference.token) == (message, token)
+    assert again.verdict == ("equal_ids" if change == "l" and token_alone(again) else "parts")
+
+
+def token_alone(again: ReplayResponse) -> bool:
+    return all(each.verdict in ("equal", "equal_ids") for each in again.generations)
+
+
+def test_where_it_parts_both_tokens_have_their_probabilities_at_the_temperature() -> None:
+    result = played(turns=1)
+    ids = result.message_log[1].token_ids
+    was, ids[2] = ids[2], other_letter(ids[2])
+    difference = replayed(result).difference
+    assert difference is not None
+    after = logprobs_after("0", [ord("Q"), *ids[:2]], 0.5)
+    assert (difference.recorded_id, difference.recorded_text) == (ids[2], chr(ids[2]))
+    assert (difference.replayed_id, difference.replayed_text) == (was, chr(was))
+    assert difference.recorded_logprob_now == pytest.approx(after[chr(ids[2])], abs=1e-5)
+    assert difference.replayed_logprob == pytest.approx(after[chr(was)], abs=1e-5)
+    assert difference.recorded_logprob == pytest.approx(after[chr(was)], abs=1e-5)
+
+
+def test_an_adapter_that_cannot_be_scored_leaves_one_probability_unknown() -> None:
+    result = played(turns=1)
+    result.message_log[1].token_ids[1] = ord("z")
+    again = replayed(result, SeededReplicas(takes_scores=False))
+    assert again.difference is not None
+    assert (again.verdict, again.difference.recorded_logprob_now) == ("parts", None)
+
+
+CHANGES: dict[str, Callable[[ReplayRecord], None]] = {
+    "seed": lambda record: setattr(record, "seed", 8),
+    "temperature": lambda record: setattr(record, "temperature", 0.7),
+    "max_new_tokens": lambda record: setattr(record, "max_new_tokens", 9),
+    "stop_strings": lambda record: setattr(record.generations[0], "stop_strings", ["c"]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_number_of_the_record_is_found(name: str) -> None:
+    result = played(max_new_tokens=6, seed=None)
+    CHANGES[name](record_of(result))
+    again = replayed(result)
+    assert again.verdict in ("parts", "equal_ids")
+    assert again.difference is not None
+
+
+def test_generations_after_one_that_parts_are_compared_all_the_same() -> None:
+    result = played()
+    result.message_log[1].token_ids[0] = other_letter(result.message_log[1].token_ids[0])
+    verdicts = [each.verdict for each in replayed(result).generations]
+    assert (verdicts[0], len(verdicts)) == ("parts", 3)
+
+
+def test_other_weights_are_found_at_the_first_token() -> None:
+    result = played(GREEDY, turns=1)
+    for span in result.message_log[1].weight_versions or ():
+        span.version = "9"
+    again = replayed(result)
+    assert again.difference is not None
+    assert again.difference.message == 1
+    assert again.generations[0].weight_version == "9"
+
+
+def test_without_a_seed_the_tokens_are_scored_and_the_verdict_says_so() -> None:
+    result = played(PLAIN)
+    again = replayed(result)
+    assert (again.verdict, {each.verdict for each in again.generations}) == ("scored", {"scored"})
+    assert (
+        again.generations[0].reason == "it has no seed and was not greedy: its tokens are scored, and not drawn again"
+    )
+    assert again.largest_difference == pytest.approx(0, abs=1e-6)
+    logprobs = result.message_log[1].generation_logprobs
+    assert logprobs is not None
+    logprobs[0] -= 1
+    again = replayed(result)
+    assert again.difference is not None
+    assert (again.verdict, again.difference.message, again.difference.token) == ("parts", 1, 0)
+    assert again.difference.recorded_logprob_now == pytest.approx(logprobs[0] + 1, abs=1e-5)
+
+
+def test_what_can_be_neither_drawn_nor_scored_says_why() -> None:
+    again = replayed(played(SamplingOptions(temperature=0.5)))
+    assert (again.verdict, again.tokens, again.largest_difference) == ("not_compared", 0, None)
+    assert "the engine scores at temperature 1 alone" in str(again.generations[0].reason)
+
+
+def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() -> None:
+    ways = {GREEDY: ("drawn", None), SEEDED: (None, DRAWS_UNKNOWN), SamplingOptions(seed=7): ("scored", DRAWS_UNKNOWN)}
+    for sampling, way in ways.items():
+        result = played(sampling, turns=1)
+        length = len(result.message_log[1].token_ids)
+        result.message_log[1].weight_versions = [
+            WeightVersionSpan(version="0", start=0, end=1),
+            WeightVersionSpan(version="1", start=1, end=length),
+        ]
+        recorded = ReplayableRollout(result, DESCRIPTION)
+        assert [(part.start, part.end, part.most_tokens) for part in recorded.parts] == [(0, 1, 999), (1, length, 998)]
+        assert [recorded.way(part) for part in recorded.parts] == [("drawn", None), way]
+
+
+def test_what_shows_images_is_drawn_with_them_and_never_scored() -> None:
+    image = MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)
+    for sampling, verdict in ((SEEDED, "equal"), (PLAIN, "not_compared")):
+        result, replicas = played(sampling), SeededReplicas()
+        result.message_log[0].mm_ranges = [image]
+        again = replayed(result, replicas)
+        assert again.verdict == verdict
+        assert all([span.name for span in request.images] == [image.media] for _, request in replicas.requests)
+        assert len(replicas.requests) == (3 if verdict == "equal" else 0)
+
+
+def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
+    result = played(versions=[1, 2])
+    served = ServedVersions({VersionLabel(None, 1): "version 1 is gone"})
+    again = replayed(result, served=served)
+    assert again.verdict == "not_compared"
+    assert [(each.verdict, each.reason) for each in again.generations][:2] == [
+        ("not_compared", "version 1 is gone"),
+        ("equal", None),
+    ]
+    gone = ServedVersions({VersionLabel(None, number): f"version {number} is gone" for number in (1, 2)})
+    with pytest.raises(PolicyNotCurrent, match="version 1 is gone"):
+        replayed(result, served=gone)
+
+
+def test_weights_that_change_in_the_middle_of_a_replay_are_not_taken_for_those_of_the_record() -> None:
+    again = replayed(played(turns=1), SeededReplicas(other_version="4"))
+    assert again.verdict == "not_compared"
+    assert again.generations[0].reason == "Version 4 took the place of 0 in the middle of the replay."
+
+
+def test_a_lost_generation_is_made_again() -> None:
+    replicas = SeededReplicas(failures=[GenerationLost("gone")])
+    assert replayed(played(turns=1), replicas).verdict == "equal"
+    assert len(replicas.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"), [({}, "a"), ({"a": 1}, "b"), ({"a": 2, "b": 1}, "b"), ({"a": 1, "b": 1}, "a")]
+)
+def test_the_replica_that_is_idle_is_taken_and_the_one_of_the_record_first(busy: dict[str, int], expected: str) -> None:
+    replicas = SeededReplicas(("c-is-gone",) if not busy else ("a", "b"), busy)
+    if not busy:
+        replicas.names = ("b", "a")
+    again = replayed(played(turns=1), replicas)
+    assert {replica for replica, _ in replicas.requests} == {expected}
+    assert bool(again.notes) == (expected == "b")
+
+
+def test_two_replays_at_once_take_two_replicas() -> None:
+    replicas = SeededReplicas()
+    result = played(turns=1)
+    replayer = Replayer(replicas, ServedVersions(), CharacterChatTokenizer(), DESCRIPTION, ServiceBuild())
+
+    async def both() -> None:
+        recorded = replayer.read(result)
+        await asyncio.gather(*(replayer.replay(recorded, "r", ANYBODY) for _ in range(2)))
+
+    asyncio.run(both())
+    assert sorted(replica for replica, _ in replicas.requests) == ["a", "b"]
+
+
+def test_software_that_differs_is_a_note_and_no_part_of_the_verdict() -> None:
+    result = played(turns=1)
+    record_of(result).service_version, record_of(result).engine = "0.1", "other"
+    again = replayed(result)
+    assert again.verdict == "equal"
+    assert again.notes == [
+        "Service version 0.1 played it, and  runs.",
+        "The engine has another version or other settings than the one that played it.",
+    ]
+
+
+def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None:
+    replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
+    recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
+    result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
+    replayed(SampleResult.model_validate(plain_fields(result)), replicas)
+    asked = list(generator.requests)
+    again = [request for _, request in replicas.requests if not isinstance(request, ScoringRequest)]
+    assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
+        (one.sampling, list(one.prompt_token_ids), one.turn) for one in asked
+    ]
+    assert again[0].max_new_tokens == 2, "the interrupted part is compared as far as it came"
+    assert [one.max_new_tokens for one in again[1:]] == [one.max_new_tokens for one in asked[1:]]
+
+
+def not_generated(result: SampleResult) -> None:
+    record_of(result).generations[0].message = 0
+
+
+def out_of_order(result: SampleResult) -> None:
+    record_of(result).generations.reverse()
+
+
+def beyond_its_end(result: SampleResult) -> None:
+    record_of(result).generations[0].end += 1
+
+
+def token_of_no_vocabulary(result: SampleResult) -> None:
+    result.message_log[1].token_ids[0] = 0x110000
+
+
+def without_logprob(result: SampleResult) -> None:
+    logprobs = result.message_log[1].generation_logprobs
+    assert logprobs is not None
+    logprobs.pop()
+
+
+def image_in_a_response(result: SampleResult) -> None:
+    result.message_log[1].mm_ranges = [MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)]
+
+
+def beyond_its_limits(result: SampleResult) -> None:
+    record_of(result).max_seq_len = 2
+
+
+def by_an_agent(result: SampleResult) -> None:
+    result.replay = None
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (not_generated, "rollout.replay.generations[0].message"),
+        (out_of_order, "rollout.replay.generations[1]"),
+        (beyond_its_end, "rollout.replay.generations[0]"),
+        (token_of_no_vocabulary, "rollout.message_log[1].token_ids"),
+        (without_logprob, "rollout.message_log[1]"),
+        (image_in_a_response, "rollout.message_log[1]"),
+        (beyond_its_limits, "rollout.replay.generations[0]"),
+        (by_an_agent, "rollout.replay"),
+    ],
+)
+def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(
+    change: Callable[[SampleResult], None], field: str
+) -> None:
+    result = played()
+    change(result)
+    with pytest.raises(RequestProblem) as refused:
+        replayed(result)
+    assert refused.value.problem.status == 422
+    assert [error.field for error in refused.value.problem.errors] == [field]
+
+
+def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
+    assert compared([5], [math.nan], [5], [-1.0], is_whole=True).logprobs_part_at == 0
+    assert compared([5], [-1.0], [5], [math.nan], is_whole=True).logprobs_part_at == 0

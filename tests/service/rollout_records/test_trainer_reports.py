@@ -1,0 +1,180 @@
+"""Reports of trainers over HTTP, and the check of a replica that parts from its siblings."""
+
+import asyncio
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.failures import GenerationLost
+from deployments.protocols.generation import Generation, ScoredPrompt, ScoringRequest
+from deployments.rollout_records.book import KeptRecord
+from deployments.rollout_records.comparison import TrainerReport
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client import AsyncRolloutClient
+from rollout_client.calls import records as record_calls
+from rollout_client.contract.mismatch import ReportAnswer
+from service.access.keys import ANYBODY
+from service.canary.background_canary import ComparedReplicas
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
+from tests.service.scripted import ScriptedGenerator
+from tests.service.scripted_http import ScriptedHttp
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
+
+
+class ScriptedReplicas(ComparedReplicas):
+    """Four replicas that give tokens the log-probability -1, and one, `faulty`, another one."""
+
+    def __init__(self, faulty: str = "", fails: bool = False) -> None:
+        self.faulty = faulty
+        self.fails = fails
+        self.taken_out: list[str] = []
+        self.asked: list[str] = []
+
+    def replicas(self) -> Sequence[str]:
+        return ["a", "b", "c", "d"]
+
+    async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
+        if self.fails:
+            raise GenerationLost("The replica is gone.")
+        self.asked.append(replica)
+        tokens = len(request.prompt_token_ids) - request.start
+        logprob = -1.2 if replica == self.faulty else -1.0
+        return ScoredPrompt([], [], "stop", prompt_logprobs=[logprob] * tokens, weight_version="3")
+
+    def take_out_of_service(self, replica: str, reason: str) -> None:
+        self.taken_out.append(replica)
+
+
+def reporting_http() -> ScriptedHttp:
+    store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+    reports = TrainerReports(store, ScriptedReplicas())
+    return ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store), reports=reports)
+
+
+async def with_client(http: ScriptedHttp, scenario: Any) -> Any:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
+        return await scenario(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
+
+
+async def reported(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any, Any]:
+    """The answer to a report of two rollouts and one that nobody knows, a record after it, and the ledger."""
+    response = await client.rollout([SAMPLE], num_generations=2)
+    rollouts: list[Any] = [*response.samples, "unknown"]
+    logprobs = [np.array([-1.0, -1.5]), [-1.0, -1.0], [-1.0]]
+    answer = await client.report_logprobs(rollouts, logprobs, masks=[[1, 0], [1, 0], [1]])
+    return answer, await client.rollout_record(response.samples[0].rollout_id or ""), await client.mismatch()
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
+def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger(
+    has_arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_calls, "find_spec", lambda _: has_arrow or None)
+    answer, record, ledger = asyncio.run(with_client(reporting_http(), reported))
+    assert (answer.compared, answer.causes) == (2, [])
+    assert answer.mean_ratio == pytest.approx((np.exp(0.5) + 3) / 4)
+    assert answer.largest_ratio == pytest.approx(np.exp(0.5))
+    [refused] = answer.refused
+    assert refused.rollout_id == "unknown"
+    assert "there is no record of it" in refused.message
+    assert record.mismatch.logprobs == [-1.0, -1.5]
+    assert (record.mismatch.tokens, record.mismatch.reported_at) == (2, 60.0)
+    assert (ledger.rollouts, ledger.tokens) == (2, 4)
+    assert next(one.rollout_id for one in ledger.worst) == record.rollout.rollout_id
+    assert ledger.by["position"]["head"].tokens == 4
+    assert [(one.at, one.tokens) for one in ledger.history] == [(60.0, 4)]
+
+
+def test_one_rollout_is_reported_under_its_own_path() -> None:
+    async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
+        response = await client.rollout([SAMPLE], request_id="step/1")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://service") as plain:
+            path = f"/v1/rollouts/{response.samples[0].rollout_id}/logprobs"
+            fits = await plain.post(path, json={"logprobs": [-1.0, -1.0]})
+            return fits, await plain.post(path, json={"logprobs": [-1.0]})
+
+    http = reporting_http()
+    fits, refused = asyncio.run(with_client(http, scenario))
+    assert (fits.status_code, fits.json()["compared"], fits.json()["mean_ratio"]) == (200, 1, 1.0)
+    [told] = refused.json()["refused"]
+    assert "1 logprobs for a rollout of 2 generated tokens" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ("no JSON", 400, "body"),
+        ('{"reports": []}', 422, "reports"),
+        ('{"reports": [{"rollout_id": "r", "logprobs": ["x"]}]}', 422, "reports[0].logprobs[0]"),
+    ],
+)
+def test_a_body_that_is_no_report_is_refused_with_its_field(body: str, status: int, field: str) -> None:
+    response = reporting_http().request("POST", "/rollouts/logprobs", content=body)
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (status, field)
+
+
+def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, Any]:
+    tokens = [5, 6, 7, 8]
+    sampled = [-1.2 if replica == "c" else -1.0] * 4
+    spans = [{"version": "3", "start": 0, "end": 4}]
+    messages = [
+        {"role": "user", "token_ids": [1, 2], "content": ""},
+        {"role": "assistant", "token_ids": tokens, "generation_logprobs": sampled, "weight_versions": spans},
+    ]
+    replay = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    made = {"message": 1, "start": 0, "end": 4, "replica": replica, "node": "", "cached_tokens": 0, "batch_size": 1}
+    return {
+        "rollout": {"rollout_id": name, "message_log": messages, "replay": replay},
+        "group_id": name,
+        "policy": None,
+        "generations": [made],
+    }
+
+
+async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) -> tuple[RolloutRecordStore, list[str]]:
+    """Reports 64 rollouts on four replicas, of which `c` has sampled with other log-probabilities than the trainer."""
+    store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+    reports = TrainerReports(store, replicas)
+    random = np.random.default_rng(3)
+    for number in range(64):
+        name = f"r{number}"
+        fields = record_by("abcd"[number % 4], name, temperature)
+        await store.keep([KeptRecord(name, "", pickle.dumps(fields), 60.0)])
+        trained = -1.0 + random.normal(0, 0.002, 4)
+        await reports.report([TrainerReport(name, trained)], ANYBODY)
+        await reports._checks.ended()
+    mismatch = await store.mismatch("")
+    return store, [cause["kind"] for cause in mismatch["causes"]]
+
+
+def test_a_replica_that_others_do_not_agree_with_is_taken_out_of_service_and_named() -> None:
+    replicas = ScriptedReplicas()
+    _, causes = asyncio.run(after_reports(replicas))
+    assert replicas.taken_out == ["c"]
+    assert causes == ["replica"]
+    assert set(replicas.asked) == {"a", "b", "d"}
+
+
+def test_a_replica_that_others_agree_with_stays_in_service() -> None:
+    class Agreeing(ScriptedReplicas):
+        async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
+            tokens = len(request.prompt_token_ids) - request.start
+            return ScoredPrompt([], [], "stop", prompt_logprobs=[-1.2] * tokens, weight_version="3")
+
+    replicas = Agreeing()
+    _, causes = asyncio.run(after_reports(replicas))
+    assert (replicas.taken_out, causes) == ([], [])
+
+
+@pytest.mark.parametrize("case", ["scores fail", "another temperature"])
+def test_a_replica_that_cannot_be_checked_stays_in_service(case: str) -> None:
+    replicas = ScriptedReplicas(fails=case == "scores fail")
+    _, causes = asyncio.run(after_reports(replicas, temperature=0.7 if case == "another temperature" else 1.0))
+    assert (replicas.taken_out, causes) == ([], [])

@@ -1,0 +1,363 @@
+"""Forks of kept rollouts: the law that each is played as if its log had been posted, and what is refused."""
+
+import asyncio
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.protocols.environments import StepRequest, TaskDescription
+from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
+from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client import AsyncRolloutClient
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
+from rollout_env import ChatMessage, StepOutcome
+from service.problems import RequestProblem
+from service.rollout_records import recorder
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_requests.result_encoding import json_of
+from service.settings import RequestLimits
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
+from tests.service.scripted_http import ScriptedHttp, tokenizer
+
+LIMITS = RequestLimits(max_body_bytes=2**20, max_rollouts_per_request=100)
+FORKS_PER_REQUEST = 10
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Go"}], "extra_env_info": {"steps": [], "n": 0}}
+OWN = {"rollout_id", "parent", "forked_at"}
+"""Fields that differ between a fork and its posted log."""
+
+
+@dataclass
+class HashedGenerator(ScriptedGenerator):
+    """Its tokens depend on nothing but the prompt, the seed and the stop strings."""
+
+    script: tuple[str, ...] = ("",)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        number = crc32(repr((list(request.prompt_token_ids), request.sampling.seed, request.stop_strings)).encode())
+        count = min(1 + number % 5, request.max_new_tokens)
+        token_ids = [97 + (number >> place) % 26 for place in range(count)]
+        spans = tuple(WeightSpan(str(place), place, min(place + 2, count)) for place in range(0, count, 2))
+        logprobs = [-((number >> place) % 64) / 64 for place in range(count)]
+        return Generation(token_ids, logprobs, "stop", spans)
+
+
+@dataclass
+class WalkingEnvironment(ScriptedEnvironment):
+    """A pure state that grows; a reward, stop strings and an end that depend on state and response alone."""
+
+    script: tuple[Any, ...] = ()
+    seen: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    """The states of each rollout by turn."""
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        await asyncio.sleep(0)
+        self.seen.setdefault(request.rollout_id, {})[request.turn] = deepcopy(request.extra_env_info)
+        number = crc32(repr((request.message_log[-1]["content"], request.extra_env_info)).encode())
+        info = request.extra_env_info
+        state = {"steps": [*info["steps"], number % 10], "n": info["n"] + 1} if number % 4 else None
+        stop = [f"s{number % 3}"] if number % 3 else None
+        said: ChatMessage = {"role": "user", "content": f"{number % 100}"}
+        return StepOutcome(said, {"a": number % 5, "b": 1.0}, number % 7 == 0, state, stop)
+
+
+def forking_http(keeps: bool = True) -> ScriptedHttp:
+    store: Any = RolloutRecordStore(RolloutRecordsSettings())
+    http = ScriptedHttp(LIMITS, generator=HashedGenerator(), recorder=RolloutRecorder(store) if keeps else None)
+    http.environments["math"] = WalkingEnvironment()
+    return http
+
+
+async def played(http: ScriptedHttp, samples: list[dict[str, Any]], **options: Any) -> list[SampleResult]:
+    body = {"samples": samples, "max_rollout_turns": 5, "max_seq_len": 90, **options}
+    request = RolloutRequest.model_validate(body)
+    size = await http.rollouts.take_samples(request, lambda _: None)
+    running = await http.rollouts.rollout(request, "request", size)
+    results = {position: result async for position, result, _ in running}
+    # As a caller reads it.
+    return [SampleResult.model_validate_json(json_of(results[place])) for place in sorted(results)]
+
+
+def turns_of(log: list[Any]) -> list[int]:
+    return [place for place, message in enumerate(log) if message.generation_logprobs is not None]
+
+
+def posted(http: ScriptedHttp, parent: SampleResult, turn: int, log: list[dict[str, Any]]) -> dict[str, Any]:
+    """A sample that goes on from this part of a result, as a caller makes it who has watched the environment."""
+    generations = [made for made in http.generator.requests if made.rollout_id == parent.rollout_id]
+    environment: Any = http.environments["math"]
+    states = environment.seen[parent.rollout_id]
+    state = states.get(turn, parent.extra_env_info)
+    stop = generations[turn].stop_strings if turn < len(generations) else parent.stop_strings
+    return {
+        "task_name": "math",
+        "message_log": log,
+        "extra_env_info": state,
+        "stop_strings": list(stop),
+        "observation_format": parent.observation_format,
+    }
+
+
+def at_turn(http: ScriptedHttp, parent: SampleResult, turn: int) -> dict[str, Any]:
+    log, generated = parent.message_log, turns_of(parent.message_log)
+    end = generated[turn] if turn < len(generated) else len(log)
+    return posted(http, parent, turn, dumped(log[:end]))
+
+
+def at_token(http: ScriptedHttp, parent: SampleResult, turn: int, kept: int) -> dict[str, Any]:
+    """After `kept` tokens of the response of this turn."""
+    place = turns_of(parent.message_log)[turn]
+    *log, response = dumped(parent.message_log[: place + 1])
+    if kept < len(response["token_ids"]):
+        spans = [
+            {**span, "end": min(span["end"], kept)} for span in response["weight_versions"] if span["start"] < kept
+        ]
+        ids = response["token_ids"][:kept]
+        response = {
+            "role": "assistant",
+            "content": tokenizer.decode(ids),
+            "token_ids": ids,
+            "generation_logprobs": response["generation_logprobs"][:kept],
+            "finish_reason": None,
+            "weight_versions": spans,
+        }
+    return posted(http, parent, turn, [*log, response])
+
+
+def dumped(log: list[Any]) -> list[dict[str, Any]]:
+    return [message.model_dump(mode="json", exclude_unset=True) for message in log]
+
+
+def drawn_fork(http: ScriptedHttp, parent: SampleResult, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A fork at a random point, and the posted log that must be played alike."""
+    generated = turns_of(parent.message_log)
+    last = len(generated) - 1 if parent.terminated else len(generated)
+    if draw(st.booleans()):
+        turn = draw(st.integers(0, last))
+        return {"turn": turn}, at_turn(http, parent, turn)
+    turn = draw(st.integers(0, len(generated) - 1))
+    kept = draw(st.integers(1, len(parent.message_log[generated[turn]].token_ids)))
+    before = sum(len(message.token_ids) for message in parent.message_log[: generated[turn]])
+    return {"token": before + kept}, at_token(http, parent, turn, kept)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**31), st.data())
+def test_a_thousand_random_forks_are_played_as_their_logs_are_when_they_are_posted(
+    seed: int, data: st.DataObject
+) -> None:
+    async def story() -> None:
+        http = forking_http()
+        [parent] = await played(http, [{**SAMPLE, "seed": seed}])
+        made = [drawn_fork(http, parent, data.draw) for _ in range(FORKS_PER_REQUEST)]
+        seeds = [data.draw(st.integers(0, 2**31)) for _ in made]
+        points = [{"rollout": parent.rollout_id, **point} for point, _ in made]
+        forked = await played(
+            http, [{"task_name": "math", "fork": point, "seed": one} for point, one in zip(points, seeds, strict=True)]
+        )
+        logs = [{**log, "seed": one} for (_, log), one in zip(made, seeds, strict=True)]
+        for fork, log, given_log in zip(forked, await played(http, logs), logs, strict=True):
+            assert fork.model_dump(exclude=OWN) == log.model_dump(exclude=OWN)
+            tokens = sum(len(message["token_ids"]) for message in given_log["message_log"])
+            assert fork.parent == parent.rollout_id
+            assert fork.forked_at is not None
+            assert fork.forked_at.token == tokens
+
+    asyncio.run(story())
+
+
+def parent_of(http: ScriptedHttp, turns: int, **options: Any) -> SampleResult:
+    """A rollout of so many turns that its environment has not ended."""
+    for seed in range(1000):
+        [parent] = asyncio.run(played(http, [{**SAMPLE, "seed": seed}], max_rollout_turns=turns, **options))
+        if not parent.terminated and len(turns_of(parent.message_log)) == turns:
+            return parent
+    raise AssertionError("No such rollout was drawn.")
+
+
+def fork_of(parent: SampleResult, **point: int) -> dict[str, Any]:
+    return {"task_name": "math", "fork": {"rollout": parent.rollout_id, **point}}
+
+
+def test_a_fork_keeps_tokens_log_probabilities_versions_and_rewards_of_its_parent_and_says_where_it_left_it() -> None:
+    http = forking_http()
+    parent = parent_of(http, 3)
+    forked = asyncio.run(played(http, [{**fork_of(parent, turn=2), "seed": 1}], num_generations=3))
+    before = parent.message_log[: turns_of(parent.message_log)[2]]
+    for fork in forked:
+        assert fork.message_log[: len(before)] == before
+        assert fork.parent == parent.rollout_id
+        assert fork.forked_at is not None
+        assert fork.forked_at.model_dump() == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
+    assert len({tuple(fork.message_log[len(before)].token_ids) for fork in forked}) > 1
+    assert (parent.parent, parent.forked_at) == (None, None)
+
+
+def test_a_fork_of_a_fork_has_the_fork_as_its_parent() -> None:
+    http = forking_http()
+    parent = parent_of(http, 3)
+    [child] = asyncio.run(played(http, [fork_of(parent, turn=1)]))
+    [grandchild] = asyncio.run(played(http, [fork_of(child, turn=1)]))
+    assert grandchild.parent == child.rollout_id
+    assert grandchild.message_log[:3] == parent.message_log[:3]
+
+
+def test_fields_of_the_sample_take_precedence_over_those_of_the_rollout() -> None:
+    http = forking_http()
+    parent = parent_of(http, 2)
+    given_fields = {"extra_env_info": {"steps": [7], "n": 40}, "stop_strings": ["x"], "id": "mine", "color": "blue"}
+    [fork] = asyncio.run(played(http, [{**fork_of(parent, turn=1), **given_fields}], max_rollout_turns=2))
+    assert fork.extra_env_info["n"] in (40, 41)
+    assert http.generator.requests[-1].stop_strings == ("x",)
+    assert (fork.id, fork.model_extra) == ("mine", {"color": "blue"})
+
+
+def test_a_posted_log_may_name_its_parent_without_a_record() -> None:
+    http = forking_http(keeps=False)
+    log = {"task_name": "math", "message_log": [{"role": "user", "content": "Go", "token_ids": [71, 111]}]}
+    sample = {**log, "extra_env_info": SAMPLE["extra_env_info"], "fork": {"rollout": "elsewhere"}}
+    [result] = asyncio.run(played(http, [sample]))
+    assert result.parent == "elsewhere"
+    assert result.forked_at is not None
+    assert result.forked_at.model_dump() == {"turn": 0, "token": 2}
+
+
+def test_a_fork_in_arrow_is_the_fork_in_json() -> None:
+    http = forking_http()
+    parent = parent_of(http, 3)
+    sample = {**fork_of(parent, turn=2), "seed": 1}
+
+    async def calls(client: AsyncRolloutClient) -> tuple[SampleResult, SampleResult]:
+        [in_arrow] = (await client.rollout_arrow([sample])).samples
+        [in_json] = (await client.rollout([sample])).samples
+        return in_arrow, in_json
+
+    in_arrow, in_json = http.call(calls)
+    assert in_arrow.model_dump(exclude={"rollout_id"}) == in_json.model_dump(exclude={"rollout_id"})
+    assert in_arrow.parent == parent.rollout_id
+    assert in_arrow.forked_at == in_json.forked_at
+
+
+# Refusals
+
+
+def refusal(http: ScriptedHttp, sample: dict[str, Any]) -> Mapping[str, Any]:
+    with pytest.raises(RequestProblem) as raised:
+        asyncio.run(played(http, [sample]))
+    assert raised.value.problem.status == 422
+    [error] = raised.value.problem.errors
+    return {"field": error.field, "message": error.message}
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ({"turn": 3}, "the last turn that it can be forked at is 2"),
+        ({"token": 10_000}, "tokens; send at most as many"),
+        ({"token": 1}, "it is within what was said before turn 0, where nothing is generated; fork at that turn"),
+    ],
+)
+def test_a_point_that_the_rollout_does_not_have_is_refused_in_a_sentence(point: dict[str, int], said: str) -> None:
+    http = forking_http()
+    problem = refusal(http, fork_of(parent_of(http, 2), **point))
+    assert problem["field"] == f"samples[0].fork.{next(iter(point))}"
+    assert said in problem["message"]
+
+
+def test_a_rollout_that_its_environment_has_ended_has_no_turn_after_it() -> None:
+    http = forking_http()
+    parents = (asyncio.run(played(http, [{**SAMPLE, "seed": seed}]))[0] for seed in range(1000))
+    parent = next(parent for parent in parents if parent.terminated)
+    turns = len(turns_of(parent.message_log))
+    assert refusal(http, fork_of(parent, turn=turns))["message"] == (
+        f"the last turn that it can be forked at is {turns - 1}: the environment ended it there"
+    )
+
+
+def test_a_turn_before_the_own_log_of_a_fork_is_refused_with_the_name_of_the_rollout_that_has_it() -> None:
+    http = forking_http()
+    parent = parent_of(http, 3)
+    [child] = asyncio.run(played(http, [fork_of(parent, turn=2)]))
+    problem = refusal(http, fork_of(child, turn=1))
+    assert problem["field"] == "samples[0].fork.turn"
+    assert "are known from turn 2 on" in problem["message"]
+    assert f"or fork {parent.rollout_id}" in problem["message"]
+
+
+def test_a_rollout_of_another_task_is_refused() -> None:
+    http = forking_http()
+    parent = parent_of(http, 1)
+    problem = refusal(http, {**fork_of(parent, turn=0), "task_name": "sliding_puzzle"})
+    assert problem["message"] == (
+        "it is a rollout of task 'math', and the sample's task is 'sliding_puzzle'; send its task_name"
+    )
+
+
+def test_a_task_whose_sessions_begin_only_at_a_prompt_forks_at_its_first_turn_alone() -> None:
+    http = forking_http()
+    parent = parent_of(http, 2)
+    held = TaskDescription("math", "Holds sessions.", fields={}, has_sessions=True)
+    http.environments["math"].describe = lambda: asyncio.sleep(0, held)  # type: ignore[method-assign]
+    problem = refusal(http, fork_of(parent, turn=1))
+    assert problem["field"] == "samples[0].fork"
+    assert "it has no fork_session; fork at turn 0" in problem["message"]
+    assert asyncio.run(played(http, [fork_of(parent, turn=0)]))[0].error is None
+
+
+def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "KEPT_AFTER_S", (0.0,))
+    problem = refusal(forking_http(), {"task_name": "math", "fork": {"rollout": "gone", "turn": 0}})
+    assert problem["field"] == "samples[0].fork.rollout"
+    assert "rollout_records.keep_s" in problem["message"]
+
+
+def test_a_service_without_records_says_what_to_add_to_its_config() -> None:
+    sample = {"task_name": "math", "fork": {"rollout": "a", "turn": 0}}
+    with pytest.raises(RolloutRecordsNotConfigured, match="add `rollout_records"):
+        asyncio.run(played(forking_http(keeps=False), [sample]))
+
+
+def test_forks_whose_logs_are_larger_than_a_body_may_be_are_refused() -> None:
+    http = forking_http()
+    parent = parent_of(http, 1)
+    http.rollouts.limits = LIMITS.model_copy(update={"max_body_bytes": 1000})
+    assert "take more than 1000 bytes" in refusal(http, fork_of(parent, turn=0))["message"]
+
+
+def test_the_bytes_of_a_fork_count_as_those_of_a_body_do() -> None:
+    http = forking_http()
+    parent = parent_of(http, 1)
+    held: list[int] = []
+    request = RolloutRequest.model_validate({"samples": [fork_of(parent, turn=0)] * 2})
+    size = asyncio.run(http.rollouts.take_samples(request, held.append, body_bytes=100))
+    assert held == [size]
+    assert size > 100 + 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "fork needs turn or token: send one of them"),
+        ({"turn": 1, "token": 1}, "fork needs turn or token: send one of them"),
+    ],
+)
+def test_a_fork_has_one_point(fields: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SampleInput.model_validate({"task_name": "math", "fork": {"rollout": "a", **fields}})
+
+
+def test_a_fork_is_the_only_prompt() -> None:
+    with pytest.raises(ValueError, match="messages and fork are both given"):
+        SampleInput.model_validate({**SAMPLE, "fork": {"rollout": "a", "turn": 1}})
+    log = [{"role": "user", "content": "Q", "token_ids": [1]}]
+    with pytest.raises(ValueError, match="the log ends at it, leave out turn, token"):
+        SampleInput.model_validate({"task_name": "math", "message_log": log, "fork": {"rollout": "a", "turn": 1}})

@@ -1,0 +1,118 @@
+"""`POST /replay` over the HTTP application: what is read, what is refused, and what the client returns."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client import AsyncRolloutClient
+from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.rollouts import SampleResult
+from service.replay.signing import ResultSigner
+from service.rollout_records.recorder import RolloutRecorder
+from tests.service.replay.seeded_engine import SeededGenerator
+from tests.service.scripted import outcome
+from tests.service.scripted_http import ScriptedHttp
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
+SAMPLING = {"seed": 7, "temperature": 0.5, "max_new_tokens": 4}
+
+
+def http_with(recorder: RolloutRecorder | None = None, signer: ResultSigner | None = None) -> ScriptedHttp:
+    http = ScriptedHttp(generator=SeededGenerator(versions=[3]), recorder=recorder, signer=signer)
+    http.environments["math"].script = [outcome("more", 0.25), outcome(reward=1.0, terminated=True)]
+    return http
+
+
+async def replayed(
+    http: ScriptedHttp, by_id: bool = False, change: Callable[[SampleResult], None] = lambda _: None
+) -> tuple[SampleResult, ReplayResponse]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
+        client = AsyncRolloutClient("http://service", retries=0, http_client=http_client)
+        [result] = (await client.rollout([SAMPLE], sampling=SAMPLING)).samples
+        change(result)
+        return result, await (client.replay(rollout_id=result.rollout_id) if by_id else client.replay(result))
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_result_or_a_record_of_one_is_generated_again(by_id: bool) -> None:
+    store: Any = RolloutRecordStore(RolloutRecordsSettings())
+    http = http_with(RolloutRecorder(store), ResultSigner(b"k" * 32))
+    result, again = asyncio.run(replayed(http, by_id))
+    assert (again.verdict, again.signature, again.rollout_id) == ("equal", "signed", result.rollout_id)
+    assert [(each.message, each.weight_version) for each in again.generations] == [(1, "3"), (3, "3")]
+    assert again.tokens == result.metrics.assistant_tokens
+
+
+def cut_short(result: SampleResult) -> None:
+    """The response ends before its last token, and its generation says that it was whole."""
+    response = result.message_log[1]
+    assert result.replay is not None
+    assert response.generation_logprobs is not None
+    assert response.weight_versions is not None
+    response.token_ids.pop()
+    response.generation_logprobs.pop()
+    result.replay.generations[0].end = response.weight_versions[0].end = len(response.token_ids)
+
+
+def test_an_answer_without_a_token_on_one_side_is_read_by_the_client() -> None:
+    result, again = asyncio.run(replayed(http_with(), change=cut_short))
+    assert again.difference is not None
+    assert (again.verdict, again.difference.token) == ("parts", len(result.message_log[1].token_ids))
+    assert (again.difference.recorded_id, again.difference.recorded_logprob) == (None, None)
+    assert again.difference.replayed_id is not None
+
+
+def test_without_a_secret_results_have_no_signature() -> None:
+    result, again = asyncio.run(replayed(http_with()))
+    assert result.replay is not None
+    assert (result.replay.signature, again.signature) == (None, "not_checked")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        ({}, 422, "send one of rollout, a result, and rollout_id"),
+        ({"rollout_id": "a"}, 501, "add `rollout_records: {}`"),
+        ({"rollout_id": "a", "environment": True}, 422, "the environment's state after the last step"),
+        ({"rollout_id": "a", "temperature": 1}, 422, "this field is not known"),
+        ("{", 400, "Invalid JSON"),
+    ],
+)
+def test_what_is_no_replay_is_refused_with_a_sentence(body: Any, status: int, sentence: str) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    response = http_with().request("POST", "/v1/replay", content=content)
+    assert response.status_code == status
+    assert sentence in response.json()["detail"]
+
+
+def test_a_record_that_is_not_kept_is_a_404() -> None:
+    store: Any = RolloutRecordStore(RolloutRecordsSettings())
+    response = http_with(RolloutRecorder(store)).request("POST", "/replay", json={"rollout_id": "none"})
+    assert (response.status_code, response.json()["type"]) == (404, "urn:rollout:problem:rollout-unknown")
+
+
+def test_a_version_that_is_gone_is_a_409_that_says_what_can_be_had() -> None:
+    http = http_with()
+    result, _ = asyncio.run(replayed(http))
+    http.store.current = 4
+    response = http.request("POST", "/replay", content=json.dumps({"rollout": json.loads(result.model_dump_json())}))
+    assert response.status_code == 409
+    assert "version 3 made tokens of it, and version 4 is current" in response.json()["detail"]
+
+
+def test_images_that_the_service_does_not_take_are_refused_before_anything_is_generated() -> None:
+    http = http_with()
+    result, _ = asyncio.run(replayed(http))
+    document = json.loads(result.model_dump_json())
+    document["message_log"][0]["mm_ranges"] = [{"media": f"sha256:{'0' * 64}", "start": 0, "end": 1}]
+    http.generator.requests.clear()
+    response = http.request("POST", "/replay", content=json.dumps({"rollout": document}))
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "rollout.message_log[0].mm_ranges[0]"
+    assert http.generator.requests == []
