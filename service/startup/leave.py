@@ -47,10 +47,13 @@ def node_to_leave(node_id: str, nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def replicas_on(node_id: str, applications: Mapping[str, Any]) -> list[str]:
-    """The replicas on the node, by the names of their actors; `applications` as Serve describes them."""
+    """The replicas on the node, by the names of their actors; `applications` as Serve describes them.
+
+    A replica that has not been placed yet has no `node_id`.
+    """
     deployments = [each for one in applications.values() for each in one["deployments"].values()]
     replicas = [replica for each in deployments for replica in each["replicas"]]
-    return sorted(replica["actor_name"] for replica in replicas if replica["node_id"] == node_id)
+    return sorted(replica["actor_name"] for replica in replicas if replica.get("node_id") == node_id)
 
 
 def replicas_left(node_id: str, cluster: ReloadableCluster, within_s: float) -> Iterator[list[str]]:

@@ -236,7 +236,7 @@ async def until(holds: Any) -> float:
 def replicas_on(node_id: str) -> list[psutil.Process]:
     """Replicas of the service there, by their processes."""
     deployments = ServeCluster().applications()["rollout"]["deployments"].values()
-    pids = [one["pid"] for each in deployments for one in each["replicas"] if one["node_id"] == node_id]
+    pids = [one.get("pid") for each in deployments for one in each["replicas"] if one.get("node_id") == node_id]
     return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
 
 

@@ -28,7 +28,7 @@ class ScriptedCluster:
     def applications(self) -> dict[str, Any]:
         self._left = max(self._left - 1, self._stays)
         leaving = [{"actor_name": f"Generator-{number}", "node_id": "spot"} for number in range(self._left)]
-        staying = [{"actor_name": "math-0", "node_id": "head"}, {"actor_name": "starting", "node_id": None}]
+        staying = [{"actor_name": "math-0", "node_id": "head"}, {"actor_name": "starting"}]
         return {"rollout": {"deployments": {"Generator": {"replicas": leaving}, "math": {"replicas": staying}}}}
 
     def kill(self, actor_name: str) -> None:
