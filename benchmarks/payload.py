@@ -48,7 +48,8 @@ from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.result_encoding import JSON
-from service.rollout_requests.rollout_service import EndedRollout, RolloutService, RunningRollout
+from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.running_rollout import EndedRollout, RunningRollout
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode

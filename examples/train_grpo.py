@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput, Sampling
+from rollout_client.calls.records import ReportColumns
 from rollout_client.results import final_reward
 from rollout_client.tensors import RolloutTensors, image_inputs, images_shown, to_tensors
 from service.startup.config import BUNDLED, config_of
@@ -62,10 +63,17 @@ SAMPLING = Sampling(temperature=1.0, max_new_tokens=24)
 UrlOption = Annotated[str | None, typer.Option(help="URL of a running service; without it one is started.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the order of the prompts; sampling is not seeded.")]
 CurveOption = Annotated[Path, typer.Option(help="File for the learning curve, a PNG.")]
+ReportOption = Annotated[
+    bool | None,
+    typer.Option(
+        help="Report the log-probabilities of each step to the service; by default if it keeps records of rollouts."
+    ),
+]
 Policy = PreTrainedModel | PeftModel
 """The model, or what PEFT has made of it."""
 ImageInputs = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 """The images of rollouts, by their rows, as the model takes them."""
+Report = Callable[[ReportColumns], None]
 
 
 class Recipe(NamedTuple):
@@ -118,6 +126,7 @@ def main(
     seed: SeedOption = 0,
     curve: CurveOption = Path("train.png"),
     save: Annotated[Path | None, typer.Option(help="Folder for the trained model, with LoRA merged.")] = None,
+    report_logprobs: ReportOption = None,
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
@@ -137,7 +146,7 @@ def main(
         raise typer.BadParameter("--adapters needs a --lora-rank above 0.")
     config = partial(config_of_model, folder, recipe.lora_rank if adapters else 0, TASKS.get(recipe.questions, "math"))
     with running_service(config, url, console) as client:
-        trained = train(client, folder, recipe, adapters, seed, console, save)
+        trained = train(client, folder, recipe, adapters, seed, console, save, report_logprobs)
     trained.report(curve, console)
 
 
@@ -161,6 +170,7 @@ def config_of_model(model: str, adapter_rank: int, task: str = "math", **engine:
     if adapter_rank:
         engine |= {"enable_lora": True, "max_lora_rank": adapter_rank}
     raw = generated_config(ServedModel(model, gpus=0, engine=engine), [task], {"port": free_port()}, {})
+    raw["applications"][0]["args"]["rollout_records"] = {}
     return config_of(raw, BUNDLED / "serve_config.yaml")
 
 
@@ -172,6 +182,7 @@ def train(
     seed: int,
     console: Console,
     save: Path | None = None,
+    report_logprobs: bool | None = None,
 ) -> "Curve":
     questions = QUESTIONS.get(recipe.questions, from_file(recipe.questions))()
     model, optimizer, schedule = model_to_train(folder, recipe, seed)
@@ -185,6 +196,7 @@ def train(
     curve = Curve(f"GRPO: {Path(folder).name}, {recipe.questions}")
     console.print(f"Measuring on {len(questions.held_out)} questions held out, then {recipe.steps} steps")
     curve.held_out[0] = held_out_accuracy(client, questions, version, sampling)
+    reports = wants_reports(client, report_logprobs)
     with progress_bar(console) as progress:
         task = progress.add_task("", total=recipe.steps, latest=curve.latest)
         for step in range(1, recipe.steps + 1):
@@ -200,7 +212,8 @@ def train(
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
             images = no_images if processor is None else images_of(client, response, batch, processor)
-            curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches, images)
+            report = partial(report_step, client, version, step, curve, progress.console) if reports else None
+            curve.difference[step] = improve(model, optimizer, batch, recipe.minibatches, images, report)
             schedule.step()
             version = push()
             if step % recipe.steps_between_measurements == 0 or step == recipe.steps:
@@ -353,31 +366,65 @@ def images_of(client: RolloutClient, response: RolloutResponse, batch: RolloutTe
     return lambda rows: image_inputs(response, batch, pictures, processor, rows)
 
 
+def wants_reports(client: RolloutClient, asked: bool | None) -> bool:
+    """Whether to report log-probabilities: as asked, and otherwise if the service compares them."""
+    return client.info().keeps_records if asked is None else asked
+
+
+def report_step(
+    client: RolloutClient, version: int, step: int, curve: "Curve", console: Console, columns: ReportColumns
+) -> None:
+    """Reports what the trainer has computed with the weights of `version`, and prints each cause of a mismatch once."""
+    answer = client.report_logprobs(**columns, weight_version=str(version))
+    curve.ratio[step] = answer.mean_ratio
+    for cause in answer.causes:
+        if cause.kind not in curve.causes:
+            console.print(f"Warning, {cause.kind}: {cause.message}", style="yellow")
+        curve.causes[cause.kind] = cause.message
+
+
 def improve(
     model: Policy,
     optimizer: torch.optim.Optimizer,
     batch: RolloutTensors,
     minibatches: int,
     images: ImageInputs = no_images,
+    report: Report | None = None,
 ) -> float:
     """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
 
     Where all groups agree, which happens near the end of a training, nothing is left, and the model stays as it is.
+
+    Args:
+        report: gets the log-probabilities of the first minibatch.
 
     Returns:
         The mean distance of the log-probabilities from those of the service, on the first minibatch: the weights are
         the same there, and the rest is the rounding of bfloat16.
     """
     with_gradient = ((batch.advantages != 0) & ~says_an_image(model, batch)).nonzero()[:, 0]
-    differences = []
+    if not len(with_gradient):
+        return 0.0
+    difference: float | None = None
     tokens = batch.loss_mask.sum() / minibatches
     shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
     for rows in chain.from_iterable(shuffled):
         optimizer.zero_grad()
-        differences.append(add_gradients(model, batch, rows, tokens, images))
+        logprobs = add_gradients(model, batch, rows, tokens, images)
+        if difference is None:
+            difference = mean_distance(batch, rows, logprobs)
+            if report is not None:
+                report(batch.report(logprobs, rows=rows))
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()
-    return differences[0] if differences else 0.0
+    assert difference is not None
+    return difference
+
+
+def mean_distance(batch: RolloutTensors, rows: torch.Tensor, logprobs: torch.Tensor) -> float:
+    """The mean distance of the log-probabilities from those that the rollouts of `rows` were sampled with."""
+    distances = (logprobs - batch.generation_logprobs[rows]).abs()
+    return float(distances[batch.loss_mask[rows].bool()].mean())
 
 
 def says_an_image(model: Policy, batch: RolloutTensors) -> torch.Tensor:
@@ -392,19 +439,19 @@ def says_an_image(model: Policy, batch: RolloutTensors) -> torch.Tensor:
 
 def add_gradients(
     model: Policy, batch: RolloutTensors, rows: torch.Tensor, tokens: torch.Tensor, images: ImageInputs = no_images
-) -> float:
+) -> torch.Tensor:
     """Adds the gradients of PPO's clipped objective, negated, summed over the generated tokens of `rows` and divided.
 
     Returns:
-        The mean distance of the log-probabilities from those that the rollouts were sampled with.
+        The log-probabilities of the generated tokens, float32 [len(rows), T]; 0 for others.
     """
-    difference = 0.0
-    generated = int(batch.loss_mask[rows].sum())
+    computed = torch.zeros(len(rows), batch.input_ids.shape[1])
     # Nothing before the first generated token or after the last one is in the loss.
     first = int(batch.prompt_lengths[rows].min())
     last = int(batch.loss_mask[rows].any(0).nonzero().max()) + 1
     bytes_of_a_row = (last - first) * model.config.get_text_config().vocab_size * 4
-    for some in rows.split(max(1, LOGITS_BYTES // bytes_of_a_row)):
+    at_once = max(1, LOGITS_BYTES // bytes_of_a_row)
+    for some, kept in zip(rows.split(at_once), computed.split(at_once), strict=True):
         mask = batch.loss_mask[some, first:last].bool()
         input_ids = batch.input_ids[some, :last]
         # Padding is on the right, which causal attention does not see: no attention mask is needed.
@@ -419,8 +466,8 @@ def add_gradients(
         advantages = batch.advantages[some, None].expand_as(mask)[mask]
         loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
         (loss / tokens).backward()
-        difference += float((logprobs.detach() - sampled_with).abs().sum())
-    return difference / generated
+        kept[:, first:last][mask] = logprobs.detach()
+    return computed
 
 
 def held_out_accuracy(
@@ -500,12 +547,18 @@ class Curve:
     """Mean distance of the log-probabilities of trainer and service on each batch."""
     tokens: dict[int, int] = field(default_factory=lambda: {0: 0})
     """Generated for training, up to each batch."""
+    ratio: dict[int, float] = field(default_factory=dict)
+    """Mean ratio of the probabilities of trainer and service on each batch, as the service has compared them."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """Why they part, as the service says, by the kind of the cause."""
 
     @property
     def latest(self) -> str:
         """The latest figures as text."""
         latest = {"held-out": self.held_out, "reward": self.reward}
-        return ", ".join(f"{name} {[*shares.values()][-1]:.1%}" for name, shares in latest.items() if shares)
+        figures = [f"{name} {[*shares.values()][-1]:.1%}" for name, shares in latest.items() if shares]
+        figures += [f"ratio {ratio:.4f}" for ratio in [*self.ratio.values()][-1:]]
+        return ", ".join(figures)
 
     def report(self, path: Path, console: Console) -> None:
         """Draws the curve, and prints first and last held-out accuracy to stdout as one line of JSON."""
@@ -515,6 +568,8 @@ class Curve:
         figures = {"held_out_before": round(before, 4), "held_out_after": round(after, 4)}
         if self.difference:
             figures["largest_mean_logprob_difference"] = round(max(self.difference.values()), 4)
+        if self.ratio:
+            figures["largest_mean_ratio"] = round(max(self.ratio.values()), 4)
         typer.echo(json.dumps(figures))
 
     def draw(self, path: Path) -> None:

@@ -10,6 +10,7 @@ out.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from examples.train_grpo import (
     SAMPLING,
     Curve,
     CurveOption,
+    ReportOption,
     SeedOption,
     UrlOption,
     additions,
@@ -31,7 +33,9 @@ from examples.train_grpo import (
     model_to_train,
     progress_bar,
     prompt_batches,
+    report_step,
     running_service,
+    wants_reports,
 )
 from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput
 from rollout_client.tensors import to_tensors
@@ -48,21 +52,23 @@ def main(
     steps: Annotated[int, typer.Option(min=1)] = EMBEDDED.steps,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_async.png"),
+    report_logprobs: ReportOption = None,
 ) -> None:
     """Trains the embedded model on additions, one step off-policy, and measures it on sums that it never sees."""
     console = Console(stderr=True)
     with running_service(lambda: read_config(config, port=free_port()), url, console) as client:
-        trained = train(client, steps, seed, console)
+        trained = train(client, steps, seed, console, report_logprobs)
     trained.report(curve, console)
 
 
-def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
+def train(client: RolloutClient, steps: int, seed: int, console: Console, report_logprobs: bool | None = None) -> Curve:
     model, optimizer, schedule = model_to_train(str(EMBEDDED_MODEL), EMBEDDED._replace(steps=steps), seed)
     questions = additions()
     # A service that was running already may have the weights of an earlier training.
     pusher = PolicyPusher(client)
     version = pusher.push(model).version
     curve = Curve("GRPO on additions, one step off-policy", held_out={0: held_out_accuracy(client, questions, version)})
+    reports = wants_reports(client, report_logprobs)
     with progress_bar(console) as progress, ThreadPoolExecutor(1) as thread:
         task = progress.add_task("", total=steps, latest=curve.latest)
         begin = rollouts_of_next_step(client, thread, questions.trained_on, seed)
@@ -72,9 +78,10 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
             if step < steps:
                 ahead = begin(version)
             curve.reward[step] = mean_reward(response)
-            curve.difference[step] = improve(
-                model, optimizer, to_tensors(response, pad_token_id=0), EMBEDDED.minibatches
-            )
+            # Tokens of the version before are no finding: the report says with which one it was computed.
+            report = partial(report_step, client, version, step, curve, progress.console) if reports else None
+            batch = to_tensors(response, pad_token_id=0)
+            curve.difference[step] = improve(model, optimizer, batch, EMBEDDED.minibatches, report=report)
             schedule.step()
             version = pusher.push(model).version
             if step % EMBEDDED.steps_between_measurements == 0 or step == steps:

@@ -29,6 +29,7 @@ from examples.train_grpo import (
     CurveOption,
     Questions,
     Recipe,
+    ReportOption,
     SeedOption,
     UrlOption,
     config_of_model,
@@ -37,6 +38,7 @@ from examples.train_grpo import (
     model_and_recipe,
     progress_bar,
     running_service,
+    wants_reports,
     warmup_steps,
 )
 from rollout_client import PolicyPusher, RolloutClient
@@ -52,24 +54,33 @@ def main(
     batches: Annotated[int | None, typer.Option(min=1, help="Batches of rollouts.")] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_trl.png"),
+    report_logprobs: ReportOption = None,
 ) -> None:
     """Trains a model with TRL, any but the embedded one with LoRA, and measures it on questions held out."""
     console = Console(stderr=True)
     folder, recipe = model_and_recipe(model, None, console)
     recipe = recipe._replace(steps=batches or (BATCHES_OF_ROLLOUTS if recipe is EMBEDDED else recipe.steps))
     with running_service(partial(config_of_model, folder, recipe.lora_rank), url, console) as client:
-        trained = train(client, folder, recipe, seed, console)
+        trained = train(client, folder, recipe, seed, console, report_logprobs)
     trained.report(curve, console)
 
 
-def train(client: RolloutClient, folder: str, recipe: Recipe, seed: int, console: Console) -> Curve:
+def train(
+    client: RolloutClient,
+    folder: str,
+    recipe: Recipe,
+    seed: int,
+    console: Console,
+    report_logprobs: bool | None = None,
+) -> Curve:
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
     curve = Curve(f"TRL's GRPOTrainer: {Path(folder).name}, {recipe.questions}")
     questions = QUESTIONS[recipe.questions]()
     samples = [sample.model_dump(exclude_unset=True) for sample in questions.trained_on]
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in samples]
-    rollout_func = ServiceRolloutFunc(client, task_name="math")
+    reports = wants_reports(client, report_logprobs)
+    rollout_func = ServiceRolloutFunc(client, task_name="math", report_logprobs=reports)
     untyped: Any = AutoModelForCausalLM
     model = untyped.from_pretrained(folder, dtype=torch.float32)
     with progress_bar(console) as progress:
@@ -152,7 +163,10 @@ class Measurement(TrainerCallback):
     def on_log(self, *event: Any, **about: Any) -> None:
         _, state, _ = event
         if about["logs"].get("reward") is not None:
-            self.curve.reward[-(-state.global_step // self.steps_per_batch)] = about["logs"]["reward"]
+            batch = -(-state.global_step // self.steps_per_batch)
+            self.curve.reward[batch] = about["logs"]["reward"]
+            if "mismatch/mean_ratio" in about["logs"]:
+                self.curve.ratio[batch] = about["logs"]["mismatch/mean_ratio"]
             self.progress.update(self.bar, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:

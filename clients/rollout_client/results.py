@@ -297,13 +297,14 @@ def seats_of(sample: SampleResult) -> list[SampleResult]:
 
 
 def seat_of(sample: SampleResult, branch: Branch) -> SampleResult:
-    """The branch as a rollout. `metrics` are those of the whole game."""
+    """The branch as a rollout. `metrics` are those of the whole game; the service knows it by no `rollout_id`."""
     rewards = branch.rewards or {}
     is_known = sample.total_reward is not None
     return sample.model_copy(
         update={
             "message_log": branch.message_log,
             "branches": [],
+            "rollout_id": None,
             "rewards": rewards,
             "total_reward": sum(rewards.values()) if is_known else None,
         }

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
+from rollout_client.contract.base import Priority
 from rollout_env.users import STOP
 
 
@@ -27,6 +28,9 @@ class ChatModelSettings(StrictSettings):
     """With a service of this kind: the named policy that answers; by default the one without a name."""
     version: int | None = Field(default=None, ge=0)
     """With a service of this kind: the version that must answer, which must be current; by default the current one."""
+    priority: Priority | None = None
+    """With a service of this kind: the share of its engines, by default `interactive`. With `batch` it answers in the
+    gaps that others leave, and a step that asks it waits as long."""
     prices: ModelPrices | None = None
     """Prices of its tokens, for the `cost` of its replies."""
     api_key_variable: str | None = None
@@ -57,9 +61,9 @@ class ChatModelSettings(StrictSettings):
         return self
 
     @property
-    def query(self) -> dict[str, str | int]:
+    def query(self) -> dict[str, str | float]:
         """Parameters of the address of each call."""
-        demand = {"policy": self.policy, "version": self.version}
+        demand = {"policy": self.policy, "version": self.version, "priority": self.priority}
         return {name: value for name, value in demand.items() if value is not None}
 
 

@@ -35,18 +35,21 @@ class ReportRefused(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerReport:
-    """A trainer's numbers of one rollout. `weight_version` is the label of the version that it computed with."""
+    """A trainer's numbers of one rollout. `weight_version` is the label of the version that it computed with; `start`
+    the place in the log of its first number, if the numbers may leave out the log's end."""
 
     rollout_id: str
     logprobs: Floats
     mask: NDArray[np.bool_] | None = None
     token_ids: NDArray[np.int64] | None = None
     weight_version: str | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedRollout:
-    """A rollout beside a report about it. Arrays have an element for each generated token, in the order of the log."""
+    """A rollout beside a report about it. Arrays have an element for each generated token of the report, in the order
+    of the log."""
 
     rollout_id: str
     sampled: Floats
@@ -61,6 +64,8 @@ class ComparedRollout:
     """Tokens that the policy has not generated, and that the trainer's mask has in the loss."""
     other_token: tuple[int, int] | None
     """The first token that the trainer has another id for: index of its message, and place within it."""
+    start: int = 0
+    """How many generated tokens come before the report's."""
 
     @property
     def tokens(self) -> int:
@@ -91,18 +96,22 @@ def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollou
     )
     places = places_of(report, is_generated, sizes[: generated.index(True)] if any(generated) else sizes)
     given = report.logprobs[is_generated[places]]
+    first = int(is_generated[: places[0]].sum()) if len(places) else 0
+    sampled = sampled[first : first + len(given)]
     if not np.isfinite(given).all():
         raise ReportRefused("a log-probability of a generated token is not a finite number: send what was computed")
     replay = rollout.get("replay") or {}
+    labels = labels_of(record, messages, generated, replay.get("engine", ""))
     return ComparedRollout(
         rollout_id=report.rollout_id,
         sampled=sampled,
         difference=np.clip(given - sampled, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE),
-        labels=labels_of(record, messages, generated, replay.get("engine", "")),
+        labels={name: cut(spans, first, first + len(given)) for name, spans in labels.items()},
         temperature=replay.get("temperature", 1.0),
         stated_version=report.weight_version,
         unmasked=0 if report.mask is None else int((report.mask & ~is_generated[places]).sum()),
-        other_token=other_token(messages, report.token_ids),
+        other_token=other_token(messages, report),
+        start=first,
     )
 
 
@@ -111,33 +120,42 @@ def is_policys(message: Mapping[str, Any]) -> bool:
 
 
 def places_of(report: TrainerReport, is_generated: NDArray[np.bool_], prompt_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """The places in the log of what was reported: all tokens, all but the first, those after the prompt, or those that
-    were generated. Where two of them are as many they are the same."""
+    """The places in the log of what was reported: those from `start` on; or all tokens, all but the first, those after
+    the prompt, or those that were generated. Where two of these are as many they are the same."""
     total, prompt, count = len(is_generated), sum(prompt_sizes), len(report.logprobs)
     if report.mask is not None and len(report.mask) != count:
         raise ReportRefused(f"mask has {len(report.mask)} values for {count} logprobs: send as many")
     everything = np.arange(total)
+    if report.start is not None:
+        if not 0 <= report.start <= total - count:
+            raise ReportRefused(f"{count} logprobs from token {report.start} on for a rollout of {total} tokens")
+        return everything[report.start : report.start + count]
     for places in (everything[is_generated], everything[prompt:], everything[1:], everything):
         if len(places) == count:
             return places
     raise ReportRefused(
         f"{count} logprobs for a rollout of {int(is_generated.sum())} generated tokens, {total - prompt} after its "
-        f"prompt and {total} in all: send one for each token of one of these"
+        f"prompt and {total} in all: send one for each token of one of these, or say at which token they `start`"
     )
 
 
-def other_token(messages: Sequence[Mapping[str, Any]], token_ids: NDArray[np.int64] | None) -> tuple[int, int] | None:
-    if token_ids is None:
+def other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) -> tuple[int, int] | None:
+    theirs = report.token_ids
+    if theirs is None:
         return None
-    begin = 0
-    for index, message in enumerate(messages):
-        own = np.asarray(message["token_ids"], np.int64)
-        theirs = token_ids[begin : begin + len(own)]
-        if len(theirs) < len(own) or (theirs != own).any():
-            same = len(theirs) if (theirs == own[: len(theirs)]).all() else int((theirs != own[: len(theirs)]).argmax())
-            return index, same
-        begin += len(own)
-    return None if begin == len(token_ids) else (len(messages) - 1, len(messages[-1]["token_ids"]))
+    own = np.fromiter(chain.from_iterable(message["token_ids"] for message in messages), np.int64)
+    if report.start is not None:
+        # The end of the log that a report leaves out is not compared either.
+        end = report.start + len(report.logprobs)
+        own, theirs = own[:end], theirs[:end]
+    common = min(len(own), len(theirs))
+    others = np.flatnonzero(own[:common] != theirs[:common])
+    if not len(others) and len(own) == len(theirs):
+        return None
+    place = int(others[0]) if len(others) else common
+    ends = np.cumsum([len(message["token_ids"]) for message in messages])
+    index = min(int(np.searchsorted(ends, place, "right")), len(messages) - 1)
+    return index, place - int(ends[index] - len(messages[index]["token_ids"]))
 
 
 def labels_of(
@@ -163,6 +181,12 @@ def labels_of(
     label(labels.setdefault("policy", []), 0, begin, [(0, begin, record.get("policy") or "unnamed")])
     label(labels.setdefault("engine", []), 0, begin, [(0, begin, engine)])
     return labels
+
+
+def cut(labels: Sequence[LabelledTokens], start: int, end: int) -> list[LabelledTokens]:
+    """The spans of the tokens `[start, end)`, which count from `start`."""
+    inside = [(max(one.start, start), min(one.end, end), one.label) for one in labels]
+    return [LabelledTokens(begin - start, stop - start, name) for begin, stop, name in inside if begin < stop]
 
 
 def label(labels: list[LabelledTokens], begin: int, end: int, spans: Sequence[tuple[int, int, str]]) -> None:

@@ -25,6 +25,8 @@ LEAST_SLOPE = 0.1
 LEAST_CORRELATION = 0.5
 HEAD_FACTOR = 3.0
 """By how much the differences at the beginning of messages exceed the others, if the prompt is another one."""
+LEAST_SIZE = 1e-4
+"""A smaller mean difference is none."""
 LEAST_KINSHIP = 0.3
 """The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
 LEAST_ROLLOUTS = 8
@@ -196,9 +198,10 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
     head, rest = total(one.head for one in window), total(one.rest for one in window)
     is_enough = min(head.tokens, rest.tokens) >= LEAST_TOKENS / 4
     if is_enough and head.mean_size >= HEAD_FACTOR * rest.mean_size:
+        factor = head.mean_size / max(rest.mean_size, LEAST_SIZE)
         return MismatchFinding(
             "other_prompt",
-            f"{apart}, and {head.mean_size / rest.mean_size:.2g} times more where messages begin than behind: the "
+            f"{apart}, and {factor:.2g} times more where messages begin than behind: the "
             "trainer has another prompt before them. Compare its chat template, system prompt and special tokens, or "
             "report `token_ids` to be told the token.",
         )

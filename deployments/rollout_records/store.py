@@ -150,6 +150,7 @@ def with_report(kept: KeptRecord, report: TrainerReport, now: float) -> tuple[Co
         "mean_ratio": float(ratios.mean()),
         "largest_ratio": float(ratios.max()),
         "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),
+        "start": rollout.start,
         "weight_version": report.weight_version,
         "reported_at": now,
     }

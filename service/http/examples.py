@@ -1,8 +1,9 @@
 """Example objects that several descriptions of the OpenAPI document share. Each route's own are beside the route."""
 
 from rollout_client.contract.messages import Message, PromptMessage, WeightVersionSpan
+from rollout_client.contract.origins import Fork
 from rollout_client.contract.problems import FieldProblem, Problem
-from rollout_client.contract.rollouts import Fork, SampleInput, SampleMetrics, SampleResult
+from rollout_client.contract.rollouts import SampleInput, SampleMetrics, SampleResult
 
 CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 REQUEST_ID = "train-7/step-12"

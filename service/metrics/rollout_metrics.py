@@ -17,6 +17,7 @@ from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import final_reward
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
+from service.scheduling.priority import priority_name
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
@@ -55,6 +56,11 @@ class RolloutMetrics(RolloutObserver):
             "rollout_tokens_total",
             "Tokens of rollouts that have ended: generated, or of the environment.",
             ("task_name", "kind"),
+        )
+        self._tokens_by_priority = SummedCounter(
+            "rollout_generated_tokens_by_priority_total",
+            "Tokens of generations and calls that have ended, by the priority of their request.",
+            ("priority",),
         )
         self._failed_calls = SummedCounter(
             "rollout_failed_calls_total",
@@ -113,6 +119,10 @@ class RolloutMetrics(RolloutObserver):
 
     def took(self, work: Work, seconds: float) -> None:
         self._work.observe(seconds, work)
+
+    def generated(self, weight: float, tokens: int) -> None:
+        """Counts the tokens of a generation; `weight` is that of its request's priority."""
+        self._tokens_by_priority.add(tokens, priority_name(weight))
 
     def ended(self, result: SampleResult, staleness: int | None) -> None:
         task_name, metrics = result.task_name, result.metrics

@@ -17,8 +17,9 @@ from deployments.protocols.generation import GenerationRequest, GeneratorDescrip
 from deployments.protocols.images import ImageSpan, image_spans
 from rollout_client.contract.base import VersionLabel, read_label
 from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
+from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import GenerationOrigin, ReplayRecord, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.problems import RequestProblem, invalid_request
 from service.rollouts.episode_records import sampling_of_turn
 

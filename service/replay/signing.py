@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollout_client.contract.messages import Message
+from rollout_client.contract.origins import ReplayRecord
 from rollout_client.contract.replay import SignatureVerdict
-from rollout_client.contract.rollouts import ReplayRecord, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.settings import AccessSettings
 
 LEAST_SECRET_BYTES = 32

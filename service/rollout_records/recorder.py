@@ -16,14 +16,14 @@ from pydantic import BaseModel
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RecordNote
-from deployments.rollout_records.failures import RolloutUnknown
+from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
-from service.scheduling.priority import name_of_weight
+from service.scheduling.priority import priority_name
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
@@ -60,7 +60,7 @@ class RolloutRecorder:
             "request_id": episode.identity.request_id,
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
-            "priority": name_of_weight(episode.start.share.weight),
+            "priority": priority_name(episode.start.share.weight),
             "began_at": began_at(episode),
             "ended_at": ended_at,
             "generations": [
@@ -100,7 +100,10 @@ class RolloutRecorder:
 
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
-        return record_of(await self.store.record(rollout_id, caller.namespace))
+        kept = await self.kept(rollout_id, caller)
+        if kept is None:
+            raise rollout_unknown(rollout_id)
+        return kept[0]
 
     async def annotate(self, rollout_id: str, caller: Caller, note: RecordedFork | RecordedReplay) -> None:
         """Adds something that happened after its end to the record, if that is kept. The note can be lost."""
@@ -110,7 +113,10 @@ class RolloutRecorder:
             logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
 
     async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
-        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`."""
+        """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`.
+
+        Records are written beside the answer: one that is asked for at once is waited for.
+        """
         for wait_s in (*KEPT_AFTER_S, None):
             try:
                 kept = await self.store.record(rollout_id, caller.namespace)

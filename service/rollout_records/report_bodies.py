@@ -30,6 +30,7 @@ def report_of(given: TrainerLogprobs, rollout_id: str) -> TrainerReport:
         None if given.mask is None else np.array(given.mask, bool),
         None if given.token_ids is None else np.array(given.token_ids, np.int64),
         given.weight_version,
+        given.start,
     )
 
 

@@ -13,9 +13,10 @@ from deployments.protocols.chat import ChatTokenizer
 from deployments.rollout_records.failures import records_not_configured
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, Message
+from rollout_client.contract.origins import Fork
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollout_records import RolloutRecord
-from rollout_client.contract.rollouts import Fork, RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode

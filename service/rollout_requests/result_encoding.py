@@ -24,7 +24,7 @@ from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbe
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import SAMPLE_FAILED, RequestProblem
-from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
+from service.rollout_requests.running_rollout import RunningRollout, SampleFailed
 from service.rollouts.episode_records import Echo
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 

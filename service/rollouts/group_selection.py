@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import mean, pstdev
 from typing import NamedTuple
 
-from rollout_client.contract.group_conditions import Condition, GroupConditions
-from rollout_client.contract.rollouts import GroupCounts, SampleResult
+from rollout_client.contract.group_conditions import Condition, GroupConditions, GroupCounts
+from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD
 
 PRIOR_VERDICTS = 4

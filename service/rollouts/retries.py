@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from deployments.failures import RolloutFailure, TurnTimedOut
+from deployments.failures import EnvironmentShuttingDown, ReplicaShuttingDown, RolloutFailure, TurnTimedOut
 from service.rollouts.pacing import LoopPacer
 
 logger = logging.getLogger("rollout_service.rollouts")
@@ -78,6 +78,8 @@ async def with_retries(
 ) -> Result:
     """Makes the call until it succeeds, as long as its failures are retryable and the budget lasts.
 
+    The first retry of a call whose replica is shut down is made at once: another one takes it.
+
     Args:
         pacer: spreads the failures of many calls, which one dead replica fails at once, over loop iterations.
 
@@ -97,7 +99,9 @@ async def with_retries(
                 raise
             budget.note(failure)
             logger.info("A call is retried: %s", failure, extra=budget.log_fields)
-        await asyncio.sleep(pause_s(retry))
+            is_handed_over = isinstance(failure, ReplicaShuttingDown | EnvironmentShuttingDown)
+        if retry or not is_handed_over:
+            await asyncio.sleep(pause_s(retry))
     raise AssertionError("There is no last retry.")
 
 

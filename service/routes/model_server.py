@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Annotated, Any
+from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -109,8 +110,18 @@ async def share_of_trainer(
     return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
 
 
-async def share_of_its_own() -> None:
+async def share_of_its_own(
+    caller: AuthorizedCaller,
+    priority: Annotated[
+        Priority | None, Query(description="The share of the engines that the call gets; `interactive` by default.")
+    ] = None,
+) -> RequestShare | None:
     """Each call is a party."""
+    return None if priority is None else share_of(uuid4().hex, priority, caller)
+
+
+async def no_share() -> None:
+    """The call generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +234,12 @@ CALL_ROUTES = (
 )
 
 
+def share_dependency(endpoint: Endpoint) -> Any:
+    if endpoint in TOKEN_ENDPOINTS:
+        return share_of_trainer
+    return share_of_its_own if endpoint in GENERATED else no_share
+
+
 def answers_calls_of(endpoint: Endpoint) -> Any:
     """The function of a route."""
 
@@ -235,9 +252,7 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         request_id: RequestId,
         caller: AuthorizedCaller,
         demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
-        share: Annotated[
-            RequestShare | None, Depends(share_of_trainer if endpoint in TOKEN_ENDPOINTS else share_of_its_own)
-        ],
+        share: Annotated[RequestShare | None, Depends(share_dependency(endpoint))],
     ) -> Response:
         read = await read_call(endpoint, request, rollouts, admitted)
         body = read.body

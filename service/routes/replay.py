@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.replay import ReplayedGeneration, ReplayRequest, ReplayResponse, TokenDifference
 from rollout_client.contract.rollout_records import RecordedReplay
-from rollout_client.contract.rollouts import GenerationOrigin, ReplayRecord, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import REQUEST_ID, RESULT

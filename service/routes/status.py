@@ -61,9 +61,10 @@ info_router = APIRouter(prefix="/info", tags=["info"])
 @info_router.get(
     "", **needs("read"), summary="Describe the service", responses={200: json_response(INFO), **refusals()}
 )
-async def info(rollouts: Rollouts) -> ServiceInfo:
+async def info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
-    return rollouts.info().model_copy(update={"follow": await rollouts.policy.follow_state()})
+    further = {"follow": await rollouts.policy.follow_state(), "keeps_records": services.records is not None}
+    return rollouts.info().model_copy(update=further)
 
 
 @info_router.get(

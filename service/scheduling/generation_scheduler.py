@@ -6,41 +6,28 @@ from all requests (`fair_queue.py`), and a rollout goes to the replica that has 
 
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
 generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
-replica while another has room for it and moving costs less than waiting.
+replica while another has room for it and moving costs less than waiting. Generations that fill gaps
+(`gap_filling.py`) wait apart from these, and take none of their room.
 """
 
 import math
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 
-from deployments.protocols.generation import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
+from deployments.protocols.generation import GenerationRequest, ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
-from service.scheduling.replica_affinity import Assignment, ReplicaAffinity
-from service.scheduling.replica_queues import (
-    PREFILL_COST,
-    UNKNOWN_REPLICA,
-    ReplicaQueues,
-    RequestFlow,
-    RequestState,
-    ScheduledGeneration,
-)
+from service.scheduling.gap_filling import GAP_PART, GapFilling
+from service.scheduling.replica_queues import PREFILL_COST, ScheduledGeneration
+from service.scheduling.replica_set import ReplicaSet
 from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
+from service.scheduling.scheduled_requests import ScheduledRequests
 
-FIRST_EXPECTED_TOKENS = 1024.0
-"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
-generations runs out of KV cache."""
-LEARNING_RATE = 1 / 16
-"""Weight of the latest generation in the moving mean of lengths."""
-HIGHEST_RANK = 31
-"""Later turns have this rank too, because the queue searches the ranks of a request one by one."""
 TURN_BATCHES = 2
 """At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
 LARGEST_BATCH = 256
 """Assumed batch of an engine that does not say how large its batch is."""
-SUSPECT_LOAD = 1_000_000
-"""Load that is assumed of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are
-suspect, or to try it."""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -48,74 +35,74 @@ Started = Sequence[ScheduledGeneration]
 class GenerationScheduler:
     """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
 
-    def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
+    def __init__(
+        self, window_factor: float | None, choose: random.Random | None = None, gap_part: float = GAP_PART
+    ) -> None:
         """Begins without replicas.
 
         Args:
             window_factor: the window of a replica in multiples of its engine's batch; `None` lets each generation start
                 at once, on the replica of its rollout.
             choose: breaks ties between replicas.
+            gap_part: that of `GapFilling`.
         """
         self._window_factor = window_factor
-        self._capacity = EngineCapacity()
-        self._queue = ReplicaQueues()
-        self._affinity = ReplicaAffinity(choose)
-        self._windows = {UNKNOWN_REPLICA: ReplicaWindow(self._capacity, window_factor)}
-        self._windows_of_gone: dict[str, ReplicaWindow] = {}
-        """Windows of replicas that are not listed any more: one that is listed again may still run generations."""
-        self._free: dict[str, ReplicaWindow] = {UNKNOWN_REPLICA: self._windows[UNKNOWN_REPLICA]}
+        self._replicas = ReplicaSet(window_factor)
+        self._requests = ScheduledRequests(self._replicas, choose)
+        self._queue, self._affinity = self._requests.queue, self._requests.affinity
+        self._gaps = GapFilling(self._replicas, self._queue, gap_part, choose)
+        self._free = self._replicas.windows.copy()
         """Replicas that can run a generation at once and have none waiting."""
         self._to_try: set[str] = set()
         """Suspect replicas without a generation, which the next one tries."""
-        self._load_of_others: dict[str, int] = {}
-        self._requests: dict[str, RequestState] = {}
-        """By id."""
-        self._request_of: dict[str, RequestState] = {}
-        """By rollout."""
-        self._mean_tokens = FIRST_EXPECTED_TOKENS
-        self._rolling: RollingActivation | None = None
 
     @property
     def waiting(self) -> int:
         """How many generations wait."""
-        return len(self._queue)
+        return len(self._queue) + len(self._gaps.queue)
 
     @property
     def has_suspects(self) -> bool:
         """Whether `try_suspects` is to be called in some seconds."""
-        return any(window.is_suspect for window in self._windows.values())
+        return self._replicas.has_suspects
+
+    @property
+    def has_gap_fillers_waiting(self) -> bool:
+        """Whether `start_starved` is to be called in some seconds."""
+        return bool(self._gaps.queue)
 
     @property
     def waiting_by_weight(self) -> Counter[float]:
         """How many generations wait, by the weight that their request has for its priority."""
-        return Counter(generation.request.share.weight for generation in self._queue)
+        return Counter(generation.request.share.weight for generation in chain(self._queue, self._gaps.queue))
 
     def waiting_for(self, replica: str) -> int:
-        """How many of them wait for this replica; each choice of a call counts."""
+        """How many of them need this replica: each choice of a call counts, and none that fills gaps."""
         return self._queue.size_at(replica)
 
     def ongoing_on(self, replica: str) -> int:
         """Generations of all ingress replicas on this replica, as far as known; 0 for one that is not listed."""
-        window = self._windows.get(replica)
-        return 0 if window is None else window.ongoing + self._queue.size_at(replica)
+        window = self._replicas.windows.get(replica)
+        return 0 if window is None else window.ongoing + window.filling + self._queue.size_at(replica)
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Starts the generation, or lets it wait."""
-        of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
-        generation = ScheduledGeneration.of(request, of_request, self._assignment(request))
+        if request.share.fills_gaps:
+            return self._gaps.submit(request)
+        generation = self._requests.generation_of(request)
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
         if tried is not None:
             self._try(generation, tried)
             return generation
-        if self._load_of_others:
+        if self._replicas.load_of_others:
             self._leave_suspect(generation)
         self._place(generation)
         return generation
 
     def try_suspects(self) -> Started:
         """Lets one generation try each suspect replica that has none: the oldest one that waits, else the next one."""
-        windows = self._windows.items()
-        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.generations}
+        windows = self._replicas.windows.items()
+        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.has_generations}
         started: list[ScheduledGeneration] = []
         for replica in sorted(self._to_try):
             generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
@@ -123,7 +110,18 @@ class GenerationScheduler:
                 self._queue.remove(generation)
                 self._try(generation, replica)
                 started.append(generation)
+            elif (filler := self._gaps.try_on(replica)) is not None:
+                self._to_try.discard(replica)
+                started.append(filler)
         return started
+
+    def generations_to_park(self) -> Started:
+        """Those that fill a gap which is needed now, each once: the caller interrupts them, and reports their ends."""
+        return self._gaps.generations_to_park()
+
+    def start_starved(self) -> Started:
+        """Lets one generation that fills gaps start in turn with others, if none has run since the last call."""
+        return self._gaps.start_starved()
 
     def end(
         self,
@@ -140,48 +138,49 @@ class GenerationScheduler:
         """
         window, replica = generation.window, generation.replica
         assert window is not None
-        policy = generation.request.policy
-        window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
+        fills_gaps = generation.request.share.fills_gaps
+        requests = self._gaps.requests if fills_gaps else self._requests
+        if fills_gaps:
+            self._gaps.end(generation, window)
+        else:
+            policy = generation.request.policy
+            window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
         generation.window = None
         if new_tokens is not None:
-            self._learn(generation, new_tokens)
+            if not fills_gaps:
+                self._queue.advance(generation.virtual_time)
+            requests.learn(generation, new_tokens)
             if not replica_failed:
                 generation.assignment.avoided = None
                 window.note_success()
         if replica_failed:
-            self._affinity.mark_failed(generation.request.rollout_id)
+            requests.affinity.mark_failed(generation.request.rollout_id)
             window.note_failure()
-        if self._windows.get(replica) is not window:
-            if not window.generations:
-                self._windows_of_gone.pop(replica, None)
+        if not self._replicas.is_listed(replica, window):
             return ()
-        if replica_failed or replica in self._load_of_others:
-            self._note_load(replica, window)
-        if not self._queue:
-            self._note_free(replica, window)
-            return ()
+        if replica_failed or replica in self._replicas.load_of_others:
+            self._replicas.note_load(replica, window)
         moved = self._place_elsewhere(replica) if window.is_suspect else ()
         return [*moved, *self._fill(replica, window)]
 
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
         self._affinity.mark_failed(rollout_id)
+        self._gaps.requests.affinity.mark_failed(rollout_id)
 
-    def cancel(self, generation: ScheduledGeneration) -> None:
+    def cancel(self, generation: ScheduledGeneration) -> Started:
         """Forgets a generation that waits."""
-        self._queue.remove(generation)
-        self._note_free(generation.replica, self._windows[generation.replica])
+        if generation.request.share.fills_gaps:
+            self._gaps.queue.remove(generation)
+        else:
+            self._queue.remove(generation)
+            self._note_free(generation.replica, self._replicas.windows[generation.replica])
+        return self._gaps.fill_all()
 
     def release(self, rollout_id: str) -> None:
         """Forgets a rollout that has no further generation. Ignores unknown ids."""
-        self._affinity.release(rollout_id)
-        of_request = self._request_of.pop(rollout_id, None)
-        if of_request is None:
-            return
-        of_request.rollouts -= 1
-        if not of_request.rollouts:
-            self._queue.forget(of_request.flow, of_request.part)
-            del self._requests[of_request.id]
+        self._requests.release(rollout_id)
+        self._gaps.requests.release(rollout_id)
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
         """Records the load that the replica has reported.
@@ -189,21 +188,19 @@ class GenerationScheduler:
         Args:
             ended: generations of this ingress that have ended and are no longer in `load`, but whose `end` is to come.
         """
-        window = self._windows.get(replica)
+        window = self._replicas.windows.get(replica)
         if window is None:
             return ()
         self._queue.advance(load.virtual_time)
         if window.observe(load, ended):
-            self._note_load(replica, window)
-        return self._fill(replica, window) if self._queue else ()
+            self._replicas.note_load(replica, window)
+        return self._fill(replica, window) if self._queue or self._gaps.queue else ()
 
     def set_capacity(self, capacity: EngineCapacity) -> Started:
         """Sets the number of sequences and tokens that every engine can run at once."""
-        if capacity == self._capacity or self._window_factor is None:
+        if capacity == self._replicas.capacity or self._window_factor is None:
             return ()
-        self._capacity = capacity
-        for window in self._windows.values():
-            window.resize(capacity)
+        self._replicas.resize(capacity)
         return self._fill_all()
 
     def set_rolling(self, rolling: RollingActivation | None) -> Started:
@@ -211,104 +208,62 @@ class GenerationScheduler:
 
         Generations that wait for one whose version they do not accept any more wait for others.
         """
-        self._rolling = rolling
-        waiting = [generation for generation in self._queue if not self._admits(generation.replica, generation.request)]
+        replicas = self._replicas
+        replicas.rolling = rolling
+        waiting = [each for each in self._queue if not replicas.admits(each.replica, each.request)]
         for generation in waiting:
             self._queue.remove(generation)
-            self._assignment(generation.request)
+            self._requests.assign(generation.request)
             self._place(generation)
+        self._gaps.reassign()
         return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
 
     def set_replicas(self, replicas: Collection[str]) -> Started:
         """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
-        names = replicas or (UNKNOWN_REPLICA,)
-        gone = self._windows.keys() - names
-        for replica in names:
-            if replica not in self._windows:
-                self._add_replica(replica)
+        gone = self._replicas.list_anew(replicas)
         for replica in gone:
-            self._remove_replica(replica)
+            self._free.pop(replica, None)
+            self._to_try.discard(replica)
+        for replica, window in self._replicas.windows.items():
+            self._note_free(replica, window)
         moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
+        self._gaps.reassign()
         return moved + list(self._fill_all())
-
-    def _add_replica(self, replica: str) -> None:
-        window = self._windows_of_gone.pop(replica, None) or ReplicaWindow(self._capacity, self._window_factor)
-        window.resize(self._capacity)
-        self._windows[replica] = window
-        self._note_load(replica, window)
-        self._note_free(replica, window)
-
-    def _remove_replica(self, replica: str) -> None:
-        window = self._windows.pop(replica)
-        if window.generations:
-            self._windows_of_gone[replica] = window
-        self._free.pop(replica, None)
-        self._to_try.discard(replica)
-        self._load_of_others.pop(replica, None)
-
-    def _add_rollout(self, request: GenerationRequest) -> RequestState:
-        share = request.share
-        of_request = self._requests.get(share.id)
-        if of_request is None:
-            flow, part = self._flow_of(share)
-            of_request = self._requests[share.id] = RequestState(share.id, flow, part, self._mean_tokens)
-        of_request.rollouts += 1
-        self._request_of[request.rollout_id] = of_request
-        return of_request
-
-    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
-        """The flow of a request, and the part of it that the request is."""
-        if share.key is None:
-            return self._queue.flow(share.id, share.weight), None
-        flow = self._queue.flow(f"key {share.key}", share.key_weight)
-        return flow, self._queue.part(flow, share.id, share.weight)
-
-    def _assignment(self, request: GenerationRequest) -> Assignment:
-        admitted: Collection[str] = self._windows
-        if self._rolling is not None:
-            # Where none has the version, each refuses; the rollout learns from that whether it can go on.
-            admitted = [replica for replica in self._windows if self._admits(replica, request)] or self._windows
-        return self._affinity.assignment_of(
-            request.rollout_id, request.group, admitted, len(request.prompt_token_ids), self._load_of_others
-        )
-
-    def _admits(self, replica: str, request: GenerationRequest) -> bool:
-        """Whether the replica has a version that the request accepts, as far as known."""
-        return self._rolling is None or self._rolling.admits(replica, request)
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
-        if replica in self._windows and all(window.is_suspect for window in self._windows.values()):
+        if replica in self._replicas.windows and self._replicas.are_all_suspect:
             return ()
+        self._gaps.reassign()
         moved = self._queue.items_at(replica)
         for generation in moved:
             self._queue.remove(generation)
             self._affinity.mark_failed(generation.request.rollout_id)
-            self._assignment(generation.request)
+            self._requests.assign(generation.request)
             self._place(generation)
         return [generation for generation in moved if generation.has_started]
 
     def _leave_suspect(self, generation: ScheduledGeneration) -> None:
         replica = generation.assignment.replica
-        if replica is not None and self._windows[replica].is_suspect:
+        if replica is not None and self._replicas.windows[replica].is_suspect:
             self._affinity.mark_failed(generation.request.rollout_id)
-            self._assignment(generation.request)
+            self._requests.assign(generation.request)
 
     def _place(self, generation: ScheduledGeneration) -> None:
         """Starts the generation, or lets it wait, on the replica of its rollout or on one that it moves to."""
         replica = generation.assignment.replica
         assert replica is not None
-        window, policy = self._windows[replica], generation.request.policy
+        window, policy = self._replicas.windows[replica], generation.request.policy
         if self._free and not (window.has_free_sequence and window.turns.may_start(policy)):
             able = (
                 name
                 for name, free in self._free.items()
-                if free.turns.may_start(policy) and self._admits(name, generation.request)
+                if free.turns.may_start(policy) and self._replicas.admits(name, generation.request)
             )
             other = min(able, key=lambda name: self._free[name].ongoing, default=None)
             if other is not None and self._pays(generation, replica, other):
                 self._affinity.move(generation.request.rollout_id, other)
-                replica, window = other, self._windows[other]
+                replica, window = other, self._replicas.windows[other]
         if not self._queue.may_overtake(generation, replica, window.turns, self._turn):
             self._wait(generation, replica)
             return
@@ -327,7 +282,7 @@ class GenerationScheduler:
         generation.replica = replica
         of_request = generation.of_request
         virtual_time = self._queue.charge(of_request.flow, generation.cost, of_request.part)
-        self._start(generation, self._windows[replica], virtual_time)
+        self._start(generation, self._replicas.windows[replica], virtual_time)
 
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
         cost = generation.cost / generation.of_request.flow.weight
@@ -340,7 +295,9 @@ class GenerationScheduler:
         self._note_free(generation.replica, window)
 
     def _fill_all(self) -> Started:
-        return [started for replica, window in self._windows.items() for started in self._fill(replica, window)]
+        return [
+            started for replica, window in self._replicas.windows.items() for started in self._fill(replica, window)
+        ]
 
     def _fill(self, replica: str, window: ReplicaWindow) -> Started:
         """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
@@ -352,12 +309,14 @@ class GenerationScheduler:
                 and not self._queue.size_at(replica)
                 and (generation := self._worth_moving_to(replica)) is not None
             ):
-                self._move(generation, replica)
+                self._requests.move(generation, replica)
+                self._free.pop(replica, None)
             if generation is None or not window.has_room(generation.kv_tokens, generation.sequences):
                 break
             self._start(generation, window, self._queue.start(generation, generation.cost))
             started.append(generation)
         self._note_free(replica, window)
+        started += self._gaps.fill(replica, window)
         return started
 
     def _worth_moving_to(self, replica: str) -> ScheduledGeneration | None:
@@ -366,65 +325,38 @@ class GenerationScheduler:
         generation = None if longest is None else self._queue.last_of(longest)
         if longest is None or generation is None:
             return None
-        window = self._windows[replica]
+        window = self._replicas.windows[replica]
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
         has_room = window.has_room(tokens, generation.sequences)
         can_start = has_room and window.turns.may_start(generation.request.policy)
-        can_start = can_start and self._admits(replica, generation.request)
+        can_start = can_start and self._replicas.admits(replica, generation.request)
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
-    def _move(self, generation: ScheduledGeneration, replica: str) -> None:
-        """Moves the generation to the queue of another replica."""
-        self._queue.remove(generation)
-        self._affinity.move(generation.request.rollout_id, replica)
-        self._wait(generation, replica)
-
     def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
-        generation.estimate()
-        generation.replica = replica
-        rank = min(generation.request.turn, HIGHEST_RANK)
-        self._queue.wait(generation, replica, rank)
+        self._requests.wait(generation, replica)
         self._free.pop(replica, None)
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
         policy = generation.request.policy
         saved = self._ahead(replica, policy) - self._ahead(other, policy)
-        wait_tokens = saved * self._mean_tokens / self._capacity.sequences
+        wait_tokens = saved * self._requests.mean_tokens / self._replicas.capacity.sequences
         return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
 
     def _ahead(self, replica: str, policy: str | None) -> float:
         """Generations that must end before one of this policy that comes last there can run."""
-        window = self._windows[replica]
+        window = self._replicas.windows[replica]
         ongoing = window.ongoing + self._queue.size_at(replica)
         is_closed = window.is_suspect or not window.turns.may_start(policy)
-        return math.inf if is_closed else max(ongoing + 1 - self._capacity.sequences, 0)
+        return math.inf if is_closed else max(ongoing + 1 - self._replicas.capacity.sequences, 0)
 
     @property
     def _turn(self) -> float:
         """How long the policies that a replica runs may go on while another one waits: about `TURN_BATCHES` batches."""
-        return TURN_BATCHES * min(self._capacity.sequences, LARGEST_BATCH) * self._mean_tokens
-
-    def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
-        of_request, assignment = generation.of_request, generation.assignment
-        self._queue.advance(generation.virtual_time)
-        if isinstance(generation.request, ScoringRequest):
-            # It generates nothing, and tells nothing about the length of generations.
-            return
-        length = new_tokens / generation.sequences
-        of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
-        self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
-        if assignment.replica == generation.replica:
-            assignment.cached_tokens = len(generation.request.prompt_token_ids) + round(length)
+        return TURN_BATCHES * min(self._replicas.capacity.sequences, LARGEST_BATCH) * self._requests.mean_tokens
 
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
         if window.has_free_sequence and not self._queue.size_at(replica):
             self._free[replica] = window
         else:
             self._free.pop(replica, None)
-
-    def _note_load(self, replica: str, window: ReplicaWindow) -> None:
-        if window.of_others or window.is_suspect:
-            self._load_of_others[replica] = window.of_others + (SUSPECT_LOAD if window.is_suspect else 0)
-        else:
-            self._load_of_others.pop(replica, None)

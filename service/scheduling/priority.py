@@ -7,7 +7,9 @@ from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 
 WEIGHTS = {"interactive": 16.0, "train": 1.0, "batch": 1 / 16}
-"""Weights in proportion to a training request. None is infinite: a request of any priority makes progress."""
+"""Weights in proportion to a training request. `batch` fills the gaps that all others leave (`gap_filling.py`): its
+weight is that among requests that do so."""
+FILLS_GAPS: Priority = "batch"
 OTHER = "other"
 """The name for requests whose priority is a number."""
 
@@ -16,19 +18,19 @@ def weight_of(priority: Priority) -> float:
     return WEIGHTS[priority] if isinstance(priority, str) else float(priority)
 
 
-def name_of_weight(weight: float) -> str:
-    """The priority that has this weight; `other` for a number."""
-    return next((name for name, known in WEIGHTS.items() if known == weight), OTHER)
+def priority_name(weight: float) -> str:
+    """The priority that has this weight; `other` if none has."""
+    return next((name for name, of_name in WEIGHTS.items() if of_name == weight), OTHER)
 
 
 def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
     """Counts by the name of the priority, with a 0 for a class without any; `other` are numbers."""
     counts = dict.fromkeys([*WEIGHTS, OTHER], 0)
     for weight, count in by_weight.items():
-        counts[name_of_weight(weight)] += count
+        counts[priority_name(weight)] += count
     return counts
 
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:
     """The share of a request; `unique_id` is unique among all requests."""
-    return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight)
+    return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight, priority == FILLS_GAPS)

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="no-untyped-call"
 
 import json
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,23 +23,29 @@ from examples.train_grpo import (
     QUESTIONS,
     SEEING,
     SMALL,
+    Curve,
     add_gradients,
     additions,
+    config_of_model,
     from_file,
     generated_tokens,
     images_of,
     improve,
+    mean_distance,
     mean_reward,
     model_and_recipe,
     model_to_train,
+    report_step,
     says_an_image,
     sum_of,
+    wants_reports,
 )
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutResponse
+from rollout_client.contract.mismatch import MismatchCause, ReportAnswer
 from rollout_client.tensors import to_tensors
 from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
-from tests.clients.message_logs import rollout
+from tests.clients.message_logs import generated, given_message, rollout
 from tests.paths import REPOSITORY, TINY_MODEL
 
 # Importing what trains takes seconds.
@@ -110,10 +118,12 @@ def test_the_gradients_are_those_of_the_clipped_objective_over_the_whole_batch(
     (-gains[mask].sum() / mask.sum()).backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    difference = add_gradients(model, batch, torch.arange(ROWS), mask.sum())  # type: ignore[arg-type]
+    computed = add_gradients(model, batch, torch.arange(ROWS), mask.sum())  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+    torch.testing.assert_close(computed[:, 1:], logprobs.detach() * mask)
     distances = (logprobs - batch.generation_logprobs[:, 1:])[mask].abs()
+    difference = mean_distance(batch, torch.arange(ROWS), computed)  # type: ignore[arg-type]
     assert difference == pytest.approx(float(distances.mean()))
 
 
@@ -150,7 +160,7 @@ def test_each_row_is_given_the_picture_of_its_rollout() -> None:
         apart = model(input_ids=batch.input_ids[order], **images(torch.tensor(order))).logits
         torch.testing.assert_close(apart, together[order])
     assert not torch.allclose(together[0, -1], together[1, -1])
-    difference = add_gradients(model, batch, rows, batch.loss_mask.sum(), images)
+    difference = mean_distance(batch, rows, add_gradients(model, batch, rows, batch.loss_mask.sum(), images))
     logprobs = together.log_softmax(-1)[:, -3:-1].gather(2, batch.input_ids[:, -2:, None])[..., 0]
     assert difference == pytest.approx(float((logprobs - torch.tensor([-1.0, -0.1])).abs().mean()), abs=1e-5)
 
@@ -174,6 +184,75 @@ def test_a_rollout_whose_policy_has_sampled_a_placeholder_itself_is_left_out() -
 
     improve(model, optimizer, batch, 1, noted)
     assert seen == {0}
+
+
+class ReportingClient:
+    """Answers reports with one cause, and keeps them."""
+
+    def __init__(self, keeps_records: bool = True) -> None:
+        self.keeps_records = keeps_records
+        self.reports: list[dict[str, Any]] = []
+
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(keeps_records=self.keeps_records)
+
+    def report_logprobs(self, **columns: Any) -> ReportAnswer:
+        self.reports.append(columns)
+        cause = MismatchCause(kind="wrong_temperature", message="Divide by it.")
+        return ReportAnswer(compared=1, mean_ratio=1.5, largest_ratio=2.0, causes=[cause])
+
+
+def test_the_first_minibatch_of_a_step_is_reported_with_the_version_that_has_sampled() -> None:
+    model, optimizer, _ = model_to_train(str(TINY_MODEL), EMBEDDED, seed=0)
+    logs = [[given_message(7, 8, 9), generated(30 + place, 31)] for place in range(4)]
+    samples = [
+        rollout(*log, idx=0, total_reward=float(place), rollout_id=f"r{place}") for place, log in enumerate(logs)
+    ]
+    batch = to_tensors(samples, pad_token_id=0)
+    with torch.no_grad():
+        logprobs = model(input_ids=batch.input_ids).logits.log_softmax(-1)
+    expected = logprobs[:, 2:4].gather(2, batch.input_ids[:, 3:, None])[..., 0]
+    client, curve = ReportingClient(), Curve("")
+    untyped: Any = client
+    printed = StringIO()
+    for step in (1, 2):
+        report = partial(report_step, untyped, 40 + step, step, curve, Console(file=printed))
+        improve(model, optimizer, batch, 2, report=report)
+    assert [report["weight_version"] for report in client.reports] == ["41", "42"]
+    first = client.reports[0]
+    assert len(first["rollouts"]) == 2
+    for place, name in enumerate(first["rollouts"]):
+        row = int(name[1:])
+        assert first["token_ids"][place].tolist() == [7, 8, 9, 30 + row, 31]
+        assert first["masks"][place].tolist() == [0, 0, 0, 1, 1]
+        torch.testing.assert_close(first["logprobs"][place][3:], expected[row])
+    assert curve.ratio == {1: 1.5, 2: 1.5}
+    assert "ratio 1.5000" in curve.latest
+    assert printed.getvalue().count("Warning, wrong_temperature: Divide by it.") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "keeps_records", "reports"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_steps_are_reported_where_the_service_keeps_records_or_as_asked(
+    asked: bool | None, keeps_records: bool, reports: bool
+) -> None:
+    client: Any = ReportingClient(keeps_records)
+    assert wants_reports(client, asked) is reports
+
+
+def test_a_service_of_its_own_keeps_records() -> None:
+    [application] = config_of_model(str(TINY_MODEL), 0).applications
+    assert application.args["rollout_records"] == {}
+
+
+def test_a_batch_in_which_all_groups_agree_is_not_reported() -> None:
+    model, optimizer, _ = model_to_train(str(TINY_MODEL), EMBEDDED, seed=0)
+    batch = to_tensors([rollout(given_message(7), generated(30), rollout_id="r")] * 2, pad_token_id=0)
+    reports: list[Any] = []
+    assert improve(model, optimizer, batch, 2, report=reports.append) == 0
+    assert reports == []
 
 
 def test_an_adapter_is_all_that_is_trained_where_its_rank_is_given() -> None:

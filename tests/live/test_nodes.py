@@ -1,20 +1,15 @@
 """Weights on a cluster of several nodes, which are on one machine: fetched once a node, and nothing stays behind."""
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dotenv import dotenv_values
 from safetensors.torch import load_file
 
+from tests.live.cluster_programs import findings_of
 from tests.live.mapped_generators import REPLICAS_PER_NODE
-from tests.paths import REPOSITORY
 
 PUSHING_S = 20
 TIMEOUT_S = 240
@@ -28,16 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def findings(folder: Path) -> dict[str, Any]:
-    environment = {name: value or "" for name, value in dotenv_values(REPOSITORY / "serve.env").items()} | os.environ
-    assert environment["RAY_allow_out_of_band_object_ref_serialization"] == "0"
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-m", "tests.live.weights_on_nodes", str(folder), str(PUSHING_S)]
-    program = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert program.returncode == 0, program.stderr
-    found: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
-    return found
+    return findings_of("tests.live.weights_on_nodes", str(folder), str(PUSHING_S), timeout_s=TIMEOUT_S)
 
 
 def by_node(held: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -226,9 +226,9 @@ def test_a_fork_is_generated_as_its_posted_log_is(client: RolloutClient) -> None
     state = {**parent.extra_env_info, "turn": 1}
     sample = {"task_name": "following", "fork": {"rollout": parent.rollout_id, "turn": 1}}
     forks = client.rollout([sample], num_generations=2, sampling=GREEDY, max_rollout_turns=3).samples
-    posted = play_one(
-        client, {"task_name": "following", "message_log": log, "extra_env_info": state}, max_rollout_turns=3
-    )
+    framed = parent.observation_format
+    same: dict[str, Any] = {"message_log": log, "extra_env_info": state, "observation_format": framed}
+    posted = play_one(client, {"task_name": "following", **same}, max_rollout_turns=3)
     for fork in forks:
         assert tokens_of(fork) == tokens_of(posted) == tokens_of(parent)
         assert (fork.rewards, fork.status) == (posted.rewards, posted.status)

@@ -163,6 +163,7 @@ LOGPROBS_REPORT = pa.schema(
         ("mask", pa.list_(pa.bool_())),
         ("token_ids", pa.list_(pa.int32())),
         ("weight_version", pa.string()),
+        ("start", pa.int32()),
     ]
 )
 """The columns of a report of `POST /rollouts/logprobs`, one row for each rollout. Only the first two must be there."""

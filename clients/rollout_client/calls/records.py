@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 from pydantic_core import to_json
@@ -34,11 +34,22 @@ def mismatch_call() -> Call[Mismatch]:
     return call_for(Mismatch, "GET", "/mismatch")
 
 
+class ReportColumns(TypedDict, total=False):
+    """The arguments of `report_logprobs` that are of each rollout."""
+
+    rollouts: Iterable[str | SampleResult]
+    logprobs: Iterable[Any]
+    masks: Iterable[Any] | None
+    token_ids: Iterable[Any] | None
+    starts: Iterable[int] | None
+
+
 def report_call(
-    rollouts: Iterable[str | SampleResult],
+    rollouts: Iterable[str | SampleResult | None],
     logprobs: Iterable[Any],
     masks: Iterable[Any] | None,
     token_ids: Iterable[Any] | None,
+    starts: Iterable[int] | None,
     weight_version: str | None,
 ) -> Call[ReportAnswer]:
     """In Arrow where pyarrow is installed: a training step takes a third of the bytes of JSON.
@@ -50,6 +61,8 @@ def report_call(
         columns["mask"] = [[bool(value) for value in row] for row in rows_of(masks)]
     if token_ids is not None:
         columns["token_ids"] = rows_of(token_ids)
+    if starts is not None:
+        columns["start"] = [*map(int, starts)]
     count = len(columns["rollout_id"])
     for name, rows in columns.items():
         if len(rows) != count:
@@ -64,8 +77,8 @@ def report_call(
     return call_for(ReportAnswer, "POST", path, body=arrow_report(columns), content_headers=ARROW_HEADERS)
 
 
-def id_of(rollout: str | SampleResult) -> str:
-    name = rollout if isinstance(rollout, str) else rollout.rollout_id
+def id_of(rollout: str | SampleResult | None) -> str:
+    name = rollout.rollout_id if isinstance(rollout, SampleResult) else rollout
     if name is None:
         raise ValueError("a rollout has no rollout_id: the service that has played it is older than this client")
     return name

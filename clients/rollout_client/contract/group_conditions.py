@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from rollout_client.contract.base import Strict
+from rollout_client.contract.base import Lenient, Strict
 
 MOST_NAMED_REWARDS = 64
 GroupSize = Annotated[int, Field(ge=1, le=1024)]
@@ -123,3 +123,21 @@ def size_or_range(given: object, _: ValidatorFunctionWrapHandler) -> object:
 
 Generations = Annotated[GroupSize | GenerationRange, WrapValidator(size_or_range)]
 """The number of rollouts of a group, or the range in which its rewards decide it."""
+
+
+class GroupCounts(Lenient):
+    """The groups of a request with `keep.where` or a range of `num_generations`, which keeps all without `keep.where`.
+    All but `ahead` depend on the results alone, not on time."""
+
+    drawn: int
+    """Samples up to the one whose group was the last that had to be judged: `kept` and `dropped` together."""
+    kept: int
+    """Groups in the answer."""
+    dropped: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
+    """Groups that are not, by the first condition that each fails, such as `reward_std.gt`. `not_full`: fewer of its
+    rollouts than `keep.per_group` asks for, by default all, have ended without error. `rewards.NAME.missing`: no
+    rollout has the reward."""
+    ahead: int
+    """Further groups that were begun ahead and were not needed. `next_samples_from` begins with their samples."""
+    rollouts: int | None = None
+    """With a range of `num_generations`: rollouts that were started for the groups of `drawn`."""

@@ -137,6 +137,8 @@ class ServiceInfo(Lenient):
     """The tasks that can be played."""
     follow: FollowState | None = None
     """The folder that the service takes new versions of the weights from; null without one."""
+    keeps_records: bool = False
+    """Whether it keeps records of rollouts that have ended, and compares them with what trainers report."""
 
 
 class Vocabulary(Lenient):

@@ -27,6 +27,9 @@ class TrainerLogprobs(Strict):
     weight_version: Annotated[str, Field(pattern=LABEL)] | None = None
     """The version that the trainer has computed with; by default that of each token. Tokens of another version are
     counted, and are no finding."""
+    start: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Index in the log's tokens of the token that the first of `logprobs` is for. They may then leave out the end of
+    the log, such as what the trainer has cut: its tokens are not compared."""
 
 
 class ReportedRollout(TrainerLogprobs):
@@ -142,7 +145,9 @@ class RolloutMismatch(MismatchSums):
     """A trainer's numbers of one rollout, in its record."""
 
     logprobs: list[float]
-    """One for each generated token of `message_log`."""
+    """One for each generated token of `message_log`; of fewer if the report said where it starts."""
+    start: int = 0
+    """How many generated tokens come before the first of them."""
     weight_version: str | None = None
     """The version that the trainer has computed with, if it said so."""
     reported_at: float

@@ -6,7 +6,7 @@ back untouched. Lengths are in tokens, times in seconds; log-probabilities are n
 The docstrings under the fields are the descriptions in the service's OpenAPI document.
 """
 
-from typing import Annotated, Literal, Protocol, Self, cast
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict, set_fields
-from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions
+from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
+from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions, GroupCounts
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -28,6 +28,7 @@ from rollout_client.contract.messages import (
     Message,
     PromptMessage,
 )
+from rollout_client.contract.origins import Fork, ForkPoint, ReplayRecord
 from rollout_client.contract.sample_ranges import NextSampleRange, Place, SampleRange
 
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
@@ -74,19 +75,6 @@ class Sampling(Strict):
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise ValueError(f"Input should be 0 (greedy) or at least {LOWEST_TEMPERATURE}")
         return temperature
-
-
-class Fork(Strict):
-    """The rollout that a sample goes on from, and where."""
-
-    rollout: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Its `rollout_id`."""
-    turn: Annotated[int, Field(ge=0)] | None = None
-    """Number of its first turn that is played anew; 0 is its first one. The turns before it stay, with what the
-    environment has answered, and the environment's state is that of then."""
-    token: Annotated[int, Field(ge=1)] | None = None
-    """In place of `turn`: how many of its first tokens stay. Within a generated message, that message is gone on with;
-    at its end, the environment judges it again."""
 
 
 class SampleInput(BaseModel):
@@ -213,7 +201,8 @@ class RolloutRequest(Strict):
     `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
-    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
+    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16. `batch` has no share: it fills gaps, places
+    of the engines that no other request needs."""
 
     @model_validator(mode="after")
     def has_samples_of_one_kind(self) -> Self:
@@ -290,64 +279,6 @@ class SampleMetrics(Lenient):
     """Number of generations that were cut by their length: `finish_reason: length`."""
     environment: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     """Metrics of the environment's own, by name: sums over its steps in this request."""
-
-
-class GenerationOrigin(Lenient):
-    """Where tokens `[start, end)` of the message at index `message` of the log were generated, by one generation."""
-
-    message: int
-    """Index of the message in `message_log`."""
-    start: int
-    """Index of the first token within the message: above 0 where an interrupted generation was continued."""
-    end: int
-    """Index after the last token."""
-    replica: str = ""
-    """Id of the generator replica; empty if it is not known."""
-    stop_strings: list[str] | None = None
-    """Its stop strings, if they are not those of the generation before; of the first, if it had any."""
-
-
-class ReplayRecord(Lenient):
-    """Numbers by which the service can generate the tokens of a rollout again (`POST /v1/replay`).
-
-    Beside them it needs the `message_log`, with its `weight_versions`. Each generation samples with a seed of its own,
-    derived from `seed`, its turn and the tokens that the turn had (`service/rollouts/episode_records.py`).
-    """
-
-    service_version: str = ""
-    """Version of the service."""
-    engine: str = ""
-    """Hash of the engine's version and of those settings that may change its numbers."""
-    temperature: float = 1.0
-    """As sampled; 0 was greedy."""
-    top_p: float = 1.0
-    """As sampled."""
-    top_k: int = 0
-    """As sampled; 0 kept all tokens."""
-    min_p: float = 0.0
-    """As sampled."""
-    ignore_eos: bool = False
-    """As sampled."""
-    seed: int | None = None
-    """The rollout's own seed; null if the request had none: then only a greedy rollout can be generated again."""
-    max_seq_len: int
-    """Bound of the whole log, in tokens."""
-    max_new_tokens: int | None = None
-    """Bound of each message that was generated, in tokens; null if only `max_seq_len` bounded it."""
-    generations: list[GenerationOrigin] = []  # noqa: RUF012 - pydantic copies it
-    """The generations of this request, in order; those of a posted log are not known."""
-    signature: str | None = None
-    """The service's signature of these numbers and of the log's tokens, log-probabilities and versions; null where its
-    config has no `access.signing_secret_file`."""
-
-
-class ForkPoint(Lenient):
-    """Where a rollout left its parent."""
-
-    turn: int
-    """Number of its first turn of which it generated a token itself: the turns before it are the parent's."""
-    token: int
-    """How many of its first tokens are the parent's."""
 
 
 class SampleResult(Lenient):
@@ -436,24 +367,6 @@ generator replica how many tokens it generated; it is absent where no replica is
 not in it. `docs/concepts.md` lists all of them."""
 
 
-class GroupCounts(Lenient):
-    """The groups of a request with `keep.where` or a range of `num_generations`, which keeps all without `keep.where`.
-    All but `ahead` depend on the results alone, not on time."""
-
-    drawn: int
-    """Samples up to the one whose group was the last that had to be judged: `kept` and `dropped` together."""
-    kept: int
-    """Groups in the answer."""
-    dropped: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
-    """Groups that are not, by the first condition that each fails, such as `reward_std.gt`. `not_full`: fewer of its
-    rollouts than `keep.per_group` asks for, by default all, have ended without error. `rewards.NAME.missing`: no
-    rollout has the reward."""
-    ahead: int
-    """Further groups that were begun ahead and were not needed. `next_samples_from` begins with their samples."""
-    rollouts: int | None = None
-    """With a range of `num_generations`: rollouts that were started for the groups of `drawn`."""
-
-
 class RolloutSummary(Lenient):
     """The part of a response that is about the request as a whole."""
 
@@ -463,7 +376,9 @@ class RolloutSummary(Lenient):
     """Aggregates over the rollouts that were played to their end, by NeMo-RL's names. `clipped_ratio` is the share of
     responses that their length has cut (`finish_reason: length`); `truncation_rate` that of rollouts which reached
     `max_seq_len`. `total_tokens_per_sample/...` and `mean_total_tokens_per_sample` leave out the prompt;
-    `histogram/total_tokens_length`, which has a number for each generation, has it in."""
+    `histogram/total_tokens_length`, which has a number for each generation, has it in. With the priority `batch`,
+    `gap_tokens` are those that were generated in places of the engines which nothing else needed, and
+    `parked_generations` how often a generation was interrupted because others needed its place."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it
@@ -480,16 +395,3 @@ class RolloutResponse(RolloutSummary):
     samples: list[SampleResult]
     """One per rollout, in input order; the rollouts of one sample are adjacent. With `keep.where` those of the groups
     that were kept."""
-
-
-class AnyResponse(Protocol):
-    """A response of `POST /rollout` in any form: a `RolloutSummary` with its rollouts."""
-
-    @property
-    def samples(self) -> list[SampleResult]: ...
-
-
-def parts_of(response: AnyResponse) -> tuple[RolloutSummary, list[SampleResult]]:
-    """The summary of the request, with the fields that were set, and its rollouts."""
-    fields = {name: value for name, value in set_fields(cast(BaseModel, response)).items() if name != "samples"}
-    return RolloutSummary(**fields), response.samples

@@ -10,7 +10,8 @@ from pydantic_core import to_json
 from rollout_client.contract.base import Lenient, set_fields
 from rollout_client.contract.jobs import PositionedResult
 from rollout_client.contract.problems import Problem
-from rollout_client.contract.rollouts import AnyResponse, RolloutResponse, RolloutSummary, SampleResult, parts_of
+from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import error_of_problem
 from rollout_client.json_lines import numbered_lines
 

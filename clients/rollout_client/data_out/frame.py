@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_client.contract.rollouts import AnyResponse, SampleResult
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.data_out.response_parts import AnyResponse
 from rollout_client.errors import needed_for
 from rollout_client.results import is_clipped, last_finish_reason
 

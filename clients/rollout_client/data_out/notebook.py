@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from html import escape
 from itertools import chain
 
-from rollout_client.contract.rollouts import AnyResponse, PolicyVersions, SampleResult, parts_of
+from rollout_client.contract.rollouts import PolicyVersions, SampleResult
+from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.results import finish_reasons, last_finish_reason
 
 MOST_ROWS = 8

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollouts import AnyResponse, RolloutSummary, SampleResult, parts_of
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
+from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import needed_for
 from rollout_client.results import is_clipped, last_finish_reason
 

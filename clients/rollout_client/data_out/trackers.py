@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollout_client.contract.rollouts import AnyResponse, parts_of
+from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import RolloutError
 from rollout_client.results import final_reward
 

@@ -78,6 +78,10 @@ class ArrowRollouts(Rollouts):
             },
         )
 
+    def rollout_ids(self) -> list[str | None]:
+        texts = self.response.rollouts[FURTHER_FIELDS.name].to_pylist()
+        return [from_json(text or "{}").get("rollout_id") for text in texts]
+
     def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
         column = self.response.rollouts[FURTHER_FIELDS.name]
         fields = [column[position].as_py() for position in positions]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from rollout_client.calls.records import ReportColumns
 from rollout_client.contract.messages import Branch
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages, images_shown
@@ -79,9 +80,54 @@ class RolloutTensors:
     clipped_mask: Tensor
     """int64 [B]: 1 for a rollout whose last response was cut by its length (`finish_reason: length`). TRL takes those
     out of the loss with `mask_truncated_completions`: multiply `loss_mask` by `1 - clipped_mask[:, None]`."""
+    rollout_ids: Sequence[str | None]
+    """[B]: the service's name of the rollout; `None` for a branch, a seat of a game or a sample of a session."""
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, **changed(self, methodcaller("to", device)))
+
+    def report(self, logprobs: Tensor, *, rows: Tensor | None = None, mask: Tensor | None = None) -> ReportColumns:
+        """Arguments of `client.report_logprobs`: what a trainer has computed for these rows.
+
+        Rows without a `rollout_id` are left out.
+
+        Args:
+            logprobs: [R, T], of each token; or [R, T - 1], of each but the first, as `logits[:, :-1]` has them. At the
+                temperature of the request; those of tokens that the policy did not generate are not read.
+            rows: int64 [R]: the rows that they are of; by default all.
+            mask: as `logprobs`: where the trainer's loss is; by default `loss_mask`.
+
+        Raises:
+            ValueError: the shape is another one, or no row has a `rollout_id`.
+        """
+        places = torch.arange(len(self.input_ids)) if rows is None else rows.cpu()
+        count, width = len(places), self.input_ids.shape[1]
+        if logprobs.shape not in {(count, width), (count, width - 1)}:
+            raise ValueError(
+                f"logprobs are {list(logprobs.shape)}: give [{count}, {width}], one for each token of these rows, or "
+                f"[{count}, {width - 1}], without the first"
+            )
+        names = [self.rollout_ids[place] for place in places.tolist()]
+        known = [name is not None for name in names]
+        if not any(known):
+            raise ValueError(
+                "no row has a rollout_id: the service is older than this client, or the rows are of sessions"
+            )
+        is_token = self.attention_mask[places].bool()
+        skipped = width - logprobs.shape[1]
+        scored = is_token[:, 1:] & is_token[:, :-1] if skipped else is_token
+        in_loss = self.loss_mask[places][:, skipped:] if mask is None else mask
+        return {
+            "rollouts": [name for name in names if name is not None],
+            "logprobs": [*compress(unpadded(logprobs, scored), known)],
+            "masks": [*compress(unpadded(in_loss, scored), known)],
+            "token_ids": [*compress(unpadded(self.input_ids[places], is_token), known)],
+        }
+
+
+def unpadded(values: Tensor, is_token: Tensor) -> list[Tensor]:
+    """The rows of `values` [B, T] without padding: where `is_token` [B, T] is not 0."""
+    return [row[kept] for row, kept in zip(values.detach().cpu(), is_token.bool().cpu(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +148,15 @@ class MergedTensors(RolloutTensors):
             # All tokens of a rollout stand in one row of `merged`.
             rows = (merged.row_tokens >= 0).any(dim=1)
             others = changed(self, itemgetter(rows))
-            yield replace(self, **others, merged=replace(merged, row_tokens=merged.row_tokens[rows]))
+            names = [*compress(self.rollout_ids, rows.tolist())]
+            part = replace(merged, row_tokens=merged.row_tokens[rows])
+            yield replace(self, **others, rollout_ids=names, merged=part)
 
 
 def changed(tensors: RolloutTensors, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The fields of `RolloutTensors`, with what `change` makes of each tensor."""
-    values = {field.name: getattr(tensors, field.name) for field in fields(RolloutTensors)}
+    """The fields of `RolloutTensors` that hold tensors, with what `change` makes of each."""
+    names = [field.name for field in fields(RolloutTensors) if field.name != "rollout_ids"]
+    values = {name: getattr(tensors, name) for name in names}
     by_name = {name: values.pop(name) for name in ("rewards", "included")}
     return {
         **{name: change(tensor) for name, tensor in values.items()},
@@ -237,6 +286,8 @@ def to_tensors(
         groups=torch.tensor(at(rows, groups), dtype=torch.int64),
         positions=torch.tensor(at(rows, positions), dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
+        # A branch is a row of its rollout, and another log.
+        rollout_ids=[*at(positions, given.rollout_ids()), *[None] * (len(rows) - len(positions))],
     )
     return with_merged_rows(tensors, padding, token_budget) if merge else tensors
 

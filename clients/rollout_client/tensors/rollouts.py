@@ -150,6 +150,10 @@ class Rollouts(Protocol):
         """The tokens of the rollouts at `positions`, which ascend."""
         ...
 
+    def rollout_ids(self) -> list[str | None]:
+        """The service's names."""
+        ...
+
     def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
         """The further conversations of the rollouts at `positions`."""
         ...
@@ -177,6 +181,9 @@ class ListedRollouts(Rollouts):
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         return columns_of([self.samples[position].message_log for position in positions])
+
+    def rollout_ids(self) -> list[str | None]:
+        return [sample.rollout_id for sample in self.samples]
 
     def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
         return [self.samples[position].branches for position in positions]

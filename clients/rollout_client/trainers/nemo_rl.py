@@ -20,8 +20,10 @@ from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.messages import GivenMessage, JsonObject, Message
+from rollout_client.contract.mismatch import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
+from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fields
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
@@ -68,8 +70,8 @@ def run_multi_turn_rollout(
         A batch of the class of `input_batch`, and the metrics under NeMo-RL's names. In the batch: `message_log`, whose
         new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32); a
         posted message that the service went on with is a new one; `extra_env_info`; `total_reward` (float32 [B]),
-        without the rewards of posted messages; `truncated` (bool [B]); `status` (list of str); with `mask`,
-        `loss_multiplier` and `masked_loss_multiplier` (float32 [B]); every other field unchanged.
+        without the rewards of posted messages; `truncated` (bool [B]); `status` and `rollout_id` (lists of str); with
+        `mask`, `loss_multiplier` and `masked_loss_multiplier` (float32 [B]); every other field unchanged.
 
     Raises:
         RolloutError: the service cannot be reached or refuses the request.
@@ -94,6 +96,38 @@ def run_async_multi_turn_rollout(
     """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
     return run_batch(
         client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "async", greedy, options)
+    )
+
+
+def report_prev_logprobs(
+    client: RolloutClient, batch: Mapping[str, Any], train_data: Mapping[str, Any]
+) -> ReportAnswer:
+    """Tells the service which log-probabilities NeMo-RL has computed for a batch of these functions.
+
+    To be called once `prev_logprobs` are in `train_data`, whose rows are those of the batch. NeMo-RL computes them with
+    the weights before the update, at the temperature of its generation config.
+
+    Args:
+        batch: as the rollout functions have returned it, with `rollout_id`.
+        train_data: `input_ids`, `prev_logprobs` and `token_mask` [B, S], padded on the right; `input_lengths` [B]; and
+            `sample_mask` [B] if there is one. The log-probability of a token stands at its own place.
+
+    Returns:
+        The mean and largest ratio of the probabilities, and what makes them part.
+
+    Raises:
+        RolloutError: the service cannot be reached, or keeps no records of rollouts.
+        ValueError: there are other rows than in the batch, or a row has no `rollout_id`.
+    """
+    input_ids = train_data["input_ids"]
+    is_token = torch.arange(input_ids.shape[1]) < torch.as_tensor(train_data["input_lengths"]).cpu()[:, None]
+    weights = train_data.get("sample_mask")
+    mask = train_data["token_mask"] if weights is None else train_data["token_mask"] * weights[:, None]
+    return client.report_logprobs(
+        batch["rollout_id"],
+        unpadded(train_data["prev_logprobs"], is_token),
+        masks=unpadded(mask, is_token),
+        token_ids=unpadded(input_ids, is_token),
     )
 
 
@@ -161,6 +195,7 @@ def changed_fields(
         "total_reward": torch.tensor(filled_in(rewards, prompts, 0.0), dtype=torch.float32),
         "truncated": torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
         "status": [sample.status for sample in samples],
+        "rollout_id": [sample.rollout_id for sample in samples],
     }
     return changed | (
         loss_multipliers(batch, rewards) if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch else {}

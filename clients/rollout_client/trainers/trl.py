@@ -24,6 +24,7 @@ from accelerate.utils import DistributedType, broadcast_object_list  # type: ign
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
+from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
@@ -38,6 +39,7 @@ from rollout_client.trainers.dataset_rows import (
     prompt_key,
     sampling_fields,
 )
+from rollout_client.trainers.trl_reports import Expected, LossReports
 from rollout_client.weights.torch_tensors import GatheredState
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
@@ -142,6 +144,8 @@ class Completion:
     """Reason of the last response: `length` if its length has cut it."""
     turn_rewards: Sequence[float] = ()
     """Rewards of the turns, which sum to the reward."""
+    rollout_id: str | None = None
+    """The service's name of the rollout; None for an agent's session."""
 
 
 class ServiceRolloutFunc:
@@ -160,6 +164,8 @@ class ServiceRolloutFunc:
         push: push the weights; without it the caller does.
         policy_name: the named policy that the adapter of a PEFT model becomes, beside those of other trainers.
         check_tokenizer: at the first call, check that the trainer's tokenizer makes the service's tokens.
+        report_logprobs: tell the service which log-probabilities the trainer computes in the first step after rollouts,
+            and log what makes them part from the sampled ones. Needs a service that keeps records of rollouts.
         options: fields of the request that the trainer's arguments do not set.
     """
 
@@ -173,6 +179,7 @@ class ServiceRolloutFunc:
         push: bool = True,
         policy_name: str | None = None,
         check_tokenizer: bool = True,
+        report_logprobs: bool = False,
         **options: Unpack[TrainerOptions],
     ) -> None:
         self._client = client
@@ -184,6 +191,7 @@ class ServiceRolloutFunc:
         self._push = push
         self._policy_name = policy_name
         self._options = options
+        self._reports = LossReports(client) if report_logprobs else None
         self._found: dict[bool, dict[str, JsonObject]] = {}
         self._pushed: tuple[int, int] | None = None
 
@@ -192,9 +200,9 @@ class ServiceRolloutFunc:
 
         `prompt_ids`; `completion_ids`, from the first generated token to the last; `logprobs` and `env_mask` (1 for a
         generated token), both as long as the completion; and for the reward functions `total_reward` (float or None),
-        `rewards`, `turn_rewards` (one for each response; they sum to the total), `status`, `answer` and `finish_reason`
-        (of the last response: `stop` or `length`). A rollout that failed or was cut off has the reward None, which TRL
-        leaves out of its group's statistics, and an `env_mask` of zeros.
+        `rewards`, `turn_rewards` (one for each response; they sum to the total), `status`, `answer`,
+        `finish_reason` (of the last response: `stop` or `length`) and `rollout_id`. A rollout that failed or was cut
+        off has the reward None, which TRL leaves out of its group's statistics, and an `env_mask` of zeros.
 
         Raises:
             TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.
@@ -217,7 +225,11 @@ class ServiceRolloutFunc:
             options["policy"] = {**policy, "min_version": self._version(trainer)}
         elif policy:
             options["policy"] = policy
-        return columns_of(self._played(samples, options), tokenizer.pad_token_id)
+        completions = self._played(samples, options)
+        if self._reports is not None and trainer.model.training:
+            expected = [Expected(each.rollout_id, each.tokens) for each in completions if each.rollout_id is not None]
+            self._reports.expect(trainer, expected, self._label())
+        return columns_of(completions, tokenizer.pad_token_id)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:
         return prompt_fields(prompt, tokenizer)
@@ -231,6 +243,10 @@ class ServiceRolloutFunc:
         if self._pushed is None or self._pushed[0] != step:
             self._pushed = (step, push_from_trainer(self.pusher, trainer, self._policy_name))
         return self._pushed[1]
+
+    def _label(self) -> str | None:
+        """The service's name of the version that was pushed last."""
+        return None if self._pushed is None else label_of(self._policy_name, self._pushed[1])
 
     def _fields(self, prompt: Prompt, trainer: Any) -> Mapping[str, Any]:
         if self._fields_of is not None:
@@ -312,7 +328,7 @@ def completion_of(sample: SampleResult) -> Completion:
     tokens = token_row(sample).without_tail()
     reward, reason = final_reward(sample), last_finish_reason(sample)
     turns = turn_rewards(sample, reward)
-    return Completion(tokens, reward, sample.rewards, sample.status, sample.answer, reason, turns)
+    return Completion(tokens, reward, sample.rewards, sample.status, sample.answer, reason, turns, sample.rollout_id)
 
 
 def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, list[Any]]:
@@ -329,6 +345,7 @@ def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, l
         "answer": [completion.answer for completion in completions],
         "finish_reason": [completion.finish_reason for completion in completions],
         "turn_rewards": [list(completion.turn_rewards) for completion in completions],
+        "rollout_id": [completion.rollout_id for completion in completions],
     }
 
 

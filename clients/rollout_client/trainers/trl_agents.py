@@ -69,6 +69,8 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         connect: Callable[[], AsyncRolloutClient] | None = None,
         **options: Unpack[RolloutFuncOptions],
     ) -> None:
+        if "report_logprobs" in options:
+            raise ValueError("report_logprobs: the service keeps no records of sessions; leave it out.")
         super().__init__(client, **options)
         self._agent = agent
         self._judge = judge

@@ -9,36 +9,36 @@ Checked against verl's source at commit 1dda039 (0.10.0.dev) by a stand-in that 
 run in verl. verl's V1 trainer, its default, takes rollouts from a TransferQueue and cannot use it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, cast
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from rollout_client.calls.records import ReportColumns
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.mismatch import ReportAnswer
 from rollout_client.contract.rollouts import ObservationFormat, SampleResult
 from rollout_client.results import (
-    UNKNOWN_VERSION,
     RolloutsNotFinal,
-    TokenRow,
-    filled_in,
     final_reward,
-    last_finish_reason,
-    prompt_length,
     token_row,
-    turn_rewards,
 )
+from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
+from rollout_client.trainers.verl_batch import (
+    Row,
+    columns_of,
+    reward_columns,
+    score_tensor,
+    tensors_of,
+    with_group_means,
+)
 
 GREEDY: JsonObject = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
-EMPTY_COLUMNS = ("tool_rewards", "min_global_steps", "max_global_steps", "extras")
-"""Columns that verl's own manager always has. `*_global_steps` count verl's steps; the service knows its versions."""
 
 
 class DataProto(Protocol):
@@ -88,17 +88,6 @@ class VerlSettings(BaseModel):
     chat_template_kwargs: JsonObject | None = None
     deadline_s: float | None = None
     sample_retries: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rollout, as verl's batch holds it."""
-
-    prompt: list[int]
-    response: TokenRow
-    """Without the prompt. Empty for a rollout without a final reward: verl counts it as aborted."""
-    reward: float | None
-    sample: SampleResult
 
 
 class ServiceAgentLoopManager:
@@ -151,8 +140,8 @@ class ServiceAgentLoopManager:
         the right; `input_ids`, `attention_mask` and `position_ids` [B, P + R].
 
         Besides verl's columns there are `weight_versions` (per row a list of `version`, `start` and `end` of generated
-        tokens of the response), `min_weight_version` and `max_weight_version` (-1 if not known), `status`, `rewards`
-        and `answer`.
+        tokens of the response), `min_weight_version` and `max_weight_version` (-1 if not known), `status`, `rewards`,
+        `answer` and `rollout_id`.
 
         Raises:
             RolloutError: the service cannot be reached or refuses the request.
@@ -171,7 +160,7 @@ class ServiceAgentLoopManager:
         return type(prompts).from_dict(
             tensors={
                 **tensors_of(rows, self._rollout_config, self._pad_id),
-                "rm_scores": score_tensor(rows, scores, self._rollout_config, self._settings),
+                "rm_scores": score_tensor(rows, scores, self._rollout_config, self._settings.turn_rewards),
             },
             non_tensors={
                 **kept,
@@ -279,108 +268,36 @@ def ground_truth(row: Mapping[str, Any]) -> JsonObject:
 # From the rollouts to verl's batch
 
 
-def tensors_of(rows: Sequence[Row], rollout_config: Any, pad_id: int) -> dict[str, torch.Tensor]:
-    longest_prompt, longest = rollout_config.prompt_length, rollout_config.response_length
-    responses = [row.response for row in rows]
-    prompt_mask = right_padded([[1] * len(row.prompt) for row in rows], longest_prompt, 0).flip(1)
-    response_attention = right_padded([[1] * len(response.token_ids) for response in responses], longest, 0)
-    prompts = right_padded([row.prompt[::-1] for row in rows], longest_prompt, pad_id).flip(1)
-    response_ids = right_padded([response.token_ids for response in responses], longest, pad_id)
-    attention_mask = torch.cat([prompt_mask, response_attention], dim=1)
+def report_old_log_probs(client: RolloutClient, data: DataProto) -> ReportAnswer:
+    """Tells the service which log-probabilities verl has computed for a batch of `ServiceAgentLoopManager`.
+
+    To be called once `old_log_probs` are in the batch: verl computes them at the rollout's temperature, before the
+    first update of the step. Rows with an empty response are left out.
+
+    Returns:
+        The mean and largest ratio of the probabilities, and what makes them part.
+
+    Raises:
+        RolloutError: the service cannot be reached, or keeps no records of rollouts.
+        ValueError: no row has a response, or a row has no `rollout_id`.
+    """
+    return client.report_logprobs(**old_log_probs_report(data))
+
+
+def old_log_probs_report(data: DataProto) -> ReportColumns:
+    batch = data.batch
+    is_token = batch["attention_mask"].bool()
+    is_response = is_token[:, -batch["responses"].shape[1] :]
+    has_response = is_response.any(1)
+    if not has_response.any():
+        raise ValueError("no row of the batch has a response: there is nothing to report")
+    rows = has_response.nonzero()[:, 0].cpu()
+    is_response = is_response[rows]
+    input_ids = torch.cat([batch["prompts"], batch["responses"]], dim=1)
     return {
-        "prompts": prompts,
-        "responses": response_ids,
-        "response_mask": right_padded([response.loss_mask for response in responses], longest, 0),
-        "input_ids": torch.cat([prompts, response_ids], dim=1),
-        "attention_mask": attention_mask,
-        "position_ids": (attention_mask.cumsum(1) - 1).clip(min=0),
-        "rollout_log_probs": right_padded([response.generation_logprobs for response in responses], longest, 0.0),
+        "rollouts": data.non_tensor_batch["rollout_id"][rows.numpy()].tolist(),
+        "logprobs": unpadded(batch["old_log_probs"][rows], is_response),
+        "masks": unpadded(batch["response_mask"][rows], is_response),
+        "token_ids": unpadded(input_ids[rows], is_token[rows]),
+        "starts": (is_token[rows].sum(1) - is_response.sum(1)).tolist(),
     }
-
-
-def score_tensor(
-    rows: Sequence[Row], scores: Sequence[float], rollout_config: Any, settings: VerlSettings
-) -> torch.Tensor:
-    """float32 [B, R]: the scores at the last tokens of what they score; each row sums to its score."""
-    rm_scores = torch.zeros(len(rows), rollout_config.response_length)
-    for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
-        ends = turn_ends(row) if settings.turn_rewards and row.reward is not None else []
-        if not ends:
-            # In an empty response it is at the last place, as verl has it.
-            rm_scores[place, len(row.response.token_ids) - 1] = score
-            continue
-        for end, reward in zip(ends, turn_rewards(row.sample, row.reward), strict=True):
-            rm_scores[place, end - 1] += reward
-    return rm_scores
-
-
-def turn_ends(row: Row) -> list[int]:
-    """The index after the last token of each turn in the response; the response's end for a turn that was cut away."""
-    ends, end = [], -prompt_length(row.sample.message_log)
-    for message in row.sample.message_log:
-        end += len(message.token_ids)
-        if message.generation_logprobs is not None:
-            # One without tokens has none before it if it is the first.
-            ends.append(max(min(end, len(row.response.token_ids)), 1))
-    return ends
-
-
-def right_padded(rows: Sequence[Sequence[float]], width: int, fill: float) -> torch.Tensor:
-    """[len(rows), width]; float32 if `fill` is a float, int64 otherwise."""
-    dtype = torch.float32 if isinstance(fill, float) else torch.int64
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
-
-
-def columns_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-    versions = [[each for each in row.response.weight_versions if each != UNKNOWN_VERSION] for row in rows]
-    return {
-        "__num_turns__": np.array([chat_turns(row.sample) for row in rows], dtype=np.int32),
-        "multi_modal_inputs": objects([{} for _ in rows]),
-        "turn_scores": objects([turn_scores(row.sample) for row in rows]),
-        **{name: objects([None] * len(rows)) for name in EMPTY_COLUMNS},
-        "weight_versions": objects([list(version_spans(row.response)) for row in rows]),
-        "min_weight_version": np.array([min(each, default=UNKNOWN_VERSION) for each in versions], dtype=np.int64),
-        "max_weight_version": np.array([max(each, default=UNKNOWN_VERSION) for each in versions], dtype=np.int64),
-        "status": objects([row.sample.status for row in rows]),
-        "rewards": objects([row.sample.rewards for row in rows]),
-        "answer": objects([row.sample.answer for row in rows]),
-        "finish_reason": objects([last_finish_reason(row.sample) for row in rows]),
-    }
-
-
-def reward_columns(rows: Sequence[Row], groups: Sequence[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    return {
-        name: np.array(
-            with_group_means([None if row.reward is None else row.sample.rewards.get(name) for row in rows], groups)
-        )
-        for name in names
-    }
-
-
-def with_group_means(rewards: Sequence[float | None], groups: Sequence[Any]) -> list[float]:
-    """A missing reward is the mean of its group, or of all rows; NaN if no row has one."""
-    known = [reward for reward in rewards if reward is not None]
-    return filled_in(rewards, groups, sum(known) / len(known) if known else float("nan"))
-
-
-def objects(values: Sequence[Any]) -> NDArray[Any]:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
-def chat_turns(sample: SampleResult) -> int:
-    """Turns as verl counts them: each generation, and the messages before it."""
-    return 2 * sum(message.generation_logprobs is not None for message in sample.message_log)
-
-
-def turn_scores(sample: SampleResult) -> list[float]:
-    return [message.reward for message in sample.message_log if message.reward is not None]
-
-
-def version_spans(response: TokenRow) -> Iterator[JsonObject]:
-    place = 0
-    for version, run in groupby(response.weight_versions):
-        start, place = place, place + len(list(run))
-        if version != UNKNOWN_VERSION:
-            yield {"version": version, "start": start, "end": place}

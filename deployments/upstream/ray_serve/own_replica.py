@@ -9,6 +9,9 @@ Needed with Ray 2.60; no upstream issue is known. `test_own_config.py` fails whe
 """
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -21,11 +24,16 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
+from deployments.upstream.ray_serve.ray_internals import deadlines_of_leaving_nodes
+
 FIELD = "_deployment_config"
 DRAINING_SHARE = 0.5
-"""Part of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls
-are still open, and then the engine's processes have to end. Serve does not tell a running replica when the setting
-changes: it keeps the value with which it started."""
+"""Part of `graceful_shutdown_timeout_s`, or of the time until the node leaves, if that is less. The rest is for what
+comes after: Serve looks every two seconds whether calls are still open, and then the engine's processes have to end.
+Serve does not tell a running replica when the setting changes: it keeps the value with which it started."""
+LEAVING_KNOWN_WITHIN_S = 1.0
+"""Bound of the question when the node leaves, which is asked while a shutdown waits for it."""
+logger = logging.getLogger("rollout_service.rpc")
 
 
 def most_replicas() -> int:
@@ -69,11 +77,29 @@ def has_died(caller: str) -> bool:
     return False
 
 
+def seconds_until_node_leaves() -> float:
+    """Seconds until the deadline that Ray was told for this node, at least 0; infinite where it stays.
+
+    Serve shuts the replicas of a node that leaves down in time for their own `graceful_shutdown_timeout_s`, or at once
+    if the notice is shorter than that: then it waits for longer than the node lives. Blocks.
+    """
+    try:
+        deadlines_ms = deadlines_of_leaving_nodes(LEAVING_KNOWN_WITHIN_S)
+    except RayError:
+        logger.warning(
+            "Ray does not say whether this node leaves: its replica may end before its calls.", exc_info=True
+        )
+        return math.inf
+    deadline_ms = deadlines_ms.get(ray.get_runtime_context().get_node_id(), 0)
+    # Zero is Ray's word for a node that leaves some day.
+    return max(deadline_ms / 1000 - time.time(), 0.0) if deadline_ms else math.inf
+
+
 def call_at_shutdown(callback: Callable[[float], None]) -> None:
     """Calls `callback` in the running event loop when Serve begins to shut this process's replica down.
 
-    Its argument is how many seconds the calls of the replica may go on. A controller that restarts calls Serve's method
-    again.
+    Its argument is how many seconds the calls of the replica may go on: half of what Serve waits for them, or of what
+    is left until the node leaves. A controller that restarts calls Serve's method again.
     """
     loop = asyncio.get_running_loop()
     perform = Replica.perform_graceful_shutdown
@@ -83,7 +109,8 @@ def call_at_shutdown(callback: Callable[[float], None]) -> None:
         nonlocal has_begun
         if not has_begun:
             has_begun = True
-            bound_s = DRAINING_SHARE * graceful_shutdown_s(replica)
+            left_s = min(graceful_shutdown_s(replica), await asyncio.to_thread(seconds_until_node_leaves))
+            bound_s = DRAINING_SHARE * left_s
             loop.call_soon_threadsafe(callback, bound_s)
         await perform(replica)  # type: ignore[no-untyped-call]
 

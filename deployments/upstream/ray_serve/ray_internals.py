@@ -1,15 +1,21 @@
-"""Private parts of Ray itself: its configuration, the clusters of this machine, and the resources that it finds here.
+"""Private parts of Ray itself: its configuration, the clusters of this machine and its resources, and nodes that leave.
 
 Needed with Ray 2.60; no upstream issue is known. Ray has no public way to any of them.
 """
 
+import time
 from typing import Any
 
+import ray
 from ray import _raylet
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.services import find_gcs_addresses
+from ray.core.generated import autoscaler_pb2
 
 RAYLET: Any = _raylet
+AUTOSCALER: Any = autoscaler_pb2
+PREEMPTION: int = AUTOSCALER.DRAIN_NODE_REASON_PREEMPTION
+"""The reason for which Ray lets a node that still works be given notice."""
 
 
 def read_environment_again() -> None:
@@ -25,6 +31,28 @@ def metrics_report_interval_s() -> float:
 def clusters_of_this_machine() -> list[str]:
     """The addresses of the Ray clusters that run here, sorted."""
     return sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+
+
+def deadlines_of_leaving_nodes(timeout_s: float) -> dict[str, int]:
+    """By the id of each node that was given notice, when it ends: milliseconds since 1970, or 0 for some day.
+
+    Blocks. Raises `RayError` if Ray's control service does not answer within `timeout_s` seconds.
+    """
+    gcs = RAYLET.GcsClient(address=ray.get_runtime_context().gcs_address)
+    deadlines_ms: dict[str, int] = gcs.get_draining_nodes(timeout=timeout_s)
+    return deadlines_ms
+
+
+def give_notice(node_id: str, within_s: float, timeout_s: float) -> str | None:
+    """Tells Ray that the node ends in `within_s` seconds; returns why it refuses, if it does.
+
+    Ray starts nothing there any more, and Serve moves the node's replicas to others. It cannot be taken back. Blocks.
+    Raises `RayError` if Ray's control service does not answer within `timeout_s` seconds.
+    """
+    gcs = RAYLET.GcsClient(address=ray.get_runtime_context().gcs_address)
+    deadline_ms = int((time.time() + within_s) * 1000)
+    accepted, refusal = gcs.drain_node(node_id, PREEMPTION, "The machine was given notice.", deadline_ms, timeout_s)
+    return None if accepted else str(refusal)
 
 
 def resources_of_this_machine() -> dict[str, float]:

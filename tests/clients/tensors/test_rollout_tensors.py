@@ -1,13 +1,18 @@
 """Rollouts as tensors: exact values of what counts, and laws that hold for any batch."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
+from rollout_client.calls.arrow_bodies import read_response
+from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from tests.clients.message_logs import ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
 from tests.clients.scripted_service import SUMMARY
 
@@ -33,7 +38,7 @@ def test_integers_are_int64_and_the_rest_is_float32() -> None:
     tensors = to_tensors([TWO_TURNS], pad_token_id=PAD)
     floats = {"generation_logprobs", "total_reward", "advantages"}
     for name in RolloutTensors.__slots__:
-        if name not in ("rewards", "included"):
+        if name not in ("rewards", "included", "rollout_ids"):
             assert getattr(tensors, name).dtype == (torch.float32 if name in floats else torch.int64), name
     assert tensors.rewards["reward"].dtype == torch.float32
 
@@ -70,6 +75,68 @@ def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
 def test_tensors_move_to_a_device_together() -> None:
     moved = to_tensors([ONE_TURN], pad_token_id=PAD).to("meta")
     assert moved.input_ids.device.type == moved.rewards["reward"].device.type == "meta"
+
+
+# Reports of what a trainer has computed
+
+
+def named_rollouts() -> list[SampleResult]:
+    names = ("first", "second", "third")
+    return [
+        rollout.model_copy(update={"rollout_id": name})
+        for rollout, name in zip([TWO_TURNS, failed(given_message(1), generated(8)), ONE_TURN], names, strict=True)
+    ]
+
+
+def lists(columns: Any) -> dict[str, Any]:
+    return {
+        name: [each.tolist() if isinstance(each, torch.Tensor) else each for each in rows]
+        for name, rows in columns.items()
+    }
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_report_has_the_numbers_of_each_row_without_padding(padding_side: PaddingSide, skipped: int) -> None:
+    tensors = to_tensors(named_rollouts(), pad_token_id=PAD, padding_side=padding_side)
+    # A number for each token: minus its id.
+    logprobs = -tensors.input_ids[:, skipped:].float()
+    assert lists(tensors.report(logprobs)) == {
+        "rollouts": ["first", "third"],
+        "logprobs": [[-1, -2, -3, -4, -5, -6, -7, -8][skipped:], [-1, -9][skipped:]],
+        "masks": [[0, 0, 1, 1, 0, 1, 0, 0][skipped:], [0, 1][skipped:]],
+        "token_ids": [[1, 2, 3, 4, 5, 6, 7, 8], [1, 9]],
+    }
+
+
+def test_a_report_can_be_of_some_rows_with_the_mask_of_the_trainer() -> None:
+    tensors = to_tensors(named_rollouts(), pad_token_id=PAD, not_final="mask")
+    rows = torch.tensor([2, 1])
+    logprobs = torch.full((2, 8), -0.5)
+    assert lists(tensors.report(logprobs, rows=rows, mask=torch.ones(2, 8))) == {
+        "rollouts": ["third", "second"],
+        "logprobs": [[-0.5, -0.5]] * 2,
+        "masks": [[1, 1]] * 2,
+        "token_ids": [[1, 9], [1, 8]],
+    }
+
+
+def test_a_report_of_another_shape_or_without_ids_is_refused() -> None:
+    tensors = to_tensors(named_rollouts(), pad_token_id=PAD)
+    with pytest.raises(ValueError, match=r"logprobs are \[2, 6\]: give \[2, 8\], one for each token"):
+        tensors.report(torch.zeros(2, 6))
+    with pytest.raises(ValueError, match="no row has a rollout_id"):
+        to_tensors([ONE_TURN], pad_token_id=PAD).report(torch.zeros(1, 2))
+
+
+def test_rows_of_an_arrow_answer_have_the_same_ids() -> None:
+    samples = [*named_rollouts(), ONE_TURN]
+    encoder = ArrowResponseEncoder()
+    for position, sample in enumerate(samples):
+        encoder.add(position, sample)
+    response = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    assert to_tensors(response, pad_token_id=PAD).rollout_ids == ["first", "third", None]
+    assert to_tensors(response, pad_token_id=PAD, not_final="mask").rollout_ids == ["first", "second", "third", None]
 
 
 # Rewards and groups

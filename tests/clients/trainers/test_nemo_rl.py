@@ -9,10 +9,22 @@ import pytest
 import torch
 from fastapi.responses import JSONResponse
 
+from deployments.protocols.generation import Generation, GenerationRequest
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import RolloutClient
 from rollout_client.results import RolloutsNotFinal
-from rollout_client.trainers.nemo_rl import run_async_multi_turn_rollout, run_multi_turn_rollout
-from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
+from rollout_client.trainers.nemo_rl import (
+    report_prev_logprobs,
+    run_async_multi_turn_rollout,
+    run_multi_turn_rollout,
+)
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollout_records.trainer_reports import TrainerReports
+from service.settings import RequestLimits
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running, served
+from tests.service.scripted import ScriptedGenerator
+from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 Run = Callable[..., tuple[Any, dict[str, Any]]]
 LOST = {
@@ -338,3 +350,124 @@ def test_resumed_rollouts_of_one_prompt_are_one_group_wherever_they_were_cut(
     scripted(service, {"total_reward": 1.0}, {"total_reward": 0.5}, LOST)
     twice, _ = run(once, not_final="mask")
     assert twice["total_reward"].tolist() == [1, 0.5, 0.75]
+
+
+# What NeMo-RL has computed
+
+TEMPERATURE, ROWS, NEW_TOKENS = 0.7, 32, 20
+LOGITS = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 2
+"""The model: the logits after each token."""
+
+
+def logprobs_after(tokens: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
+    return (LOGITS[tokens] / temperature).log_softmax(-1)
+
+
+class SamplingGenerator(ScriptedGenerator):
+    """Samples from the model."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        draw = torch.Generator().manual_seed(len(self.requests))
+        tokens, logprobs = [request.prompt_token_ids[-1]], list[float]()
+        for _ in range(NEW_TOKENS):
+            after = logprobs_after(torch.tensor(tokens[-1]))
+            tokens.append(int(after.exp().multinomial(1, generator=draw)))
+            logprobs.append(float(after[tokens[-1]]))
+        return Generation(token_ids=tokens[1:], logprobs=logprobs, finish_reason="stop")
+
+
+@pytest.fixture
+def recording() -> Iterator[RolloutClient]:
+    """A client of a service that keeps records and takes reports."""
+    store: Any = RolloutRecordStore(RolloutRecordsSettings())
+    unused: Any = None
+    http = ScriptedHttp(
+        RequestLimits(),
+        generator=SamplingGenerator([]),
+        recorder=RolloutRecorder(store),
+        reports=TrainerReports(store, unused),
+    )
+    with served(http.app) as url, RolloutClient(url) as rollout_client:
+        yield rollout_client
+
+
+def train_data_of(came: Any, temperature: float = TEMPERATURE) -> BatchedDataDict:
+    """What NeMo-RL makes of a batch of rows of one length: its logs in a row, and the model's log-probabilities."""
+    logs = [[torch.as_tensor(message["token_ids"]) for message in log] for log in came["message_log"]]
+    masks = [
+        torch.cat([torch.full_like(ids, message["role"] == "assistant") for ids, message in zip(*pair, strict=True)])
+        for pair in zip(logs, came["message_log"], strict=True)
+    ]
+    input_ids = torch.nn.functional.pad(torch.stack([torch.cat(log) for log in logs]), (0, 3), value=0)
+    logprobs = logprobs_after(input_ids[:, :-1], temperature).gather(2, input_ids[:, 1:, None])[..., 0]
+    return BatchedDataDict(
+        {
+            "input_ids": input_ids,
+            "input_lengths": torch.tensor([sum(map(len, log)) for log in logs]),
+            "prev_logprobs": torch.nn.functional.pad(logprobs, (1, 0)),
+            "token_mask": torch.nn.functional.pad(torch.stack(masks), (0, 3)),
+            "sample_mask": came["loss_multiplier"],
+        }
+    )
+
+
+def right(came: Any) -> BatchedDataDict:
+    return train_data_of(came)
+
+
+def without_the_temperature(came: Any) -> BatchedDataDict:
+    return train_data_of(came, 1.0)
+
+
+def shifted(came: Any) -> BatchedDataDict:
+    data = train_data_of(came)
+    return BatchedDataDict(data | {"prev_logprobs": data["prev_logprobs"].roll(-1, 1)})
+
+
+def with_a_mask_of_ones(came: Any) -> BatchedDataDict:
+    data = train_data_of(came)
+    return BatchedDataDict(data | {"token_mask": torch.ones_like(data["token_mask"])})
+
+
+def with_another_template(came: Any) -> BatchedDataDict:
+    rendered = [[{**log[0], "token_ids": torch.tensor([9, 9])}, *log[1:]] for log in came["message_log"]]
+    return train_data_of(came | {"message_log": rendered})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "causes"),
+    [
+        (right, []),
+        (without_the_temperature, ["wrong_temperature"]),
+        (shifted, ["misaligned"]),
+        (with_a_mask_of_ones, ["missing_mask"]),
+        (with_another_template, ["other_tokens", "other_prompt"]),
+    ],
+)
+def test_prev_logprobs_are_compared_and_each_wrong_trainer_is_told_in_which_way(
+    recording: RolloutClient, trainer: Callable[[Any], BatchedDataDict], causes: list[str]
+) -> None:
+    came, _ = run_async_multi_turn_rollout(recording, batch(ROWS), 64, sampling={"temperature": TEMPERATURE})
+    answer = report_prev_logprobs(recording, came, trainer(came))
+    assert (answer.compared, answer.refused) == (ROWS, [])
+    assert [cause.kind for cause in answer.causes] == causes
+    is_right = trainer in (right, with_a_mask_of_ones)
+    assert (answer.mean_ratio == pytest.approx(1, abs=1e-5)) is is_right
+    record = recording.rollout_record(came["rollout_id"][0])
+    assert record.mismatch is not None
+    assert record.mismatch.tokens == NEW_TOKENS
+    assert record.rollout.message_log[1].token_ids == came["message_log"][0][1]["token_ids"].tolist()
+
+
+def test_rows_that_are_not_those_of_the_batch_are_refused(recording: RolloutClient) -> None:
+    came, _ = run_async_multi_turn_rollout(recording, batch(2), 64, sampling={"temperature": TEMPERATURE})
+    fewer = {"rollout_id": came["rollout_id"][:1]}
+    with pytest.raises(ValueError, match="logprobs has 2 rows for 1 rollouts: give one for each"):
+        report_prev_logprobs(recording, fewer, train_data_of(came))
+
+
+def test_a_rollout_of_a_service_without_ids_is_refused(client: RolloutClient) -> None:
+    came, _ = run_async_multi_turn_rollout(client, batch(1), 64)
+    with pytest.raises(ValueError, match="a rollout has no rollout_id"):
+        report_prev_logprobs(client, came, train_data_of(came))

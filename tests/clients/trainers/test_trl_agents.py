@@ -57,6 +57,7 @@ def test_each_prompt_is_a_run_of_the_agent_and_its_tokens_are_those_of_the_engin
         "answer": [None] * 2,
         "finish_reason": ["stop"] * 2,
         "turn_rewards": [[0.5], [1.5]],
+        "rollout_id": [None, None],
     }
     everything: dict[str, Any] = {"prompts": PROMPTS, **columns}
     assert service_reward(**everything) == [0.5, 1.5]

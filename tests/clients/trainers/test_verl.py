@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers import verl
-from rollout_client.trainers.verl import ServiceAgentLoopManager
+from rollout_client.trainers.verl import ServiceAgentLoopManager, old_log_probs_report
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result
 from tests.clients.trainers.scripted_trainer import LOST, answering, prompt_message, response_message, two_turns
 
@@ -250,6 +250,7 @@ def test_the_other_columns_are_those_that_the_trainer_reads_and_the_versions(
         "rewards": [{"right": 1.0, "style": -0.5}, {"right": 1.0}, {}],
         "answer": ["0", "1", "2"],
         "finish_reason": ["stop"] * 3,
+        "rollout_id": [None] * 3,
         "right": [1.0, 1.0, 1.0],
     }
     assert came.non_tensor_batch["__num_turns__"].dtype == np.int32
@@ -363,6 +364,45 @@ def test_a_batch_without_one_final_reward_raises(service: ScriptedService, manag
     service.rollouts.append(answering(LOST))
     with pytest.raises(RolloutsNotFinal, match="2 of 2 rollouts"):
         manager().generate_sequences(gen_batch("a", "b"))
+
+
+# What verl has computed
+
+
+def test_old_log_probs_are_reported_with_what_verl_trains_on_and_without_lost_rows(
+    service: ScriptedService, manager: Manager
+) -> None:
+    ids = [{"rollout_id": name} for name in ("first", "second", "lost", "cut")]
+    one_turn = [prompt_message(), response_message(40)]
+    service.rollouts.append(answering(ids[0], ids[1] | {"message_log": one_turn}, ids[2] | LOST, ids[3]))
+    came = manager(response_length=6).generate_sequences(gen_batch("a", "a", "a", "a"))
+    # verl reorders its rows, and balances them over its workers.
+    data = DataProto.from_dict(
+        {name: tensor[[3, 2, 1, 0]] for name, tensor in came.batch.items()},
+        {name: values[[3, 2, 1, 0]] for name, values in came.non_tensor_batch.items()},
+    )
+    data.batch["old_log_probs"] = -data.batch["responses"].float()
+    data.batch["response_mask"][0] = 1
+    prompt, two_turns_long = [258, 10, 87, 261], [30, 31, 20, 21, 32, 261]
+    columns = old_log_probs_report(data)
+    assert columns["rollouts"] == ["cut", "second", "first"]
+    negated = [-each for each in two_turns_long]
+    assert [row.tolist() for row in columns["logprobs"]] == [negated, [-40], negated]
+    assert [row.tolist() for row in columns["masks"] or ()] == [[1] * 6, [1], [1, 1, 0, 0, 1, 1]]
+    assert [row.tolist() for row in columns["token_ids"] or ()] == [
+        prompt + two_turns_long,
+        [*prompt, 40],
+        prompt + two_turns_long,
+    ]
+    assert columns["starts"] == [4, 4, 4]
+
+
+def test_a_batch_without_a_response_is_not_reported(service: ScriptedService, manager: Manager) -> None:
+    service.rollouts.append(answering({}))
+    data = manager().generate_sequences(gen_batch("a"))
+    data.batch["attention_mask"][:, -8:] = 0
+    with pytest.raises(ValueError, match="no row of the batch has a response"):
+        old_log_probs_report(data)
 
 
 # The start

@@ -61,10 +61,12 @@ def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
     with chat_server(lambda *_: said("A")) as server:
         asyncio.run(scenario(server, policy="run b", version=3))
         asyncio.run(scenario(server))
+        asyncio.run(scenario(server, priority=2.5))
     messages = [{"role": "user", "content": "Q"}]
     assert server.requests == [
         {"path": "/v1/chat/completions?policy=run+b&version=3", "messages": messages},
         {"path": "/v1/chat/completions", "messages": messages},
+        {"path": "/v1/chat/completions?priority=2.5", "messages": messages},
     ]
 
 

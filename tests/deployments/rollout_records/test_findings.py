@@ -134,6 +134,33 @@ def test_a_report_is_of_the_generated_tokens_of_the_response_or_of_the_whole_log
     assert compared(record, TrainerReport("r0", given)).difference.tolist() == [-0.5] * 3
 
 
+@pytest.mark.parametrize(("start", "given", "compared_tokens"), [(3, 2, [0, 1]), (1, 4, [0, 1]), (4, 4, [1, 2])])
+def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
+    start: int, given: int, compared_tokens: list[int]
+) -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
+    log = np.array([np.nan] * PROMPT + [-1.5, -2.25, -3.125] + [np.nan] * 2)
+    own_ids = np.array([1, 1, 1, 5, 6, 7, 2, 2])[: start + given]
+    report = TrainerReport("r0", log[start : start + given], token_ids=own_ids, start=start)
+    rollout = compared(record, report)
+    assert rollout.difference.tolist() == [[-0.5, -0.25, -0.125][token] for token in compared_tokens]
+    assert (rollout.start, rollout.other_token) == (compared_tokens[0], None)
+    assert [(one.start, one.end, one.label) for one in rollout.labels["replica"]] == [(0, 2, "a")]
+
+
+def test_tokens_that_are_missing_before_the_end_of_a_report_are_other_tokens() -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+    report = TrainerReport("r0", np.full(3, -1.0), token_ids=np.array([1, 1, 5, 6, 7]), start=3)
+    assert compared(record, report).other_token == (0, 2)
+
+
+@pytest.mark.parametrize("start", [-1, 6])
+def test_a_report_that_starts_outside_of_the_log_is_refused(start: int) -> None:
+    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+    with pytest.raises(ReportRefused, match=f"3 logprobs from token {start} on for a rollout of 8 tokens"):
+        compared(record, TrainerReport("r0", np.full(3, -1.0), start=start))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

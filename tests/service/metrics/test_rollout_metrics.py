@@ -105,6 +105,17 @@ def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
     }
 
 
+def test_generated_tokens_are_counted_by_priority(given: Given) -> None:
+    metrics = RolloutMetrics()
+    for weight, tokens in ((1.0, 5), (1 / 16, 7), (1.0, 2), (2.5, 3)):
+        metrics.generated(weight, tokens)
+    assert {key: found for key, found in flushed(metrics, given).items() if "priority" in key[0]} == {
+        ("rollout_generated_tokens_by_priority_total", "train"): [7],
+        ("rollout_generated_tokens_by_priority_total", "batch"): [7],
+        ("rollout_generated_tokens_by_priority_total", "other"): [3],
+    }
+
+
 def test_verdicts_of_shadow_judges_are_counted_by_whether_they_part_from_the_reward(given: Given) -> None:
     verdicts: list[dict[str, float | None]] = [
         {"style": 0.75},
@@ -193,6 +204,7 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
             pass
         rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
         rollouts.took("queue", 1.0)
+        rollouts.generated(1.0, 5)
         result.metrics.environment["verifier_s"] = 1.0
         rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)

@@ -20,7 +20,7 @@ from deployments.protocols.generation import (
     ScoringRequest,
 )
 from deployments.rpc.handle_calls import record_live_replicas
-from service.remote.generator import RemoteGenerator
+from service.remote.generator import START_STARVED_S, RemoteGenerator
 from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
@@ -71,9 +71,9 @@ async def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> N
     assert [replica for replica, _ in others] == [{"a": "b", "b": "a"}[busy]] * 10
 
 
-async def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
+async def windowed(handle: ScriptedGeneratorHandle, *replicas: str, **options: Any) -> RemoteGenerator:
     """Two generations at a time on each replica."""
-    generator = generator_over(handle, *replicas, window_factor=1.0)
+    generator = generator_over(handle, *replicas, window_factor=1.0, **options)
     handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
     await generator.describe()
     return generator
@@ -115,9 +115,9 @@ async def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_start
     await virtual_time.settled()
     running[2].cancel()
     generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-    assert generator._scheduler._windows["a"].generations == 3
+    assert generator._scheduler._replicas.windows["a"].generations == 3
     await virtual_time.settled()
-    assert generator._scheduler._windows["a"].generations == 2
+    assert generator._scheduler._replicas.windows["a"].generations == 2
     await asyncio.gather(*running, return_exceptions=True)
     assert handle.generated == [("a", ["one", "two"])]
 
@@ -149,7 +149,7 @@ async def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_sta
     generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
     assert generator.interrupt("three")
     assert await running[2] == Generation([], [], "abort")
-    assert generator._scheduler._windows["a"].generations == 2
+    assert generator._scheduler._replicas.windows["a"].generations == 2
     await asyncio.gather(*running)
     assert handle.generated == [("a", ["one", "two"])]
 
@@ -287,6 +287,57 @@ def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
     begun, ended = virtual_time.run(run())
     assert begun == {"0": True, "1": True, "2": False, "unknown": False}
     assert ended == {"0": False, "1": False, "2": False}
+
+
+def in_gaps(name: str) -> GenerationRequest:
+    return replace(request(name), share=RequestShare("batch", 1 / 16, fills_gaps=True))
+
+
+@virtual_time.test
+async def test_what_fills_a_gap_that_is_needed_is_interrupted_and_comes_back_with_its_tokens() -> None:
+    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
+    tokens: list[tuple[float, int]] = []
+    generator = await windowed(handle, "a", on_tokens=lambda weight, new: tokens.append((weight, new)))
+
+    filling = [asyncio.create_task(generator.generate(in_gaps(name))) for name in ("one", "two")]
+    await asyncio.sleep(0.5)
+    training = asyncio.create_task(generator.generate(request("train")))
+    made = [*await asyncio.gather(*filling), await training]
+    assert handle.interrupted == [("a", ["two", "one"])]
+    assert [(each.filled_gap, each.was_parked) for each in made] == [(True, True)] * 2 + [(False, False)]
+    assert (tokens, made[0]) == ([(1 / 16, 1), (1 / 16, 1), (1.0, 1)], CUT_BY_WEIGHTS)
+
+
+@virtual_time.test
+async def test_what_is_parked_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = await windowed(handle, "a")
+
+    ended = asyncio.create_task(generator.generate(request("train")))
+    waiting = asyncio.create_task(generator.generate(in_gaps("one")))
+    await asyncio.sleep(0)
+    generator._wake(generator._scheduler.set_capacity(EngineCapacity(4)))
+    generator._wake(generator._scheduler.set_capacity(EngineCapacity(2)))
+    assert await waiting == Generation([], [], "abort")
+    await ended
+    assert (handle.generated, generator._turns, generator._waiting) == ([("a", ["train"])], {}, {})
+
+
+@virtual_time.test
+async def test_where_training_leaves_no_gap_one_starts_in_turn_with_it_after_the_interval() -> None:
+    handle = ScriptedGeneratorHandle(None)
+    generator = await windowed(handle, "a")
+
+    training = [asyncio.create_task(generator.generate(request(f"{number}"))) for number in range(4)]
+    filling = [asyncio.create_task(generator.generate(in_gaps(name))) for name in ("one", "two")]
+    await asyncio.sleep(START_STARVED_S - 0.5)
+    assert not any("one" in names for _, names in handle.generated)
+    await asyncio.sleep(3 * START_STARVED_S)
+    sent = [name for _, names in handle.generated for name in names]
+    assert [name for name in sent if name in ("one", "two")] == ["one"], "one at a time"
+    for task in (*training, *filling):
+        task.cancel()
+    await asyncio.gather(*training, *filling, return_exceptions=True)
 
 
 @virtual_time.test

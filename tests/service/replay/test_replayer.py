@@ -14,8 +14,9 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
+from rollout_client.contract.origins import ReplayRecord
 from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollouts import ReplayRecord, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.replay.recorded_parts import DRAWS_UNKNOWN, ReplayableRollout, compared

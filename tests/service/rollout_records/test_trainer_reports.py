@@ -92,6 +92,24 @@ def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger(
     assert [(one.at, one.tokens) for one in ledger.history] == [(60.0, 4)]
 
 
+@pytest.mark.parametrize("has_arrow", [True, False])
+def test_what_a_trainer_has_cut_is_not_compared_where_it_says_where_its_numbers_start(
+    has_arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any]:
+        [result] = (await client.rollout([SAMPLE])).samples
+        prompt = result.message_log[0].token_ids
+        ids = [*prompt, *result.message_log[1].token_ids[:1]]
+        answer = await client.report_logprobs([result], [[-1.5]], starts=[len(prompt)], token_ids=[ids])
+        return answer, await client.rollout_record(result.rollout_id or "")
+
+    monkeypatch.setattr(record_calls, "find_spec", lambda _: has_arrow or None)
+    answer, record = asyncio.run(with_client(reporting_http(), scenario))
+    assert (answer.refused, answer.causes) == ([], [])
+    assert answer.mean_ratio == pytest.approx(np.exp(0.5))
+    assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
+
+
 def test_one_rollout_is_reported_under_its_own_path() -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
         response = await client.rollout([SAMPLE], request_id="step/1")

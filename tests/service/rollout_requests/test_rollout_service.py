@@ -34,8 +34,8 @@ from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
     RolloutService,
-    SampleFailed,
 )
+from service.rollout_requests.running_rollout import SampleFailed
 from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode

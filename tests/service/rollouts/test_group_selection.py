@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.group_conditions import GroupConditions
-from rollout_client.contract.rollouts import GroupCounts, SampleResult
+from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
+from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.group_selection import Decided, GroupSelection, fault_of
 
 Verdict = str | None

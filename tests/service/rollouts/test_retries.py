@@ -12,6 +12,7 @@ import pytest
 
 from deployments.failures import (
     EnvironmentLost,
+    EnvironmentShuttingDown,
     GenerationLost,
     GenerationRejected,
     ReplicaShuttingDown,
@@ -95,6 +96,18 @@ def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
     with pytest.raises(GenerationLost, match="died"):
         retried(call, episode)
     assert len(call.made_at) == 2
+
+
+@pytest.mark.parametrize("shut_down", [SHUT_DOWN, EnvironmentShuttingDown("The replica is being shut down.")])
+def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once_and_refusals_after_it_wait(
+    shut_down: RolloutFailure,
+) -> None:
+    call = ScriptedCall(shut_down, shut_down, shut_down, "done")
+    assert retried(call, EpisodeRecipe(retries=0).make()) == "done"
+    began, handed_over, second, third = call.made_at
+    assert handed_over == began
+    assert 0.2 <= second - handed_over <= 1.2
+    assert 0.4 <= third - second <= 1.4
 
 
 @pytest.mark.parametrize("error", [GenerationRejected("no"), KeyError("bug"), RolloutFailure("unknown")])

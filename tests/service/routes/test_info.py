@@ -5,8 +5,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_client.version import CONTRACT_VERSION
+from service.rollout_records.recorder import RolloutRecorder
 from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
@@ -44,7 +47,14 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
         "policy_version": None,
         "tasks": ["math", "sliding_puzzle"],
         "follow": None,
+        "keeps_records": False,
     }
+
+
+def test_info_says_whether_trainers_can_report() -> None:
+    store: Any = RolloutRecordStore(RolloutRecordsSettings())
+    response = ScriptedHttp(recorder=RolloutRecorder(store)).request("GET", "/v1/info")
+    assert response.json()["keeps_records"] is True
 
 
 def test_the_vocabulary_is_listed_by_id() -> None:

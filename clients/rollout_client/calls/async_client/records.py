@@ -52,11 +52,12 @@ class AsyncRecordMethods:
 
     async def report_logprobs(
         self,
-        rollouts: Iterable[str | SampleResult],
+        rollouts: Iterable[str | SampleResult | None],
         logprobs: Iterable[Any],
         *,
         masks: Iterable[Any] | None = None,
         token_ids: Iterable[Any] | None = None,
+        starts: Iterable[int] | None = None,
         weight_version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> ReportAnswer:
@@ -68,9 +69,15 @@ class AsyncRecordMethods:
                 each generated token; or of each token after the prompt, of each but the first, or of each.
             masks: for each rollout which of its `logprobs` are in the loss.
             token_ids: for each rollout the tokens of the whole log as the trainer has them.
+            starts: for each rollout the index in its tokens of the one that the first of `logprobs` is for. They may
+                then leave out the end of the log, and so may `token_ids`: what is left out is not compared.
             weight_version: the version that the trainer has computed with; by default that of each token.
+
+        Raises:
+            ValueError: an argument has another number of rows than there are rollouts, or a rollout has no id.
         """
-        return await self._connection.short(report_call(rollouts, logprobs, masks, token_ids, weight_version), options)
+        call = report_call(rollouts, logprobs, masks, token_ids, starts, weight_version)
+        return await self._connection.short(call, options)
 
     async def mismatch(self, **options: Unpack[CallOptions]) -> Mismatch:
         """The mismatch ledger: how far trainers' log-probabilities part from the sampled ones, and why."""

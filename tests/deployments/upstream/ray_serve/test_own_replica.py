@@ -2,22 +2,36 @@
 
 import asyncio
 import inspect
+import math
+import time
+from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
+from ray.exceptions import RayError, RpcError
 from ray.serve._private.replica import Replica
 from ray.serve.config import AutoscalingConfig
 from ray.serve.context import ReplicaContext
 
-from deployments.upstream.ray_serve.own_replica import FIELD, call_at_shutdown, graceful_shutdown_s, most_replicas
+from deployments.upstream.ray_serve import own_replica
+from deployments.upstream.ray_serve.own_replica import (
+    FIELD,
+    call_at_shutdown,
+    graceful_shutdown_s,
+    most_replicas,
+    seconds_until_node_leaves,
+)
+from deployments.upstream.ray_serve.ray_internals import PREEMPTION, RAYLET
 from tests import virtual_time
 
 
+@pytest.mark.parametrize(("leaves_in_s", "bound_s"), [(math.inf, 10.0), (60.0, 10.0), (8.0, 4.0), (0.0, 0.0)])
 def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_may_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, leaves_in_s: float, bound_s: float
 ) -> None:
     order: list[Any] = []
 
@@ -26,6 +40,7 @@ def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_
         order.append(replica)
 
     monkeypatch.setattr(Replica, "perform_graceful_shutdown", perform)
+    monkeypatch.setattr(own_replica, "seconds_until_node_leaves", lambda: leaves_in_s)
     replica: Any = SimpleNamespace(_deployment_config=SimpleNamespace(graceful_shutdown_timeout_s=20.0))
 
     async def run() -> None:
@@ -35,7 +50,49 @@ def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_
         await Replica.perform_graceful_shutdown(replica)  # type: ignore[no-untyped-call]
 
     virtual_time.run(run())
-    assert order == [10.0, replica, replica]
+    assert order == [bound_s, replica, replica]
+
+
+def answer_as_node(monkeypatch: pytest.MonkeyPatch, deadlines_ms: Callable[[float], dict[str, int]]) -> None:
+    """This process is on the node "here", and it is 1,000 s after 1970."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    monkeypatch.setattr(own_replica, "deadlines_of_leaving_nodes", deadlines_ms)
+
+
+@pytest.mark.parametrize(
+    ("deadlines_ms", "left_s"),
+    [
+        ({}, math.inf),
+        ({"elsewhere": 1_030_000}, math.inf),
+        ({"here": 1_030_000, "elsewhere": 1_001_000}, 30.0),
+        ({"here": 999_000}, 0.0),
+        # Given notice without a deadline.
+        ({"here": 0}, math.inf),
+    ],
+)
+def test_a_node_leaves_at_the_deadline_that_ray_was_told_for_it(
+    monkeypatch: pytest.MonkeyPatch, deadlines_ms: dict[str, int], left_s: float
+) -> None:
+    answer_as_node(monkeypatch, lambda _: deadlines_ms)
+    assert seconds_until_node_leaves() == left_s
+
+
+def test_a_shutdown_goes_on_without_the_deadline_where_ray_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def time_out(_timeout_s: float) -> dict[str, int]:
+        raise RayError("Deadline Exceeded")
+
+    answer_as_node(monkeypatch, time_out)
+    assert seconds_until_node_leaves() == math.inf
+    assert "its replica may end before its calls" in caplog.text
+
+
+def test_this_ray_takes_notices_and_tells_of_them() -> None:
+    assert {"drain_node", "get_draining_nodes"} <= set(dir(RAYLET.InnerGcsClient))
+    assert PREEMPTION == 2
+    assert issubclass(RpcError, RayError)
 
 
 AUTOSCALING = AutoscalingConfig(min_replicas=1, initial_replicas=1, max_replicas=8)

@@ -1,0 +1,324 @@
+"""Gives nodes of a running service notice, one after the other, while rollouts are played, and prints what came back.
+
+`python -m tests.live.leaving_nodes FOLDER ROUNDS`; the last line is JSON, the fields of `Findings`. It is a program,
+because Ray and Serve read their environment when they are imported. Each node is a `ray start --block` of this machine
+with a generator replica and a replica of the environment. The head has everything else, and stays.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
+
+from rollout_client import AsyncRolloutClient
+from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
+from service.startup.cluster_token import require_cluster_token
+from service.startup.leave import leave
+from service.startup.ports import free_port
+from service.startup.processes import wait_for_ends
+from service.startup.readiness import deploy, deployments_not_ready
+from service.startup.reload import ServeCluster
+from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
+from tests.endurance.chaos.parts import TASK_NAME
+from tests.paths import REPOSITORY
+
+NODES = 3
+WITHIN_S = 8.0
+"""Of a notice: then the node is gone."""
+AT_ONCE = 24
+TURNS = 2
+TOKENS_A_TURN = 120
+TIMING = {"time_to_first_token_s": 0.2, "time_per_token_s": 0.05, "max_num_seqs": 256}
+QUIET_S = 45.0
+BETWEEN_S = 2.0
+WHOLE_WITHIN_S = 120.0
+POLL_S = 0.25
+LEAVING = "leaving"
+"""The resource of the nodes that leave."""
+
+
+@dataclass
+class Findings:
+    rounds: int = 0
+    rollouts: int = 0
+    """All that were played, in quiet times and under notices."""
+    lost: int = 0
+    """Rollouts that failed, or whose turns are not as long as asked for. None may be tried again (`retries: 0`)."""
+    turns_done_again: int = 0
+    moved: int = 0
+    """Rollouts with a turn that one replica began and another one ended."""
+    errors: list[str] = field(default_factory=list)
+    """Of the rollouts that failed."""
+    late: list[str] = field(default_factory=list)
+    """Where replicas had not ended when their node was gone: on a busy machine it takes them long to end."""
+    quiet_s: list[float] = field(default_factory=list)
+    """Seconds of each rollout that was played before the first notice or after the last one."""
+    noticed_s: list[float] = field(default_factory=list)
+    """Of each that was played between."""
+    moved_s: list[float] = field(default_factory=list)
+    """Of those that moved."""
+    stayed_s: list[float] = field(default_factory=list)
+    """Of those that did not, and were played when others moved: on machines that are busy with the same."""
+    gone_after_s: list[float] = field(default_factory=list)
+    """Until the replicas of a node that was given notice had ended."""
+
+    def note_end(self, leaving: "asyncio.Task[None]") -> None:
+        """Notes what the command says if replicas are left."""
+        if error := leaving.exception():
+            self.late.append(str(error))
+
+    def medians(self) -> dict[str, float]:
+        return {
+            name: round(statistics.median(seconds), 3)
+            for name in ("quiet_s", "noticed_s", "moved_s", "stayed_s", "gone_after_s")
+            if (seconds := getattr(self, name))
+        }
+
+
+class LeavingNode:
+    """A Ray node of this machine that can be given notice."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self.name = f"leaving-{number}"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block"]
+        options = ["--num-cpus=4", "--object-store-memory=100000000", "--disable-usage-stats"]
+        # Several nodes of one machine must not want the same ports.
+        ports = [
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--node-manager-port=0",
+            "--dashboard-agent-listen-port=0",
+        ]
+        marks = [f"--labels=name={self.name}", "--resources", json.dumps({LEAVING: 4})]
+        environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(WITHIN_S)}
+        self._process = subprocess.Popen(
+            [*command, *options, *ports, *marks], env=environment, stdout=subprocess.DEVNULL
+        )
+
+    def node_id(self) -> str | None:
+        """`None` while it has not joined the cluster."""
+        named = [node for node in ray.nodes() if node["Labels"].get("name") == self.name]  # type: ignore[no-untyped-call]
+        return named[0]["NodeID"] if named and named[0]["Alive"] else None
+
+    def below(self) -> list[psutil.Process]:
+        return psutil.Process(self._process.pid).children(recursive=True)
+
+    def terminate(self) -> None:
+        """The notice of an orchestrator: SIGTERM to the process that it has started."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The machine is gone."""
+        ended = self.below() if self._process.poll() is None else []
+        for process in ended:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.kill()
+        self._process.wait()
+        wait_for_ends(ended, WITHIN_S)
+
+
+def config_of(port: int, steps_file: Path) -> ServeDeploySchema:
+    on_leaving = {
+        "num_replicas": NODES,
+        "max_replicas_per_node": 1,
+        # As in serve_config.yaml: much longer than a notice.
+        "graceful_shutdown_timeout_s": 600,
+        "ray_actor_options": {"num_cpus": 0.1, "resources": {LEAVING: 1}},
+    }
+    on_head = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
+    return ServeDeploySchema.model_validate(
+        {
+            "proxy_location": "HeadOnly",
+            "http_options": {"host": "127.0.0.1", "port": port},
+            "applications": [
+                {
+                    "name": "rollout",
+                    "import_path": "service.app:build",
+                    "route_prefix": "/",
+                    "args": {
+                        "engine": {
+                            "model": str(REPOSITORY / "models" / "tiny"),
+                            "max_model_len": 4096,
+                            "simulated": TIMING,
+                        },
+                        "environments": {TASK_NAME: counted_puzzle(steps_file)},
+                        "jobs": None,
+                    },
+                    "deployments": [
+                        {"name": "Generator", **on_leaving},
+                        {"name": TASK_NAME, **on_leaving},
+                        {"name": "Ingress", **on_head},
+                        {"name": "Policy", **on_head},
+                    ],
+                }
+            ],
+        }
+    )
+
+
+class Load:
+    """Plays rollouts, as many at once as `AT_ONCE`, until it is stopped."""
+
+    def __init__(self, client: AsyncRolloutClient, findings: Findings) -> None:
+        self.seconds: list[float] | None = None
+        """Where the seconds of a rollout belong that begins now; those of one that sees it change belong nowhere."""
+        self.hand_overs: list[float] = []
+        """When generations were to move, about: half of each notice after it."""
+        self._client = client
+        self._findings = findings
+        self._numbers = count()
+        self._stopped = False
+
+    async def play(self) -> None:
+        [sample] = await self._client.example_samples(TASK_NAME, 1, seed=1)
+        async with asyncio.TaskGroup() as group:
+            for number in range(AT_ONCE):
+                group.create_task(self._play_on(sample, number / AT_ONCE * TOKENS_A_TURN * TIMING["time_per_token_s"]))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def _play_on(self, sample: SampleInput, first_after_s: float) -> None:
+        await asyncio.sleep(first_after_s)
+        while not self._stopped:
+            game = sample.model_copy(
+                update={"extra_env_info": {**(sample.extra_env_info or {}), "game": next(self._numbers)}}
+            )
+            began, belongs = monotonic(), self.seconds
+            sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
+            response = await self._client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
+            self._note(response.samples[0], monotonic() - began, belongs)
+
+    def _note(self, result: SampleResult, seconds: float, belongs: list[float] | None) -> None:
+        findings = self._findings
+        findings.rollouts += 1
+        if result.error is not None:
+            findings.errors.append(result.error.message)
+        if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
+            findings.lost += 1
+            return
+        ended = monotonic()
+        if result.replay is not None and any(origin.start > 0 for origin in result.replay.generations):
+            findings.moved += 1
+            findings.moved_s.append(seconds)
+        elif any(ended - seconds < hand_over < ended for hand_over in self.hand_overs):
+            findings.stayed_s.append(seconds)
+        if belongs is not None and belongs is self.seconds:
+            belongs.append(seconds)
+
+
+async def until(holds: Any) -> float:
+    """The seconds until it holds."""
+    began = monotonic()
+    async with asyncio.timeout(WHOLE_WITHIN_S):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(POLL_S)
+    return monotonic() - began
+
+
+def replicas_on(node_id: str) -> list[psutil.Process]:
+    """Replicas of the service there, by their processes."""
+    deployments = ServeCluster().applications()["rollout"]["deployments"].values()
+    pids = [one.get("pid") for each in deployments for one in each["replicas"] if one.get("node_id") == node_id]
+    return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
+
+
+def is_whole(nodes: list[LeavingNode]) -> bool:
+    ids = [node.node_id() for node in nodes]
+    status = serve.status().applications["rollout"].deployments
+    running = all(dict(status[name].replica_states) == {"RUNNING": NODES} for name in ("Generator", TASK_NAME))
+    return all(ids) and running
+
+
+async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes: list[LeavingNode], url: str) -> None:
+    numbers = count(NODES)
+    async with AsyncRolloutClient(url) as client:
+        load = Load(client, findings)
+        playing = asyncio.create_task(load.play())
+        load.seconds = findings.quiet_s
+        await asyncio.sleep(QUIET_S)
+        load.seconds = findings.noticed_s
+        for number in range(number_of_rounds):
+            assert not playing.done(), playing.exception()
+            leaving = nodes.pop(0)
+            # The machine that takes its place is ordered when the notice comes.
+            nodes.append(LeavingNode(address, next(numbers)))
+            load.hand_overs.append(monotonic() + WITHIN_S / 2)
+            await give_notice_to(leaving, by_signal=number % 2 == 0, findings=findings)
+            await until(lambda: is_whole(nodes))
+            await asyncio.sleep(BETWEEN_S)
+            findings.rounds += 1
+            sys.stderr.write(
+                f"round {findings.rounds}: {findings.medians()}, {findings.lost} lost, {findings.moved} moved\n"
+            )
+        load.seconds = findings.quiet_s
+        await asyncio.sleep(QUIET_S)
+        load.stop()
+        await playing
+
+
+async def give_notice_to(node: LeavingNode, by_signal: bool, findings: Findings) -> None:
+    """Returns when the machine is gone, as long after the notice as it said."""
+    node_id = node.node_id()
+    assert node_id is not None
+    replicas = await asyncio.to_thread(replicas_on, node_id)
+    began = monotonic()
+    if by_signal:
+        node.terminate()
+    else:
+        leaving = asyncio.to_thread(leave, node_id, WITHIN_S, ServeCluster(), Console(quiet=True))
+        asyncio.create_task(leaving).add_done_callback(findings.note_end)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
+    findings.gone_after_s.append(monotonic() - began)
+    if alive:
+        findings.late.append(f"{node.name}: {len(alive)} replicas")
+    await asyncio.sleep(max(began + WITHIN_S - monotonic(), 0))
+    await asyncio.to_thread(node.kill)
+
+
+def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
+    findings, steps_file, port = Findings(), folder / "steps", free_port()
+    require_cluster_token()
+    head: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20, "resources": {"head": 10}}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    nodes: list[LeavingNode] = []
+    try:
+        ray.init(cluster.address, namespace="serve", log_to_driver=False)
+        config = config_of(port, steps_file)
+        deploy(config)
+        # One after the other: Serve gives its proxy up where a busy machine has not started it in time.
+        for number in range(NODES):
+            nodes.append(LeavingNode(cluster.address, number))
+            asyncio.run(until(lambda: nodes[-1].node_id() is not None))
+        for _ in deployments_not_ready(config):
+            pass
+        asyncio.run(rounds(findings, number_of_rounds, cluster.address, nodes, f"http://127.0.0.1:{port}"))
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        for node in nodes:
+            node.kill()
+        cluster.shutdown()
+    findings.turns_done_again = turns_done_again(StepLog(steps_file).since(0)).total()
+    return asdict(findings) | {"medians": findings.medians()}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))) + "\n")
