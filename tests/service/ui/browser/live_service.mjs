@@ -15,6 +15,7 @@ try {
   const replicas = page.getByRole("table", { name: "Generator replicas" }).locator("tbody tr");
   await replicas.first().waitFor();
   assert.equal(await replicas.locator("td").nth(1).textContent(), "0");
+  const replica = await replicas.first().locator("td").first().textContent();
 
   await page.keyboard.press("2");
   await page.waitForFunction(() => document.querySelector(".editor textarea")?.value);
@@ -42,7 +43,7 @@ try {
   const told = page.getByRole("table", { name: "Timeline" }).locator("tbody tr");
   await told.first().waitFor();
   assert.deepEqual(await told.locator("td:nth-child(2)").allTextContents(), ["generation", "step"]);
-  assert.equal(await told.first().locator("td").nth(6).textContent(), await replicas.first().locator("td").first().textContent());
+  assert.equal(await told.first().locator("td").nth(6).textContent(), replica);
   assert.match(await told.first().locator("td").nth(4).textContent(), /^[\d.]+ m?s$/);
 
   // What was played reaches the metrics within the seconds that Ray's exporter takes.
