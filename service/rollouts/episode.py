@@ -31,6 +31,7 @@ from service.rollouts.episode_records import (
     PlayedGeneration,
     PlayedStep,
     TurnState,
+    replay_fields,
     sampling_of_turn,
 )
 from service.rollouts.message_log import MessageLog
@@ -186,20 +187,7 @@ class Episode:
         goes_on, length, tokens = self.log.partial is not None, self.log.length, len(generation.token_ids)
         start = 0 if self.log.partial is None else len(self.log.partial.token_ids)
         self.log.add_response(generation, self._tokenizer)
-        self.generations.append(
-            PlayedGeneration(
-                len(self.log.added) - 1,
-                start,
-                start + tokens,
-                generation.replica,
-                self._stop_strings,
-                generation.cached_tokens,
-                generation.batch_size,
-                generation.waited_s,
-                generation.took_s,
-                generation.began_at,
-            )
-        )
+        self.generations.append(PlayedGeneration.of(generation, len(self.log.added) - 1, start, self._stop_strings))
         self.metrics.add_generation(length, tokens, goes_on)
         self.metrics.add_tokens_of(generation, tokens)
         self.metrics.end_generation(self.log.added[-1].finish_reason)
@@ -329,7 +317,7 @@ class Episode:
             "tools": self.start.chat.tools,
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
             "shadow_rewards": self._shadow_rewards.copy() or None,
-            "replay": self._replay(),
+            "replay": replay_fields(self.start, self._limits, self.generations, self.log.first_added),
             "parent": identity.parent,
             "forked_at": None if identity.parent is None else self.start.prompt.end,
         }
@@ -339,37 +327,6 @@ class Episode:
         further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
         result.__pydantic_fields_set__.update(further_fields)
         return result
-
-    def _replay(self) -> dict[str, Any] | None:
-        """The fields of a `ReplayRecord`, as JSON has them; `None` if this request has generated nothing itself."""
-        if not self.generations:
-            return None
-        sampling, first, before = self.start.sampling, self.log.first_added, tuple[str, ...]()
-        origins = []
-        for made in self.generations:
-            origin: dict[str, Any] = {
-                "message": first + made.message,
-                "start": made.start,
-                "end": made.end,
-                "replica": made.replica,
-            }
-            if made.stop_strings != before:
-                origin["stop_strings"] = list(made.stop_strings)
-            before = made.stop_strings
-            origins.append(origin)
-        return {
-            "service_version": self.start.build.service_version,
-            "engine": self.start.build.engine,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "ignore_eos": sampling.ignore_eos,
-            "seed": sampling.seed,
-            "max_seq_len": self._limits.max_seq_len,
-            "max_new_tokens": self._limits.max_new_tokens,
-            "generations": origins,
-        }
 
     def state(self, first_message: int = 0) -> EpisodeState:
         """The state for `restore`, with the messages from `first_message` on."""

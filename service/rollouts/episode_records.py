@@ -15,6 +15,7 @@ from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import (
     NO_COLUMNS,
     UNNAMED_REQUEST,
+    Generation,
     IncludedColumns,
     RequestShare,
     SamplingOptions,
@@ -213,6 +214,21 @@ class PlayedGeneration:
     began_at: float
     """When it began to wait, in seconds since 1970; 0 if it is not known."""
 
+    @classmethod
+    def of(cls, generation: Generation, message: int, start: int, stop_strings: tuple[str, ...]) -> Self:
+        return cls(
+            message,
+            start,
+            start + len(generation.token_ids),
+            generation.replica,
+            stop_strings,
+            generation.cached_tokens,
+            generation.batch_size,
+            generation.waited_s,
+            generation.took_s,
+            generation.began_at,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PlayedStep:
@@ -265,3 +281,41 @@ class EpisodeState:
     @property
     def turn_state(self) -> TurnState:
         return TurnState(self.steps, self.extra_env_info, self.stop_strings)
+
+
+def replay_fields(
+    start: EpisodeStart, limits: EpisodeLimits, generations: Sequence[PlayedGeneration], first_added: int
+) -> dict[str, Any] | None:
+    """The fields of a `ReplayRecord`, as JSON has them; `None` if the request has generated nothing itself.
+
+    Args:
+        first_added: index in the log of the first message that was added.
+    """
+    if not generations:
+        return None
+    sampling, before = start.sampling, tuple[str, ...]()
+    origins = []
+    for made in generations:
+        origin: dict[str, Any] = {
+            "message": first_added + made.message,
+            "start": made.start,
+            "end": made.end,
+            "replica": made.replica,
+        }
+        if made.stop_strings != before:
+            origin["stop_strings"] = list(made.stop_strings)
+        before = made.stop_strings
+        origins.append(origin)
+    return {
+        "service_version": start.build.service_version,
+        "engine": start.build.engine,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+        "seed": sampling.seed,
+        "max_seq_len": limits.max_seq_len,
+        "max_new_tokens": limits.max_new_tokens,
+        "generations": origins,
+    }

@@ -9,15 +9,13 @@ calls; no number of episodes makes an iteration of the event loop long.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, time
-from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
 from deployments.protocols.chat import ResponseParser, images_shown
-from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import Environment, GenerationRequest, Generator, takes_no_images
+from deployments.protocols.generation import Environment, Generator, takes_no_images
 from rollout_client.contract.rollouts import SampleError
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode, Agents
@@ -26,7 +24,7 @@ from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_records import PlayedStep
 from service.rollouts.images import ImageReader
 from service.rollouts.pacing import LoopPacer, PacedWork
-from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
+from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver, traced
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed
@@ -34,7 +32,6 @@ from service.rollouts.staleness import VersionFeed
 MOST_CHARACTERS_INLINE = 2**13
 """Longest observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
 logger = logging.getLogger("rollout_service.rollouts")
-Call = TypeVar("Call", GenerationRequest, StepRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +113,6 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
     episode.add_generation(generation)
     if generation.failure is not None and not (episode.done or episode.step_is_due):
         raise generation.failure
-
-
-def traced(request: Call, observer: RolloutObserver) -> Call:
-    """The request with the span that is current; the request itself if that is not traced."""
-    traceparent = observer.traceparent()
-    return replace(request, traceparent=traceparent) if traceparent else request
 
 
 async def parse_response(episode: Episode, context: RolloutContext) -> None:

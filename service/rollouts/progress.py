@@ -6,8 +6,11 @@ implements, keeps the `EpisodeState` of each turn, so that another process can c
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal, Protocol, TypeVar
 
+from deployments.protocols.environments import StepRequest
+from deployments.protocols.generation import GenerationRequest
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from service.rollouts.episode import Episode
 
@@ -84,3 +87,12 @@ class ProgressLog(Protocol):
     def ended(self, episode: Episode) -> None:
         """Records the end of an episode, before it is yielded as a result. Called once for each."""
         ...
+
+
+Call = TypeVar("Call", GenerationRequest, StepRequest)
+
+
+def traced(request: Call, observer: RolloutObserver) -> Call:
+    """The request with the span that is current; the request itself if that is not traced."""
+    traceparent = observer.traceparent()
+    return replace(request, traceparent=traceparent) if traceparent else request
