@@ -25,12 +25,12 @@ from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     Generator,
-    GeneratorDescription,
     WeightSpan,
     packed_ids,
     packed_logprobs,
 )
 from deployments.protocols.images import ImageStore, ImageTokens, name_of_image
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.token_columns import EXPERTS, numbers_of
 from rollout_env import ChatMessage, StepOutcome
 from service.access.access_control import OPEN_TO_ALL

@@ -40,15 +40,13 @@ from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
-    GeneratorDescription,
-    PrefixCacheTokens,
-    ReplicaLoad,
     ScoringRequest,
     packed_ids,
     packed_logprobs,
     takes_no_images,
 )
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
+from deployments.protocols.replicas import GeneratorDescription, PrefixCacheTokens, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.token_texts import install_logprob_text_skipping

@@ -19,8 +19,9 @@ from deployments.images.remote_images import RemoteImages
 from deployments.instruments import flush_periodically
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.weight_sources import node_weights_of_replica
-from deployments.protocols.generation import GenerationRequest, PrefixCacheTokens
+from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest
+from deployments.protocols.replicas import PrefixCacheTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.store_client import policy_store_client
 from deployments.seeds import replica_seed

@@ -22,16 +22,10 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.generation.output_health import OutputHealth
-from deployments.protocols.generation import (
-    Engine,
-    Generation,
-    GenerationRequest,
-    GenerationResults,
-    GeneratorDescription,
-    ReplicaLoad,
-)
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import (
     BYTES_PER_RECORD,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.generation import GenerationRequest, ReplicaLoad
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.replicas import ReplicaLoad
 from rollout_client.contract.rollouts import Sampling
 
 Endpoint = Literal[

@@ -16,8 +16,6 @@ from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
-    GeneratorDescription,
-    ReplicaLoad,
     ScoredPrompt,
     ScoringRequest,
     WeightSpan,
@@ -25,6 +23,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
     takes_no_images,
 )
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of, packed_rows
 from deployments.simulation.timing import TimedGenerations, Timing
 from rollout_client.contract.base import label_of

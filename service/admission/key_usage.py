@@ -14,13 +14,8 @@ from collections.abc import Callable, Mapping
 
 from anyio import CapacityLimiter
 
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    Generator,
-    GeneratorDescription,
-    ScoringRequest,
-)
+from deployments.protocols.generation import Generation, GenerationRequest, Generator, ScoringRequest
+from deployments.protocols.replicas import GeneratorDescription
 from service.access.keys import Caller, KeyQuotas
 from service.admission.capacity import Bound, Capacity, Resource
 

@@ -13,14 +13,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded, RolloutFailure
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    GenerationResults,
-    Generator,
-    GeneratorDescription,
-    ScoringRequest,
-)
+from deployments.protocols.generation import Generation, GenerationRequest, GenerationResults, Generator, ScoringRequest
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import (
     CallsToAbort,
@@ -30,6 +23,7 @@ from deployments.protocols.model_server import (
     ServedRequest,
     ServedTokens,
 )
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults

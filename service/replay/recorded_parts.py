@@ -13,8 +13,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from deployments.protocols.generation import GenerationRequest, GeneratorDescription, SamplingOptions, packed_ids
+from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids
 from deployments.protocols.images import ImageSpan, image_spans
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.base import VersionLabel, read_label
 from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
 from rollout_client.contract.origins import GenerationOrigin, ReplayRecord

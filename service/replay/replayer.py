@@ -20,11 +20,11 @@ from deployments.protocols.chat import ChatTokenizer
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
-    GeneratorDescription,
     SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
 )
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.base import VersionLabel, label_of
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference

@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from deployments.protocols.chat import ResponseParser
-from deployments.protocols.generation import Environment, Generator, GeneratorDescription
+from deployments.protocols.generation import Environment, Generator
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
 from service.access.keys import ANYBODY, Caller

@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple, Protocol
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.generation import Environment, Generator, GeneratorDescription
+from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.model_server import public_model_name
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.rpc.background_tasks import SharedCall
 from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION

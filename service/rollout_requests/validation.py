@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
-from deployments.protocols.generation import TIED_TOKENS, GeneratorDescription
+from deployments.protocols.generation import TIED_TOKENS
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.group_conditions import Bounds, Condition
 from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem

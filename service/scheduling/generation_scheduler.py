@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from deployments.protocols.generation import GenerationRequest, ReplicaLoad
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.gap_filling import GAP_PART, GapFilling
 from service.scheduling.replica_queues import PREFILL_COST, ScheduledGeneration

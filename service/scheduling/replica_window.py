@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 
 UNNAMED = ""
 """Stands for the policy without a name."""

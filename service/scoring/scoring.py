@@ -12,13 +12,8 @@ from uuid import uuid4
 
 from deployments.failures import RolloutFailure, failure_of
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols.generation import (
-    Generator,
-    GeneratorDescription,
-    SamplingOptions,
-    ScoredPrompt,
-    ScoringRequest,
-)
+from deployments.protocols.generation import Generator, SamplingOptions, ScoredPrompt, ScoringRequest
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, SampleError

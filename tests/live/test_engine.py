@@ -27,13 +27,8 @@ from deployments.generation.settings import EngineSettings
 from deployments.generation.weight_updater import WeightsNotLoaded
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    Generator,
-    GeneratorDescription,
-    SamplingOptions,
-)
+from deployments.protocols.generation import Generation, GenerationRequest, Generator, SamplingOptions
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.loop import play_sample

@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.protocols.generation import PrefixCacheTokens
+from deployments.protocols.replicas import PrefixCacheTokens
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleInput, Sampling
 from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient

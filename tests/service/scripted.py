@@ -15,10 +15,10 @@ from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     Generator,
-    GeneratorDescription,
     IncludedColumns,
     SamplingOptions,
 )
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage, StepOutcome

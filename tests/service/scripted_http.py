@@ -12,8 +12,9 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.protocols.generation import Generation, GenerationRequest, Generator, GeneratorDescription
+from deployments.protocols.generation import Generation, GenerationRequest, Generator
 from deployments.protocols.model_server import ModelServer
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from deployments.protocols.generation import ReplicaLoad
+from deployments.protocols.replicas import ReplicaLoad
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -23,12 +23,11 @@ from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GenerationResults,
-    GeneratorDescription,
-    ReplicaLoad,
     RequestShare,
     SamplingOptions,
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc import liveness
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from tests import virtual_time

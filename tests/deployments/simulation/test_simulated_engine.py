@@ -10,8 +10,6 @@ from deployments.failures import GenerationRejected, ReplicaShuttingDown, Rollou
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
-    GeneratorDescription,
-    ReplicaLoad,
     SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
@@ -20,6 +18,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.protocols.images import ImageSpan
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import Timing
 from tests import virtual_time

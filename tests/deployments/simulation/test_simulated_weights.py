@@ -9,7 +9,8 @@ from deployments.policy.replicas.commands import InitTransfer, LoadedWeights, Re
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.protocols.generation import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
+from deployments.protocols.generation import GenerationRequest, SamplingOptions, WeightSpan
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from deployments.simulation.timing import Timing

@@ -10,11 +10,11 @@ from deployments.failures import GenerationLost
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
-    GeneratorDescription,
     SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
 )
+from deployments.protocols.replicas import GeneratorDescription
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.key_usage import LONGEST_NAP_S, KeyUsage, KeyUsages, MeteredGenerator, TokenBudget
 from tests import virtual_time

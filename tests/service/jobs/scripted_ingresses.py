@@ -13,7 +13,8 @@ from deployments.data.reader import DataReader
 from deployments.failures import JobStoreLost
 from deployments.jobs.settings import JobsSettings
 from deployments.jobs.store import JobStore
-from deployments.protocols.generation import Environment, Generator, GeneratorDescription
+from deployments.protocols.generation import Environment, Generator
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission

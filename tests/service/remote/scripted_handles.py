@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
-from deployments.protocols.generation import GenerationRequest, GenerationResults, ReplicaLoad
+from deployments.protocols.generation import GenerationRequest, GenerationResults
+from deployments.protocols.replicas import ReplicaLoad
 from tests.service.scripted import DESCRIPTION, outcome
 
 LOAD = ReplicaLoad(7, 3, 1000)

@@ -14,11 +14,11 @@ from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GenerationResults,
-    ReplicaLoad,
     RequestShare,
     SamplingOptions,
     ScoringRequest,
 )
+from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import START_STARVED_S, RemoteGenerator
 from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity

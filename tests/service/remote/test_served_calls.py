@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, RolloutFailure
-from deployments.protocols.generation import ReplicaLoad, SamplingOptions
+from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedParts, ServedRequest, ServedTokens
+from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time

@@ -12,15 +12,9 @@ from deployments.environments.host import EnvironmentHost
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import (
-    Engine,
-    Generation,
-    GenerationRequest,
-    GeneratorDescription,
-    ReplicaLoad,
-    SamplingOptions,
-)
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator

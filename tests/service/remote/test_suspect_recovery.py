@@ -12,14 +12,8 @@ import pytest
 
 from deployments.failures import GenerationLost, RolloutFailure
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
-from deployments.protocols.generation import (
-    Engine,
-    Generation,
-    GenerationRequest,
-    GeneratorDescription,
-    ReplicaLoad,
-    SamplingOptions,
-)
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, SamplingOptions
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.in_process_handles import InProcessHandle

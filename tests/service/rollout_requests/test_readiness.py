@@ -7,7 +7,7 @@ import pytest
 
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.info import DegradedPart
 from service.rollout_requests.service_status import Readiness, StorePart
 from tests import virtual_time

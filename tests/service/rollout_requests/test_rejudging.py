@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment
 from deployments.failures import EnvironmentLost, SessionLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import RejudgedRollout, Rejudgement, RequestRejected, SampleInput, SampleResult
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from rollout_env.steps import validated_step

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.token_columns import numbers_of
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest

@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import (
-    GenerationRequest,
-    ReplicaLoad,
-    RequestShare,
-    SamplingOptions,
-    ScoringRequest,
-)
+from deployments.protocols.generation import GenerationRequest, RequestShare, SamplingOptions, ScoringRequest
 from deployments.protocols.model_server import ServedRequest
+from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.gap_filling import BEHIND_OTHERS
 from service.scheduling.generation_scheduler import GenerationScheduler

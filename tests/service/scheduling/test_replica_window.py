@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import GeneratorDescription, ReplicaLoad
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.simulation.timing import Timing
 from service.scheduling.replica_window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import uvicorn
 from fastapi import FastAPI
 
-from deployments.protocols.generation import GeneratorDescription
+from deployments.protocols.replicas import GeneratorDescription
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.policy import PolicyState, ReplicaPolicy, VersionInfo
