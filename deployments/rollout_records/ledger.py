@@ -1,10 +1,11 @@
 """The mismatch ledger: what trainers' log-probabilities say about the service's, as a state machine without I/O.
 
-Guarantee: its memory is bounded, whatever is reported.
+Guarantees: its memory is bounded, whatever is reported; causes are looked for in the rollouts of one owner and policy
+alone, which are one trainer's, and told to that owner, but for replicas that are at fault.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +19,13 @@ from deployments.rollout_records.findings import (
     findings_of,
     pattern_of,
     suspect_of,
+    total,
 )
 
 RECENT_ROLLOUTS = 256
-"""Reported rollouts in which patterns are looked for."""
+"""Reported rollouts of a trainer in which patterns are looked for."""
+MOST_TRAINERS = 64
+"""Trainers that are told apart; those that have reported last."""
 PERIOD_S = 60.0
 MOST_PERIODS = 120
 MOST_VALUES = 256
@@ -72,6 +76,8 @@ class Noted:
     """A finding and when it was made, first and last, in the ledger's seconds."""
 
     finding: MismatchFinding
+    owner: str | None
+    """Whose trainer it is about; `None` if it is about a replica."""
     since: float
     last: float
 
@@ -91,9 +97,13 @@ class MismatchLedger:
         """By attribute and value."""
         self.history: OrderedDict[tuple[float, str, str], Cell] = OrderedDict()
         """By the beginning of the period, replica and version."""
-        self._window: deque[RolloutPattern] = deque(maxlen=RECENT_ROLLOUTS)
+        self._windows: OrderedDict[tuple[str, str], deque[RolloutPattern]] = OrderedDict()
+        """By owner and policy, the recent rollouts."""
+        self._changed: dict[tuple[str, str], None] = {}
+        """Those to which rollouts were added since the last look."""
         self._worst: list[WorstRollout] = []
-        self._findings: dict[tuple[MismatchKind, str | None], Noted] = {}
+        self._findings: dict[tuple[MismatchKind, str | None, str | None], Noted] = {}
+        """By kind, replica and owner."""
         self._cleared: dict[str, int] = {}
         """By replica that was suspected and is not at fault: until how many rollouts it is not suspected again."""
 
@@ -116,58 +126,73 @@ class MismatchLedger:
             cell = self.history.setdefault((period, replica, version), Cell())
             cell.add(ratios[start:end], sizes[start:end])
         self._forget_before(period - (MOST_PERIODS - 1) * PERIOD_S)
-        self._window.append(pattern_of(rollout, owner))
+        trainer = owner, rollout.labels["policy"][0].label
+        window = self._windows.setdefault(trainer, deque(maxlen=RECENT_ROLLOUTS))
+        window.append(pattern_of(rollout, owner))
+        self._changed[trainer] = None
+        self._windows.move_to_end(trainer)
+        while len(self._windows) > MOST_TRAINERS:
+            self._changed.pop(self._windows.popitem(last=False)[0], None)
         self._worst.append(WorstRollout(rollout.rollout_id, owner, float(ratios.mean()), float(ratios.max())))
         self._worst.sort(key=lambda one: one.mean_ratio, reverse=True)
         del self._worst[MOST_WORST * 8 :]
 
     def look(self, now: float) -> list[MismatchFinding]:
-        """Looks for patterns in the recent rollouts; returns the findings that are new."""
-        return self._note(findings_of(self._sound(), self._most_mean_ratio), now)
+        """Looks for patterns in the recent rollouts of those who have reported; returns the findings that are new."""
+        new = []
+        for trainer in self._changed:
+            found = findings_of(self._sound(self._windows[trainer]), self._most_mean_ratio)
+            new += self._note(found, now, owner=trainer[0])
+        return new
 
     def suspicion(self) -> Suspicion | None:
-        """The replica to score again, if one parts from its siblings: one that was not cleared of it lately."""
-        replica = suspect_of(self._window)
-        if replica is None or self._cleared.get(replica, 0) > self.rollouts:
-            return None
-        # Until there is a verdict it is asked for once.
-        self._cleared[replica] = self.rollouts + RECENT_ROLLOUTS
-        own = [one for one in self._window if replica in one.by_replica]
-        others = [sums for one in self._window for name, sums in one.by_replica.items() if name != replica]
-        usual = Sums()
-        for sums in others:
-            usual += sums
-        return Suspicion(
-            replica, tuple((one.owner, one.rollout_id) for one in own[-SUSPECT_ROLLOUTS:]), usual.mean_size
-        )
+        """The replica to score again, if one parts from its siblings: one that was not cleared of it lately.
+
+        Looks at those who have reported since the last call.
+        """
+        changed, self._changed = self._changed, {}
+        for trainer in changed:
+            window = self._windows[trainer]
+            replica = suspect_of(window)
+            if replica is None or self._cleared.get(replica, 0) > self.rollouts:
+                continue
+            # Until there is a verdict it is asked for once.
+            self._cleared[replica] = self.rollouts + RECENT_ROLLOUTS
+            own = [one for one in window if replica in one.by_replica]
+            usual = total(sums for one in window for name, sums in one.by_replica.items() if name != replica)
+            rollouts = tuple((one.owner, one.rollout_id) for one in own[-SUSPECT_ROLLOUTS:])
+            return Suspicion(replica, rollouts, usual.mean_size)
+        return None
 
     def convict(self, replica: str, message: str, now: float) -> list[MismatchFinding]:
         """The replica is at fault: what it made is looked at no more."""
-        kept = [one for one in self._window if replica not in one.by_replica]
-        self._window = deque(kept, maxlen=RECENT_ROLLOUTS)
-        return self._note([MismatchFinding("replica", message, replica=replica)], now)
+        for trainer, window in self._windows.items():
+            kept = [one for one in window if replica not in one.by_replica]
+            self._windows[trainer] = deque(kept, maxlen=RECENT_ROLLOUTS)
+        return self._note([MismatchFinding("replica", message, replica=replica)], now, owner=None)
 
-    def findings(self) -> list[Noted]:
-        """The latest first."""
-        return sorted(self._findings.values(), key=lambda noted: noted.last, reverse=True)
+    def findings(self, owner: str) -> list[Noted]:
+        """Those about trainers of this owner, or replicas; the latest first."""
+        told = [noted for noted in self._findings.values() if noted.owner in (None, owner)]
+        return sorted(told, key=lambda noted: noted.last, reverse=True)
 
     def worst(self, owner: str) -> list[WorstRollout]:
         """Those of this owner, the worst first."""
         return [one for one in self._worst if one.owner == owner][:MOST_WORST]
 
-    def _sound(self) -> list[RolloutPattern]:
+    def _sound(self, window: Sequence[RolloutPattern]) -> list[RolloutPattern]:
         """The window without the rollouts of a replica that is suspected: they have a pattern of their own."""
-        suspect = suspect_of(self._window)
-        return [one for one in self._window if suspect is None or suspect not in one.by_replica]
+        suspect = suspect_of(window)
+        return [one for one in window if suspect is None or suspect not in one.by_replica]
 
-    def _note(self, findings: Iterable[MismatchFinding], now: float) -> list[MismatchFinding]:
+    def _note(self, findings: Iterable[MismatchFinding], now: float, owner: str | None) -> list[MismatchFinding]:
         new = []
         for finding in findings:
-            key = finding.kind, finding.replica
+            key = finding.kind, finding.replica, owner
             before = self._findings.get(key)
             if before is None or now - before.last > PERIOD_S * MOST_PERIODS:
                 new.append(finding)
-            self._findings[key] = Noted(finding, now if before is None else before.since, now)
+            self._findings[key] = Noted(finding, owner, now if before is None else before.since, now)
         while len(self._findings) > MOST_FINDINGS:
             oldest = min(self._findings, key=lambda key: self._findings[key].last)
             del self._findings[oldest]

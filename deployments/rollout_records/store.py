@@ -99,7 +99,7 @@ class RolloutRecordStore:
             by_replica=dict(own.by.get("replica", {})),
             refused=refused,
             new=new,
-            causes=[noted for noted in self._ledger.findings() if noted.last == now],
+            causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],
             suspicion=self._ledger.suspicion(),
         )
 
@@ -123,7 +123,7 @@ class RolloutRecordStore:
             "worst": [
                 {name: value for name, value in asdict(one).items() if name != "owner"} for one in ledger.worst(owner)
             ],
-            "causes": [*map(fields_of_cause, ledger.findings())],
+            "causes": [*map(fields_of_cause, ledger.findings(owner))],
         }
 
     async def answer(self) -> None:

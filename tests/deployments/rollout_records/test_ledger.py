@@ -101,3 +101,33 @@ def test_the_worst_rollouts_are_those_of_the_owner() -> None:
         record = record_of(name, chosen, [-1.0])
         ledger.add(reported(record, np.full((1, 2), trained), chosen), owner, 0.0)
     assert [one.rollout_id for one in ledger.worst("anna")] == ["r1", "r0"]
+
+
+def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> None:
+    sampler, ledger = Sampler(), MismatchLedger(1.1)
+    for number in range(80):
+        owner = ("anna", "ben")[number % 2]
+        record, logits, chosen = sampler.rollout(f"r{number}")
+        trained = log_softmax(logits / 0.5 if owner == "anna" else logits)
+        ledger.add(reported(record, trained, chosen), owner, 0.0)
+    assert [finding.kind for finding in ledger.look(0.0)] == ["wrong_temperature"]
+    assert [noted.finding.kind for noted in ledger.findings("anna")] == ["wrong_temperature"]
+    assert ledger.findings("ben") == []
+
+
+def test_policies_of_one_owner_have_trainers_of_their_own() -> None:
+    sampler, ledger = Sampler(), MismatchLedger(1.1)
+    for number in range(80):
+        record, logits, chosen = sampler.rollout(f"r{number}")
+        record["policy"] = ("a", "b")[number % 2]
+        trained = log_softmax(logits / 0.5 if record["policy"] == "a" else logits)
+        ledger.add(reported(record, trained, chosen), "", 0.0)
+    [found] = ledger.look(0.0)
+    assert found.kind == "wrong_temperature"
+    assert float(found.message.split("temperature near ")[1].split(",")[0]) == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_replica_at_fault_is_told_to_all() -> None:
+    ledger, _, _ = fed(64, faulty="b", seed=3, stop_at_suspicion=False)
+    ledger.convict("b", "It is at fault.", 5.0)
+    assert [noted.finding.replica for noted in ledger.findings("anna")] == ["b"]
