@@ -25,7 +25,7 @@ from deployments.policy.versions import adapter_checks
 from rollout_client.calls import options
 from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
-from rollout_client.data_out import trackers
+from rollout_client.data_out import evaluation, trackers
 from rollout_client.weights import layout
 from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
@@ -370,6 +370,11 @@ READERS = {
         lambda text: trackers.NOT_OF_MLFLOW.sub("_", text),
         ["a", "!", "\n"],
         ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
+    ),
+    "name of a file of an evaluation": Reader(
+        evaluation.file_name,
+        ["a", "!", "-", ".", "\n"],
+        ("clients/rollout_client/data_out/evaluation.py::file_name",),
     ),
     "model path of Tinker": Reader(
         lambda text: refused(lambda: tinker_dialect.demand_of(text)),

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -45,12 +44,13 @@ class RetryBudget:
     log_fields: Mapping[str, Any]
     """The `extra` of the log record of a retry: for what the calls are made."""
     left: int
-    noted: deque[Retry] = field(default_factory=lambda: deque(maxlen=MOST_NOTED))
+    noted: list[Retry] = field(default_factory=list)
     """The last retries, in order; those of an earlier process are not known."""
 
     def note(self, failure: RolloutFailure) -> None:
         """Remembers a retry after this failure."""
         self.noted.append(Retry(time.time(), failure.kind, str(failure)[:LONGEST_NOTE]))
+        del self.noted[:-MOST_NOTED]
 
     def take(self) -> bool:
         """Takes a retry out of the budget. Returns whether there was one."""

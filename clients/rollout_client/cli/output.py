@@ -64,7 +64,11 @@ def refuse(sentence: str, error: Exception | None = None) -> NoReturn:
     raise typer.Exit(FAILED) from error
 
 
-out = Console()
+def out() -> Console:
+    """A console as wide as the terminal is now: rich reads `COLUMNS` when it makes one."""
+    return Console()
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of tables.")]
 
 
@@ -74,7 +78,7 @@ def show(document: Any, as_json: bool, *renderables: RenderableType) -> None:
         typer.echo(to_json(document, indent=1, exclude_none=True, inf_nan_mode="null"))
         return
     for renderable in renderables:
-        out.print(renderable)
+        out().print(renderable)
 
 
 def check_error_rate(error_rate: float, max_error_rate: float) -> None:

@@ -121,8 +121,8 @@ def tasks(service: Connection, as_json: AsJson = False) -> None:
         show(found, as_json)
         return
     for task in found:
-        out.print(task_description(task))
-        out.print(task_example(task), soft_wrap=True)
+        out().print(task_description(task))
+        out().print(task_example(task), soft_wrap=True)
 
 
 @command

@@ -159,18 +159,18 @@ def top(
             Connection(url, api_key_file, retries=0).async_client() as client,
             aclosing(views(client, window_s, interval_s, 1 if once else count)) as seen,
         ):
-            with Live(console=out, auto_refresh=False) if is_live else nullcontext() as live:
+            with Live(console=out(), auto_refresh=False) if is_live else nullcontext() as live:
                 async for view in seen:
                     if as_json:
                         typer.echo(view.model_dump_json(exclude_none=True))
                     elif live is None:
-                        out.print(top_tables(view, client.base_url))
+                        out().print(top_tables(view, client.base_url))
                     else:
                         live.update(top_tables(view, client.base_url), refresh=True)
         return view
 
     # Without a terminal the views are printed one after the other.
-    is_live = out.is_terminal and not as_json
+    is_live = out().is_terminal and not as_json
     with suppress(KeyboardInterrupt):
         last = asyncio.run(watch())
         if last is None or not last.is_ready:

@@ -24,6 +24,7 @@ def info_of(vocabulary_sha256: str | None = None) -> Json:
         "policy_version": 3,
         "tasks": ["math"],
         "follow": None,
+        "keeps_records": True,
     }
 
 
