@@ -34,9 +34,9 @@ def test_the_ratio_is_the_median_of_neighbouring_rounds(monkeypatch: pytest.Monk
 def test_more_than_two_percent_and_traces_that_do_not_come_miss_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Collector, "received_bytes", 0)
     figures = figures_of(measured([1.0], [1.03]))
-    assert missed(figures, 0.0) == ["with metrics the service has 0.971 of its throughput, less than 0.98"]
+    assert missed(figures, 0.0) == ["with metrics and records the service has 0.971 of its throughput, less than 0.98"]
     assert missed(figures, 1.0) == [
-        "with metrics and tracing the service has 0.971 of its throughput, less than 0.98",
+        "with metrics, tracing and records the service has 0.971 of its throughput, less than 0.98",
         "no trace has come in",
     ]
 
@@ -47,8 +47,13 @@ def test_one_service_has_both_and_the_other_has_none() -> None:
         way: config["applications"][0]["args"] for way, config in configs(served, "http://c/v1/traces", 0.5).items()
     }
     assert args == {
-        "off": {"limits": {}, "metrics": False, "tracing": None},
-        "on": {"limits": {}, "metrics": True, "tracing": {"endpoint": "http://c/v1/traces", "sample_rate": 0.5}},
+        "off": {"limits": {}, "metrics": False, "tracing": None, "rollout_records": None},
+        "on": {
+            "limits": {},
+            "metrics": True,
+            "tracing": {"endpoint": "http://c/v1/traces", "sample_rate": 0.5},
+            "rollout_records": {},
+        },
     }
 
 
