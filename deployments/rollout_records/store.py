@@ -51,7 +51,6 @@ class RolloutRecordStore:
     def __init__(self, settings: RolloutRecordsSettings, time_s: Callable[[], float] = time.time) -> None:
         logs.configure()
         install()
-        self._settings = settings
         self._book = RecordBook(settings)
         self._ledger = MismatchLedger(settings.most_mean_ratio)
         self._time_s = time_s
@@ -80,7 +79,7 @@ class RolloutRecordStore:
 
     async def report(self, reports: Sequence[TrainerReport], owner: str) -> ReportOutcome:
         """Compares what a trainer has computed, and keeps it in the records."""
-        now, refused, own = self._time_s(), list[tuple[str, str]](), MismatchLedger(self._settings.most_mean_ratio)
+        now, refused, everything, by_replica = self._time_s(), list[tuple[str, str]](), Cell(), dict[str, Cell]()
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
@@ -91,12 +90,15 @@ class RolloutRecordStore:
                 continue
             self._book.replace_data(kept, data)
             self._ledger.add(rollout, owner, now)
-            own.add(rollout, owner, now)
+            ratios, sizes = rollout.ratios, np.abs(rollout.difference)
+            everything.add(ratios, sizes)
+            for start, end, replica in rollout.labels["replica"]:
+                by_replica.setdefault(replica, Cell()).add(ratios[start:end], sizes[start:end])
         new = self._ledger.look(now)
         return ReportOutcome(
             compared=len(reports) - len(refused),
-            all=own.all,
-            by_replica=dict(own.by.get("replica", {})),
+            all=everything,
+            by_replica=by_replica,
             refused=refused,
             new=new,
             causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],

@@ -82,19 +82,20 @@ class TrainerReports:
         except RolloutFailure as failure:
             logger.info("A replica that parts from its siblings was not checked: %s", failure, extra=log_fields)
             return
-        against = {judge for judge, size in verdicts if size >= LEAST_FACTOR * suspicion.usual_size}
-        if len(against) < LEAST_JUDGES or any(size < LEAST_FACTOR * suspicion.usual_size for _, size in verdicts):
+        against = [judge for judge, size in verdicts if size >= LEAST_FACTOR * suspicion.usual_size]
+        judges_against = set(against)
+        if len(judges_against) < LEAST_JUDGES or len(against) < len(verdicts):
             logger.warning(
                 "The rollouts of a replica part from a trainer more than those of its siblings, and %s of %s checks on "
                 "other replicas say the same: it stays in service.",
-                sum(size >= LEAST_FACTOR * suspicion.usual_size for _, size in verdicts),
+                len(against),
                 len(verdicts),
                 extra=log_fields,
             )
             return
         reason = (
             f"Generator replica {suspicion.replica} computes other log-probabilities than its siblings: trainers say "
-            f"so, and {len(against)} replicas with the same weights."
+            f"so, and {len(judges_against)} replicas with the same weights."
         )
         logger.error("A generator replica is taken out of service: %s", reason, extra=log_fields)
         self._causes.inc(tags={"kind": "replica"})
