@@ -63,12 +63,12 @@ def main(
     typer.echo(json.dumps(compared(curves)))
 
 
-def draw(curves: dict[str, Curve], path: Path) -> None:
+def draw(curves: dict[str, Curve], path: Path, measured: str = "accuracy held out, at temperature 1") -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, curve in curves.items():
         axes.plot([curve.tokens[step] for step in curve.held_out], [*curve.held_out.values()], "o-", label=name)
     axes.axhline(reached(*curves.values()), color="tab:gray", linestyle=":")
-    axes.set(xlabel="tokens generated for training", ylabel="accuracy held out, at temperature 1", ylim=(0, 1))
+    axes.set(xlabel="tokens generated for training", ylabel=measured, ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)

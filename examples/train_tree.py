@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import matplotlib.pyplot as plt
 import torch
 import typer
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from deployments.environments.sliding_puzzle import game_sample
-from examples.train_filtered import reached, tokens_until
+from examples.train_filtered import draw, reached, tokens_until
 from examples.train_grpo import (
     CLIP,
     EMBEDDED,
@@ -102,7 +101,7 @@ def main(
         for name, arm in arms.items():
             budget = max(curves["GRPO"].tokens.values()) if curves else None
             curves[name] = trained(client, name, arm, steps, prompts_per_step, budget, seed, console)
-    draw_curves(curves, curve)
+    draw(curves, curve, "games held out that are solved")
     console.print(f"The curves are in {curve}.")
     typer.echo(json.dumps(compared(*curves.values())))
 
@@ -247,18 +246,6 @@ def add_gradients(model: Policy, rows: MergedRows, advantages: torch.Tensor, tok
     loss = -torch.minimum(ratio * gained, ratio.clamp(1 - CLIP, 1 + CLIP) * gained).sum()
     (loss / tokens).backward()
     return float((logprobs.detach() - sampled_with).abs().mean())
-
-
-def draw_curves(curves: dict[str, Curve], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, curve in curves.items():
-        axes.plot([curve.tokens[step] for step in curve.held_out], [*curve.held_out.values()], "o-", label=name)
-    axes.axhline(reached(*curves.values()), color="tab:gray", linestyle=":")
-    axes.set(xlabel="tokens generated for training", ylabel="games held out that are solved", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def compared(grpo: Curve, trees: Curve) -> dict[str, float]:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from examples.train_filtered import draw
 from examples.train_grpo import Curve
-from examples.train_tree import add_gradients, compared, draw_curves, fork_of, games, minibatches
+from examples.train_tree import add_gradients, compared, fork_of, games, minibatches
 from rollout_client.tensors import to_tensors
 from tests.clients.message_logs import generated, given_message, rollout
 
@@ -31,7 +32,7 @@ def test_both_trainings_are_compared_at_the_largest_share_that_both_have_solved(
 
 
 def test_both_curves_are_drawn(tmp_path: Path) -> None:
-    draw_curves({"GRPO": GRPO, "trees": TREES}, tmp_path / "curve.png")
+    draw({"GRPO": GRPO, "trees": TREES}, tmp_path / "curve.png", "games held out that are solved")
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
