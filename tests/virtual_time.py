@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,8 +36,29 @@ class JumpingSelector(selectors.DefaultSelector):
         return ready
 
 
+class CountedThreads(ThreadPoolExecutor):
+    """Tells the loop when a thread has ended, also where the task that waited for it was cancelled before."""
+
+    def __init__(self, loop: "VirtualTimeLoop") -> None:
+        super().__init__()
+        self._loop = loop
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:  # type: ignore[override]
+        self._loop.thread_begins()
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(self._tell)
+        return future
+
+    def _tell(self, _future: Future[Any]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.thread_ends)
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its clock begins at 0 s; threads (`asyncio.to_thread`) take no time of it."""
+    """Its clock begins at 0 s; threads (`asyncio.to_thread`) take no time of it.
+
+    What a cancelled task left to a thread is waited for too: it may hold a lock that others poll for.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -48,6 +69,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jumping.jump = self._jump
         self._jumping.look = self._look
         super().__init__(self._jumping)
+        self.set_default_executor(CountedThreads(self))
 
     def time(self) -> float:
         return self._now
@@ -66,12 +88,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
-        self._jumping.threads_at_work += 1
+        self.thread_begins()
         future = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._thread_is_done)
+        future.add_done_callback(lambda _: self.thread_ends())
         return future
 
-    def _thread_is_done(self, _future: asyncio.Future[Any]) -> None:
+    def thread_begins(self) -> None:
+        """The clock stands until `thread_ends` was called as often."""
+        self._jumping.threads_at_work += 1
+
+    def thread_ends(self) -> None:
         self._jumping.threads_at_work -= 1
 
     def _jump(self, seconds: float) -> None:
