@@ -98,8 +98,11 @@ ANSWERS = [
 READERS = {
     "code block": Reader(
         last_code_block,
-        ["```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"],
-        ("deployments/environments/replies.py::OPENING",),
+        [
+            *("```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"),
+            *("`", "~", "~~~\n", "{", "1", "1. ", "- ", "py3.", "\t~~~\n", " ~~~py\n\t"),
+        ],
+        tuple(f"deployments/environments/replies.py::{name}" for name in ("OPENING", "PYTHON")),
     ),
     "tool calls": Reader(
         calls,

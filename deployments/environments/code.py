@@ -87,10 +87,11 @@ MOST_CELLS, LARGEST_CELL = 64, 65536
 
 
 class CodeEnvironment(TaskEnvironment):
-    """A sample with `tests` has one turn: the last code block of the reply is run against them.
+    """A sample with `tests` has one turn: the code block of the reply is run against them.
 
-    A sample with a `ground_truth` has turns: each code block of a reply is run, after those of the replies before it,
+    A sample with a `ground_truth` has turns: the code block of each reply is run, after those of the replies before it,
     and the model gets its output. A reply without code ends the rollout; its last box must hold the ground truth.
+    Of several blocks the last one that is marked as Python counts, or where none is, the last one without a language.
     """
 
     description: ClassVar[str] = "Python programs against given tests, or an interpreter to find an answer with."

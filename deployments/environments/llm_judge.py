@@ -201,7 +201,7 @@ def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
 
 def last_object(text: str) -> dict[str, Any]:
     """Raises `ValueError` if the text does not end with a JSON object."""
-    stripped = text.strip().removesuffix("```").rstrip()
+    stripped = text.rstrip("`~ \t\r\n")
     if stripped.endswith("}"):
         decoder = json.JSONDecoder()
         start = stripped.rfind("{")

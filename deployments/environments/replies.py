@@ -9,33 +9,76 @@ The forms of an answer:
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from rollout_env import StepOutcome
 
-OPENING = re.compile(r"[ \t]*```[ \t]*(\w*)")
-CLOSING = "```"
-PYTHON = {"", "python", "py", "python3"}
+OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?+)(`{3,}+|~{3,}+)[ \t{.]*+([\w.+-]*+)")
+PYTHON = re.compile(r"(?:i?python|py)(?:3[\d.]*)?")
+TAB = 4
+
+
+class Fence(NamedTuple):
+    """The line that opens a Markdown block, as CommonMark has it; within a list it may be indented further."""
+
+    indent: int
+    """Columns that are taken off each line of the block."""
+    mark: str
+    """Three or more backticks or tildes; one as long or longer ends the block."""
+    language: str
+    """The first word of the rest of the line, in lower case."""
+
+    @classmethod
+    def opened_by(cls, line: str) -> "Fence | None":
+        found = OPENING.match(line)
+        # Behind backticks, further ones are those of inline code.
+        if found is None or (found[2][0] == "`" and "`" in line[found.end(2) :]):
+            return None
+        return cls(len(found[1].expandtabs(TAB)), found[2], found[3].lower())
+
+    def inside(self, line: str) -> str:
+        """A line of the block without the indentation of its fence."""
+        if self.indent == 0:
+            return line
+        text = line.lstrip(" \t")
+        columns = len(line[: len(line) - len(text)].expandtabs(TAB))
+        return " " * (columns - self.indent) + text
+
+    def is_closed_by(self, line: str) -> bool:
+        """For a line that is `inside`."""
+        mark = line.strip(" \t\r")
+        indented = line[:TAB].expandtabs(TAB).startswith(" " * TAB)
+        return len(mark) >= len(self.mark) and not mark.strip(self.mark[0]) and not indented
 
 
 def last_code_block(reply: str) -> str | None:
-    """The last Markdown block of Python, or without a language; None without one. Other languages are skipped.
+    """The last Markdown block marked Python; where none is, the last one without a language; None without one.
 
-    Takes linear time: an unclosed fence is read once.
+    Takes linear time: each line is read once.
     """
-    language: str | None = None
-    block: list[str] = []
-    last: list[str] | None = None
-    for line in reply.split("\n"):
-        if language is None:
-            if (opened := OPENING.match(line)) is not None:
-                language, block = opened[1].lower(), []
-        elif line.strip(" \t\r") == CLOSING:
-            last = block if language in PYTHON else last
-            language = None
+    blocks = list(code_blocks(reply))
+    marked = [code for language, code in blocks if PYTHON.fullmatch(language)]
+    candidates = marked or [code for language, code in blocks if language == ""]
+    return candidates[-1] if candidates else None
+
+
+def code_blocks(reply: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block. The end of the reply ends the last one, if there is anything in it."""
+    fence: Fence | None = None
+    lines: list[str] = []
+    for line in reply.removesuffix("\n").split("\n"):
+        if fence is None:
+            fence, lines = Fence.opened_by(line), []
+            continue
+        inner = fence.inside(line)
+        if fence.is_closed_by(inner):
+            yield fence.language, "".join(lines)
+            fence = None
         else:
-            block.append(f"{line}\n")
-    return None if last is None else "".join(last)
+            lines.append(f"{inner}\n")
+    if fence is not None and any(map(str.strip, lines)):
+        yield fence.language, "".join(lines)
 
 
 AnswerForm = Literal["any", "boxed", "answer_line", "choice"]

@@ -186,6 +186,13 @@ def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
     assert sandbox.runs == []
 
 
+def test_the_block_of_its_output_behind_a_program_is_not_run_in_its_place() -> None:
+    sandbox = ScriptedSandbox([printed("5\n")])
+    reply = "```python\nprint(5)\n```\nThis prints:\n```\n5\n```"
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), reply, tests=[{"stdout": "5"}])
+    assert (outcome.reward, outcome.answer, sandbox.runs[0][0].source) == (1.0, "print(5)\n", "print(5)\n")
+
+
 @pytest.mark.parametrize(("truth", "reply"), [("", "\\boxed{}"), (" ", "\\boxed{ }"), ("", "")])
 def test_an_empty_answer_is_never_right(truth: str, reply: str) -> None:
     outcome = step(CodeEnvironment(sandbox=scripted(ScriptedSandbox([]))), reply, ground_truth=truth)

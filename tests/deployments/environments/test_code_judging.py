@@ -44,32 +44,80 @@ def test_values_are_equal_as_json_is(value: Any, expected: Any, is_equal: bool) 
         ("```\nx\n```", "x\n"),
         ("a\n```py\nx\n```\nb\n```Python\ny\n```\nc", "y\n"),
         ("```python\nx\n```\n```bash\nls\n```", "x\n"),
+        ("```python\nx\n```\nIt prints:\n```\n42\n```", "x\n"),
+        ("```\nx\n```\n```python\ny\n```\n```\nz\n```\n```text\nz\n```", "y\n"),
+        ("```\nx\n```\n```\ny\n```\n```text\nz\n```", "y\n"),
+        ("```text\nx\n```", None),
         ("```python title=a.py\nx\n```", "x\n"),
         ("```python\n```", ""),
-        ("```python\nx", None),
-        ("```python\nx\n```\n```python\ny", "x\n"),
+        ("```python\nx", "x\n"),
+        ("```python\nx\n", "x\n"),
+        ("```python\nx\n```\n```python\ny", "y\n"),
+        ("```\nx\n```\n```", "x\n"),
+        ("```python\nx\n```\n```python\n\n", "x\n"),
         ("```python\n```python\nx\n```", "```python\nx\n"),
-        ("  ```python\n  x\n  ``` ", "  x\n"),
+        ("```python\nx\n``` it is\n```", "x\n``` it is\n"),
+        ("  ```python\n  x\n  ``` ", "x\n"),
         ("```python\r\nx\r\n```\r\n", "x\r\n"),
-        ("````python\nx\n````\n```", "x\n````\n"),
+        ("````python\n'''\n```\n'''\n````\n```", "'''\n```\n'''\n"),
+        ("```python\nx\n````", "x\n"),
+        ("~~~python\nx\n```\n~~~", "x\n```\n"),
+        ("~~~ py `x`\nx\n~~~~", "x\n"),
+        ("```print(x)``` is\nfollowed by ```\n```python\ny\n```", "y\n"),
+        ("```python`\nx", None),
+        ("Use ```python\nx", None),
+        ("``python\nx\n``", None),
+        ("1. This:\n\n    ```python\n    if x:\n        y\n\n    ```\n2. That", "if x:\n    y\n\n"),
+        ("- ```python\n  if x:\n      y\n  ```\n- z", "if x:\n    y\n"),
+        ("10) ~~~py\n    x\n    ~~~", "x\n"),
+        ("\t```python\n\tif x:\n\t\ty\n\t```", "if x:\n    y\n"),
+        ("```python\n'''\n    ```\n\t```\n'''\n   ```\nz", "'''\n    ```\n\t```\n'''\n"),
+        *(
+            (f"```{language}\nx\n```", "x\n")
+            for language in ("py3", "python3", "Python3.12", "ipython", "{.python .x}")
+        ),
+        *((f"```{language}\nx\n```", None) for language in ("python-repl", "pycon", "py2", "c++", "pyx", "cpython")),
         ("x = 1", None),
         ("", None),
     ],
 )
-def test_the_last_block_of_python_counts(reply: str, code: str | None) -> None:
+def test_the_last_block_marked_python_counts_or_else_the_last_without_a_mark(reply: str, code: str | None) -> None:
     assert last_code_block(reply) == code
 
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-"""What a block is, in a form that takes quadratic time."""
-FENCES = st.sampled_from(["```", "```python", "``` sh", " ``` ", "\t```py x", "x```", "````", "x", "", "y "])
+FENCED = re.compile(
+    r"^(?:(?P<ticks>```+)(?P<word>[^`\n]*)|(?P<tildes>~~~+)(?P<other>[^\n]*))\n"
+    r"(?P<code>.*?)(?:^(?:(?P=ticks)`*|(?P=tildes)~*) *$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+# A block of CommonMark, in a form that takes quadratic time.
+LINES = st.sampled_from(["```", "````", "~~~", "~~~~ ", "```python", "~~~ py", "````sh", "```x`", "x```", "x", "y "])
 
 
-@given(st.lists(FENCES, max_size=12))
-def test_a_block_begins_at_a_fence_and_ends_at_the_next_one_without_a_word(lines: list[str]) -> None:
-    reply = "\n".join(lines)
-    blocks = [match[2] for match in FENCE.finditer(reply) if match[1] in ("", "python", "py")]
-    assert last_code_block(reply) == (blocks[-1] if blocks else None)
+@given(st.lists(LINES, max_size=12))
+def test_fences_are_those_of_commonmark(lines: list[str]) -> None:
+    blocks = list(FENCED.finditer("".join(f"{line}\n" for line in [*lines, "end"])))
+    words = [(match["word"] or match["other"] or "").strip() for match in blocks]
+    marked = [match["code"] for match, word in zip(blocks, words, strict=True) if word in ("python", "py")]
+    others = [match["code"] for match, word in zip(blocks, words, strict=True) if word == ""]
+    assert last_code_block("\n".join([*lines, "end"])) == ((marked or others)[-1] if marked or others else None)
+
+
+@given(
+    st.lists(st.text(alphabet="x` ~'", max_size=6), max_size=5),
+    st.sampled_from("`~"),
+    st.integers(7, 9),
+    st.sampled_from(["", "   ", "1. ", "    ", "  -  "]),
+    st.booleans(),
+)
+def test_code_comes_out_of_every_fence_as_it_was_put_in(
+    lines: list[str], character: str, length: int, before: str, is_closed: bool
+) -> None:
+    mark, indent = character * length, " " * len(before)
+    code = "".join(f"{line}\n" for line in ["x", *lines])
+    inside = "".join(f"{indent}{line}\n" for line in code.splitlines())
+    reply = f"{before}{mark}py\n{inside}" + f"{indent}{mark}\n```\n" * is_closed
+    assert last_code_block(reply) == code
 
 
 def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:

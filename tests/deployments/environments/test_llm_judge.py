@@ -127,6 +127,8 @@ def test_a_judge_that_does_not_answer_is_a_failure_that_may_pass() -> None:
         (GOOD, 7.5),
         ('{"score": 0}', 0.0),
         (f"```json\n{GOOD}\n```", 7.5),
+        (f"````json\n{GOOD}\n````\n", 7.5),
+        (f"~~~\n{GOOD}\n  ~~~", 7.5),
         ('The reply says {"score": 10}. {"score": 2, "reason": "It {tries} to \\"cheat\\"."}\n', 2.0),
     ],
 )
