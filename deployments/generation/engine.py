@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import vllm
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
@@ -34,6 +35,7 @@ from deployments.generation.engine_requests import (
     warm_up_requests,
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
+from deployments.generation.settings import NO_DRAFTS
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
@@ -49,7 +51,7 @@ from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.protocols.replicas import GeneratorDescription, PrefixCacheTokens, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
-from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
+from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 ALL_LOGPROBS = -1
@@ -105,17 +107,24 @@ class VLLMEngine(Engine):
         Raises:
             ImagesUnsupported: `images` is given, and the model sees none, or writes them in another way than our logs.
             Exception: what vLLM raises for arguments that it refuses.
-            ValueError: vLLM has no weight transfer backend of the given name, or `patches_deltas` goes with experts.
+            ValueError: vLLM has no weight transfer backend of the given name, `patches_deltas` goes with experts, or
+                tokens would be drafted.
         """
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
         if patches_deltas:
             refuse_experts(args)
         steps = StepCounter()
-        llm = AsyncLLM.from_engine_args(
-            args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[lambda *_: steps, *stat_loggers]
+        config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        refuse_drafts(config)
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[lambda *_: steps, *stat_loggers],
+            enable_log_requests=args.enable_log_requests,
+            disable_log_stats=args.disable_log_stats,
         )
-        install_logprob_text_skipping(llm)
+        install_token_texts(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         if images is not None:
@@ -328,6 +337,14 @@ def refuse_experts(args: AsyncEngineArgs) -> None:
         raise ValueError(
             f"patch_deltas: {args.model} has {experts} experts, whose weights lie as their kernel wants them, so that "
             "patches would change wrong places. Leave patch_deltas out: an engine then loads what a delta makes."
+        )
+
+
+def refuse_drafts(config: VllmConfig) -> None:
+    """Raises `ValueError` if tokens would be drafted: vLLM also does that of itself, for checkpoints that say so."""
+    if config.speculative_config is not None:
+        raise ValueError(
+            f"{config.model_config.model} would be sampled with drafts, and {NO_DRAFTS}. Serve its target."
         )
 
 

@@ -38,6 +38,32 @@ RESERVED_ENGINE_ARGS = {
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
 }
 
+NO_DRAFTS = (
+    "speculative decoding is not exact here yet: on processors vLLM samples garbage with drafts and reports nothing, "
+    "and nowhere does a seed repeat its tokens"
+)
+NEEDS_TOKENIZER = "the engine needs its tokenizer, for stop strings and the ends of responses"
+INEXACT_ENGINE_ARGS = {
+    "speculative_config": NO_DRAFTS,
+    "spec_method": NO_DRAFTS,
+    "spec_model": NO_DRAFTS,
+    "spec_tokens": NO_DRAFTS,
+    "diffusion_config": "a diffusion model does not sample one token after another, as log-probabilities say it",
+    "watermark_config": "a watermark chooses tokens by its key, and their log-probabilities do not say so",
+    "logits_processors": "they change what is sampled, no message notes it, and no trainer recomputes it. A call has "
+    "logit_bias, allowed_token_ids and grammars",
+    "enable_trace_replay": "a call could dictate tokens, which would be recorded as sampled ones",
+    "default_mm_loras": "the policy of a call says which adapter generates: push adapters as named policies",
+    "enable_prompt_embeds": "a prompt of embeddings has no token ids to record",
+    "enable_mm_embeds": "an image that is given as an embedding is not in the image store, which a record names",
+    "skip_tokenizer_init": NEEDS_TOKENIZER,
+    "tokens_only": NEEDS_TOKENIZER,
+    "enable_eplb": "it moves experts, and new weights would be loaded into the places that they had at the start",
+    "model_weights": "version 0 of the policy is the weights of model: name them there",
+}
+"""Arguments of vLLM that break exactness or the record in silence, each with the reason. Values that ask for nothing
+are taken. `docs/your-model.md` lists them, and those that change what is sampled and are taken."""
+DUMMY_WEIGHTS = "dummy"
 NOT_FOR_VLLM = {
     "device",
     "split_special_tokens",
@@ -67,7 +93,8 @@ NO_DOMAIN = "none.invalid"
 
 
 class EngineSettings(BaseModel):
-    """Which model runs on which hardware. Any further field is passed to vLLM's `AsyncEngineArgs` unchanged."""
+    """Which model runs on which hardware. Any further field is passed to vLLM's `AsyncEngineArgs` unchanged, but
+    those that break exactness or the record, which are refused."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
@@ -123,6 +150,19 @@ class EngineSettings(BaseModel):
     def refuse_reserved_engine_args(self) -> Self:
         for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
             raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_inexact_engine_args(self) -> Self:
+        given = self.model_extra or {}
+        for name in INEXACT_ENGINE_ARGS.keys() & given.keys():
+            if given[name]:
+                raise ValueError(f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out")
+        if given.get("load_format") == DUMMY_WEIGHTS:
+            raise ValueError(
+                "load_format: dummy makes random weights, which would be recorded as those of the model. For load "
+                "tests set engine.simulated"
+            )
         return self
 
     @model_validator(mode="after")
