@@ -85,7 +85,7 @@ def test_a_sample_with_what_json_does_not_have_is_named_before_a_run_begins() ->
     async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
         raise AssertionError("A run has begun.")
 
-    samples = [PROMPTS[0], {**PROMPTS[1], "extra_env_info": {"handle": object()}}]
+    samples: list[Any] = [PROMPTS[0], {**PROMPTS[1], "extra_env_info": {"handle": object()}}]
     with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: "):
         AgentService().call(lambda client: play_agent(client, agent, samples))
 
