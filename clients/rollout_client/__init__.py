@@ -35,6 +35,7 @@ from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
     ContractDiffers,
+    NotJson,
     RequestRejected,
     ResponseNotUnderstood,
     RolloutError,
@@ -71,6 +72,7 @@ __all__ = [
     "Keep",
     "Message",
     "NoActiveRun",
+    "NotJson",
     "NotSafetensors",
     "NothingToExport",
     "PolicyLayout",

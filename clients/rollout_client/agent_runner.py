@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.json_values import as_given, json_value
 from rollout_client.calls.progress import counting_bar
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionSample
@@ -77,7 +78,8 @@ async def play_agent(
 ) -> list[list[AgentRollout]]:
     """Plays `agent` `num_generations` times on each sample. Returns a group for each sample, in input order.
 
-    A run that fails is data beside its siblings': an `AgentRollout` with an `error`.
+    Each run gets a sample of its own, which it may change: neither its siblings nor the caller see that. A run that
+    fails is data beside its siblings': an `AgentRollout` with an `error`.
 
     Args:
         concurrency: runs at the same time.
@@ -88,6 +90,7 @@ async def play_agent(
 
     Raises:
         RolloutError: a session cannot be opened. Runs that have begun are cancelled.
+        NotJson: a sample holds a value that JSON does not have; no run has begun.
         ValueError: the arguments are at fault.
     """
     inputs = [*samples]
@@ -126,7 +129,8 @@ async def agent_rollouts(
     """As `play_agent`, and yields each rollout when it ends. Closing the generator cancels the runs that have begun."""
     if num_generations < 1 or concurrency < 1:
         raise ValueError("num_generations and concurrency are at least 1")
-    inputs = [SampleInput.model_validate(sample) for sample in samples]
+    given = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
+    inputs = [SampleInput.model_validate(sample) for sample in given]
     places = ((idx, generation) for idx in range(len(inputs)) for generation in range(num_generations))
     running: set[asyncio.Task[AgentRollout]] = set()
     ended: list[asyncio.Task[AgentRollout]] = []
@@ -158,7 +162,7 @@ async def run_agent(
     fields: Mapping[str, Any],
 ) -> AgentRollout:
     """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is the rollout's error."""
-    sample = given if given.idx is not None else given.model_copy(update={"idx": idx})
+    sample = given.model_copy(update={} if given.idx is not None else {"idx": idx}, deep=True)
     branches: list[SessionSample] = []
     reward: AgentReward = None
     error: Exception | None = None

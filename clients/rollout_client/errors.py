@@ -79,6 +79,25 @@ class ContractDiffers(RolloutError):
     """Client and service speak different major versions of the contract; one of them must be changed."""
 
 
+class NotJson(ValueError):
+    """A request holds a value that JSON does not have; nothing was sent."""
+
+    def __init__(self, field: str, shown: str, kind: str, sample: int | None = None) -> None:
+        super().__init__(
+            f"{field or 'the value'}: a value of type {kind} cannot be sent as JSON (got {shown}). Send "
+            "texts, numbers, booleans, null, and lists and objects of them. Numbers and arrays of numpy and torch are "
+            "sent as numbers and lists."
+        )
+        self.field = field
+        """Where the value is, as in `samples[3].extra_env_info.seed`."""
+        self.sample = sample
+        """Index of its sample in the input; `None` outside of the samples."""
+        self._given = (field, shown, kind, sample)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given
+
+
 class StatusError(RolloutError):
     """The service, or a proxy before it, answered with an error status."""
 

@@ -1,12 +1,16 @@
 """A program of the caller's played over many samples, against the service's own routes and session store."""
 
 import asyncio
+from copy import deepcopy
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rollout_client import (
     AgentRollout,
     AsyncRolloutClient,
+    NotJson,
     RequestRejected,
     SampleInput,
     StatusError,
@@ -48,6 +52,42 @@ def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_gener
             assert (branch.idx, branch.generation_index) == (idx, rollout.generation_index)
             assert branch.rewards == {"style": 0.25, "sum": float(idx)}
             assert branch.message_log[-1].token_ids == [3, 4]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_each_run_gets_a_sample_of_its_own_which_it_may_change(typed: bool) -> None:
+    service = AgentService()
+    seen: list[tuple[int, list[int], Any]] = []
+
+    async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
+        assert sample.messages is not None
+        extra = sample.model_extra or {}
+        seen.append((len(sample.messages), cast(list[int], sample.extra_env_info["tried"]).copy(), extra["notes"]["n"]))
+        await asyncio.sleep(0)
+        sample.messages += sample.messages * 4
+        cast(list[int], sample.extra_env_info["tried"]).append(1)
+        extra["notes"]["n"] += 1
+        return 0.0
+
+    fields = {**PROMPTS[0], "extra_env_info": {"tried": []}, "notes": {"n": np.int64(0)}}
+    given = deepcopy(fields)
+    samples: list[Any] = [SampleInput.model_validate(given) if typed else given]
+    before = deepcopy(samples)
+    [group] = service.call(
+        lambda client: play_agent(client, agent, samples, num_generations=4, concurrency=2, include=[])
+    )
+    assert [rollout.error for rollout in group] == [None] * 4
+    assert seen == [(1, [], 0)] * 4
+    assert samples == before
+
+
+def test_a_sample_with_what_json_does_not_have_is_named_before_a_run_begins() -> None:
+    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
+        raise AssertionError("A run has begun.")
+
+    samples: list[Any] = [PROMPTS[0], {**PROMPTS[1], "extra_env_info": {"handle": object()}}]
+    with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: "):
+        AgentService().call(lambda client: play_agent(client, agent, samples))
 
 
 def test_a_run_is_one_rollout_with_its_last_branch_as_the_log_and_the_others_beside_it() -> None:

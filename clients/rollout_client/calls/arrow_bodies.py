@@ -12,8 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, PrivateAttr, ValidationError, computed_field
-from pydantic_core import to_json
+from pydantic import PrivateAttr, ValidationError, computed_field
 
 from rollout_client.arrow.rows import record_batch, rows_of
 from rollout_client.arrow.schema import (
@@ -26,6 +25,7 @@ from rollout_client.arrow.schema import (
     column_field,
     row_of,
 )
+from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
@@ -34,10 +34,10 @@ from rollout_client.responses import DataOut, PlayedRollouts
 
 
 def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
-    """Raises `ValueError` if a value does not fit its column, or is not JSON."""
-    rows = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
+    """Raises `ValueError` if a value does not fit its column, `NotJson` if it is not JSON."""
+    rows = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
     names = {FURTHER_FIELDS.name}.union(*rows)
-    schema = pa.schema([field for field in SAMPLES if field.name in names], {REQUEST: to_json(options)})
+    schema = pa.schema([field for field in SAMPLES if field.name in names], {REQUEST: json_bytes(options)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(record_batch(rows, schema))

@@ -87,10 +87,3 @@ def parsed(model: type[Model], what: str, body: bytes) -> Model:
 
 def without_none(values: Mapping[str, Part | None]) -> dict[str, Part]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def as_given(value: Any) -> Any:
-    """`value` as JSON's types, with only the fields that were set of the models in it."""
-    if isinstance(value, list | tuple):
-        return [as_given(item) for item in value]
-    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
 from rollout_client.calls.call import NDJSON, Call, call_for, call_without_result
+from rollout_client.calls.json_values import json_bytes
 from rollout_client.calls.rollouts import RolloutOptions, Samples, rollout_body
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.json_lines import LineReader
@@ -14,7 +13,7 @@ JOBS = "/jobs"
 
 
 def submit_call(samples: Samples, options: RolloutOptions) -> Call[JobStatus]:
-    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
+    """Raises `NotJson` if `samples` or `options` hold a value that JSON does not have."""
     return call_for(JobStatus, "POST", JOBS, body=rollout_body(samples, options))
 
 
@@ -42,7 +41,7 @@ def has_nothing_left(cursor: JobCursor, status: JobStatus) -> bool:
 
 
 def acknowledge_call(job_id: str, last: int) -> Call[JobStatus]:
-    return call_for(JobStatus, "POST", f"{path_of(job_id)}/acknowledge", body=to_json(Acknowledgement(last=last)))
+    return call_for(JobStatus, "POST", f"{path_of(job_id)}/acknowledge", body=json_bytes(Acknowledgement(last=last)))
 
 
 def delete_call(job_id: str) -> Call[None]:

@@ -6,9 +6,9 @@ from http import HTTPStatus
 from typing import Any, TypedDict
 
 from pydantic import RootModel
-from pydantic_core import to_json
 
 from rollout_client.calls.call import Call, Query, call_for, call_without_result, without_none
+from rollout_client.calls.json_values import json_bytes, json_value
 from rollout_client.calls.options import CallOptions, Deadline, without_call_options
 from rollout_client.contract.policy import (
     CheckpointSource,
@@ -85,25 +85,29 @@ def chunk_call(
 
 def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[PolicyUpdate]:
     return call_for(
-        PolicyUpdate, "PUT", version_path(version), query=query, body=to_json(CheckpointSource(checkpoint=checkpoint))
+        PolicyUpdate,
+        "PUT",
+        version_path(version),
+        query=query,
+        body=json_bytes(CheckpointSource(checkpoint=checkpoint)),
     )
 
 
 def pin_call(version: Version, for_s: float | None) -> Call[VersionInfo]:
-    body = to_json(without_none({"version": version, "for_s": for_s}))
+    body = json_bytes(without_none({"version": version, "for_s": for_s}))
     return call_for(VersionInfo, "POST", "/policy/pins", body=body)
 
 
 def rollback_call(
     to: Version, version: Version | None, options: UpdateOptions, name: str | None = None
 ) -> Call[PolicyUpdate]:
-    body = to_json(RollbackTarget(to=to, version=version, name=name), exclude_none=True)
+    body = json_bytes(RollbackTarget(to=to, version=version, name=name).model_dump(exclude_none=True))
     return call_for(PolicyUpdate, "POST", "/policy/rollback", query=switch_query(options), body=body)
 
 
 def init_transfer_call(init_info: Mapping[str, Any]) -> Call[int]:
     """Its answer, the world size, comes once every replica has connected to the trainer."""
-    body = to_json(TransferInit(init_info=dict(init_info)))
+    body = json_bytes(TransferInit(init_info=json_value(dict(init_info), "init_info")))
     return call_for(TransferWorld, "POST", "/policy/transfer/init", body=body).picking(lambda world: world.world_size)
 
 
@@ -112,7 +116,7 @@ def start_transfer_call(options: UpdateOptions) -> Call[None]:
 
 
 def update_transfer_call(update_info: Any) -> Call[None]:
-    body = to_json(TransferUpdate(update_info=update_info))
+    body = json_bytes(TransferUpdate(update_info=json_value(update_info, "update_info")))
     return call_without_result("POST", "/policy/transfer/update", body=body)
 
 

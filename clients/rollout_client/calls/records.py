@@ -6,9 +6,8 @@ from importlib.util import find_spec
 from typing import Any, TypedDict
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
-from rollout_client.calls.call import Call, as_given, call_for, without_none
+from rollout_client.calls.call import Call, call_for, without_none
+from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.contract.mismatch import Mismatch, ReportAnswer
 from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollout_records import RecordedRollout, RecordedRollouts, RolloutRecord
@@ -27,7 +26,7 @@ def rollout_records_call(count: int) -> Call[list[RecordedRollout]]:
 
 def replay_call(rollout: SampleResult | Mapping[str, Any] | None, rollout_id: str | None) -> Call[ReplayResponse]:
     given = without_none({"rollout": as_given(rollout), "rollout_id": rollout_id})
-    return call_for(ReplayResponse, "POST", "/replay", body=to_json(given))
+    return call_for(ReplayResponse, "POST", "/replay", body=json_bytes(given))
 
 
 def mismatch_call() -> Call[Mismatch]:
@@ -54,13 +53,13 @@ def report_call(
 ) -> Call[ReportAnswer]:
     """In Arrow where pyarrow is installed: a training step takes a third of the bytes of JSON.
 
-    Raises `ValueError` unless there is one row of numbers for each rollout, and a rollout has an id.
+    Raises `ValueError` unless there is one row of numbers for each rollout, and each has an id.
     """
-    columns: dict[str, list[Any]] = {"rollout_id": [*map(id_of, rollouts)], "logprobs": rows_of(logprobs)}
+    columns: dict[str, list[Any]] = {"rollout_id": [*map(id_of, rollouts)], "logprobs": rows_of("logprobs", logprobs)}
     if masks is not None:
-        columns["mask"] = [[bool(value) for value in row] for row in rows_of(masks)]
+        columns["mask"] = [[bool(value) for value in row] for row in rows_of("masks", masks)]
     if token_ids is not None:
-        columns["token_ids"] = rows_of(token_ids)
+        columns["token_ids"] = rows_of("token_ids", token_ids)
     if starts is not None:
         columns["start"] = [*map(int, starts)]
     count = len(columns["rollout_id"])
@@ -73,7 +72,7 @@ def report_call(
     if find_spec("pyarrow") is None:
         columns["logprobs"] = [[*map(finite_or_none, row)] for row in columns["logprobs"]]
         reports = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return call_for(ReportAnswer, "POST", path, body=to_json({"reports": reports}))
+        return call_for(ReportAnswer, "POST", path, body=json_bytes({"reports": reports}))
     return call_for(ReportAnswer, "POST", path, body=arrow_report(columns), content_headers=ARROW_HEADERS)
 
 
@@ -84,9 +83,10 @@ def id_of(rollout: str | SampleResult | None) -> str:
     return name
 
 
-def rows_of(rows: Iterable[Any]) -> list[list[Any]]:
-    """Lists, arrays or tensors, or the rows of one."""
-    return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
+def rows_of(name: str, rows: Iterable[Any]) -> list[list[Any]]:
+    """Lists, arrays or tensors, or the rows of one; `name` is that of the argument. Raises `NotJson`."""
+    lists: list[list[Any]] = json_value([row.tolist() if hasattr(row, "tolist") else list(row) for row in rows], name)
+    return lists
 
 
 def finite_or_none(value: float) -> float | None:

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
 
-from pydantic import BaseModel
-
+from rollout_client.calls.json_values import as_given, json_value
 from rollout_client.calls.rollouts import Samples
-from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, JsonObject, Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RequestRejected
@@ -294,7 +292,7 @@ class SampleFinder:
     """The samples that were played, by what a result has of them."""
 
     def __init__(self, samples: Samples) -> None:
-        self._samples = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
+        self._samples = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
         self._by_id = {sample["id"]: sample for sample in self._samples if sample.get("id") is not None}
         self._by_idx = {sample.get("idx", place): sample for place, sample in enumerate(self._samples)}
 
@@ -308,8 +306,7 @@ class SampleFinder:
 def is_of(result: SampleResult, given: Mapping[str, Any]) -> bool:
     """Whether the rollout was played from this sample. Contents that are parts are compared by their text."""
     prompt = given.get("messages") or given.get("message_log") or []
-    fields = [set_fields(message) if isinstance(message, BaseModel) else message for message in prompt]
-    begun = [(message["role"], text_of(message.get("content"))) for message in fields]
+    begun = [(message["role"], text_of(message.get("content"))) for message in prompt]
     first = (generated_places(result) or [len(result.message_log)])[0]
     return given.get("task_name", result.task_name) == result.task_name and begun == said(result.message_log[:first])
 
@@ -317,7 +314,7 @@ def is_of(result: SampleResult, given: Mapping[str, Any]) -> bool:
 def text_of(content: Any) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
-    return "".join(part["text"] if isinstance(part, Mapping) else part.text for part in content)
+    return "".join(part["text"] for part in content)
 
 
 def cause_of(result: SampleResult) -> str:

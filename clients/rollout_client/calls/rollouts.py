@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
-from rollout_client.calls.call import JSON, NDJSON, Call, as_given, call_for, call_without_result, without_none
+from rollout_client.calls.call import JSON, NDJSON, Call, call_for, call_without_result, without_none
+from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
@@ -82,12 +81,13 @@ def readiness_call() -> Call[Ready]:
 
 
 def rollout_call(samples: Samples, options: RolloutOptions) -> Call[PlayedRollouts]:
-    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
+    """Raises `NotJson` if `samples` or `options` hold a value that JSON does not have."""
     return call_for(PlayedRollouts, "POST", "/rollout", body=rollout_body(samples, options))
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ValueError` if `samples` or `options` hold a value for which `arrow.schema.SAMPLES` has no column.
+    """Raises `ValueError` if `samples` hold a value for which `arrow.schema.SAMPLES` has no column, and `NotJson` if
+    they or `options` hold one that JSON does not have.
 
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """
@@ -102,7 +102,7 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
-    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
+    """Raises `NotJson` if `samples` or `options` hold a value that JSON does not have."""
     headers = {"content-type": JSON, "prefer": f"heartbeat={HEARTBEAT_S}"}
     return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options), content_headers=headers)
 
@@ -118,7 +118,7 @@ def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
     # The service refuses a request without samples, unless it says where they come from.
     if samples or "samples_from" not in given:
         given = {"samples": [as_given(sample) for sample in samples], **given}
-    return to_json(given)
+    return json_bytes(given)
 
 
 def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, object]:
@@ -131,19 +131,20 @@ def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, 
 
 def group_size(options: RolloutOptions) -> int:
     """How many rollouts a group has; with a range of `num_generations`, at most."""
-    generations = as_given(options.get("num_generations")) or 1
-    return generations["max"] if isinstance(generations, Mapping) else generations
+    generations = json_value(as_given(options.get("num_generations"))) or 1
+    size: int = generations["max"] if isinstance(generations, Mapping) else generations
+    return size
 
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
     """How many rollouts the answer has; with `keep.where` or a range of `num_generations`, at most."""
-    keep: Mapping[str, Any] = as_given(options.get("keep")) or {}
+    keep: Mapping[str, Any] = json_value(as_given(options.get("keep"))) or {}
     if keep.get("where") is not None:
         return (keep.get("groups") or 0) * group_size(options)
-    ranges = as_given(list(options.get("samples_from") or ()))
-    left_out = sum(int(places["count"]) for drawn in ranges for places in drawn.get("without", ()))
-    count = len(samples) + sum(int(drawn["count"]) for drawn in ranges) - left_out
-    return count * group_size(options)
+    ranges = json_value(as_given(list(options.get("samples_from") or ())))
+    left_out = sum(places["count"] for drawn in ranges for places in drawn.get("without", ()))
+    count = len(samples) + sum(drawn["count"] for drawn in ranges) - left_out
+    return int(count * group_size(options))
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -165,7 +166,7 @@ class ScoreOptions(CallOptions, total=False):
 def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Call[ScoreResponse]:
     """Each sequence is a list of token ids, or a one-dimensional array or tensor of them."""
     given = given_options(options, "sequence_retries")
-    body = to_json({"sequences": [list_of(sequence) for sequence in sequences], **given})
+    body = json_bytes({"sequences": [list_of(sequence) for sequence in sequences], **given})
     return call_for(ScoreResponse, "POST", "/score", body=body)
 
 

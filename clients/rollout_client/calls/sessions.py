@@ -3,9 +3,8 @@
 from typing import Any
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
 from rollout_client.calls.call import Call, call_for
+from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
@@ -19,8 +18,9 @@ SESSIONS = "/sessions"
 
 
 def open_call(request: dict[str, Any]) -> Call[SessionInfo]:
-    """Raises `ValueError` if the fields are not those of `SessionRequest`."""
-    body = SessionRequest.model_validate(request).model_dump_json(exclude_unset=True)
+    """Raises `ValueError` if the fields are not those of `SessionRequest`, `NotJson` if one holds no JSON."""
+    given = json_value({name: as_given(value) for name, value in request.items()})
+    body = SessionRequest.model_validate(given).model_dump_json(exclude_unset=True)
     return call_for(SessionInfo, "POST", SESSIONS, body=body.encode())
 
 
@@ -41,7 +41,7 @@ def drift_call(session_id: str) -> Call[DriftReport]:
 
 
 def reward_call(session_id: str, reward: SessionReward) -> Call[SessionInfo]:
-    body = to_json(reward.model_dump(exclude_unset=True))
+    body = json_bytes(reward.model_dump(exclude_unset=True))
     return call_for(SessionInfo, "POST", f"{path_of(session_id)}/reward", body=body)
 
 

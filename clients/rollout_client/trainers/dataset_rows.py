@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from rollout_client.calls.json_values import json_value
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.rollouts import ObservationFormat, Sampling
 
@@ -67,6 +68,7 @@ def messages_of(prompt: Prompt) -> list[JsonObject]:
     """Messages of a prompt, without null fields, which a dataset adds where another row has such a field.
 
     Raises:
+        NotJson: a message holds something that JSON does not have.
         ValueError: a message shows an image.
     """
     if isinstance(prompt, str):
@@ -76,11 +78,12 @@ def messages_of(prompt: Prompt) -> list[JsonObject]:
             "A prompt of the dataset shows images, and this adapter trains on tokens alone: leave such rows out, or "
             "train on them with to_tensors and image_inputs."
         )
-    return [{name: value for name, value in message.items() if value is not None} for message in prompt]
+    messages: list[JsonObject] = json_value(list(prompt), "prompt")
+    return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
 def shows_image(content: object) -> bool:
-    parts = content if isinstance(content, list) else []
+    parts = content if isinstance(content, Iterable) and not isinstance(content, str) else ()
     return any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts)
 
 
@@ -93,11 +96,12 @@ def fields_by_prompt(dataset: Iterable[Mapping[str, Any]], reader: RowReader) ->
     """The fields of each row of `dataset`, by the `prompt_key` of its prompt.
 
     Raises:
+        NotJson: a row holds something that JSON does not have.
         ValueError: two rows have the same prompt and differ in another field.
     """
     found: dict[str, JsonObject] = {}
-    for row in dataset:
-        fields = reader.fields(row)
+    for place, row in enumerate(dataset):
+        fields = json_value(reader.fields(row), f"dataset[{place}]")
         if found.setdefault(key := prompt_key(row["prompt"]), fields) != fields:
             raise ValueError(
                 "Two rows of the dataset have the same prompt and differ in other fields, so the prompt does not tell "

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast
 
 import torch
 
+from rollout_client.calls.json_values import json_value
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.base import PolicyDemand
@@ -56,7 +57,7 @@ def run_multi_turn_rollout(
         client: of a service that has the tasks of the batch.
         input_batch: `message_log` (per sample a list of messages, each with `role`, `content` and the tensor
             `token_ids`), `extra_env_info`, `task_name`, and optionally `stop_strings`, `loss_multiplier` and any other
-            fields; all of one length. `extra_env_info` must be JSON.
+            fields; all of one length. `extra_env_info` must be JSON, but for numbers and arrays of numpy and torch.
         max_seq_len: limit of one sample in tokens: prompt, generations and observations together.
         max_rollout_turns: limit of one sample in generations.
         greedy: take the most likely token at each step.
@@ -76,7 +77,7 @@ def run_multi_turn_rollout(
     Raises:
         RolloutError: the service cannot be reached or refuses the request.
         RolloutsNotFinal: see `not_final`.
-        ValueError: the batch holds a value that is not JSON.
+        NotJson: the batch holds a value that is not JSON; it names the row and the field.
     """
     return run_batch(
         client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "lockstep", greedy, options)
@@ -162,13 +163,15 @@ def run_batch(
 
 def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
     """The samples to post, one per row. Other fields of the batch are not sent: they are not changed either."""
-    stop_strings = batch.get("stop_strings") or [None] * len(batch["message_log"])
+    stop_strings = batch.get("stop_strings")
+    if stop_strings is None or not len(stop_strings):
+        stop_strings = [None] * len(batch["message_log"])
     columns = (batch["message_log"], batch["task_name"], batch["extra_env_info"], stop_strings)
     return [
         {
             "idx": place,
             "task_name": task_name,
-            "message_log": [sent_message(message) for message in message_log],
+            "message_log": [posted_fields(message) for message in message_log],
             "extra_env_info": extra_env_info or {},
             **({} if stops is None else {"stop_strings": stops}),
         }
@@ -176,12 +179,13 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
     ]
 
 
+def posted_fields(message: Mapping[str, Any]) -> JsonObject:
+    return {name: message[name] for name in POSTED_FIELDS if message.get(name) is not None}
+
+
 def sent_message(message: Mapping[str, Any]) -> JsonObject:
-    return {name: as_json(message[name]) for name in POSTED_FIELDS if message.get(name) is not None}
-
-
-def as_json(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    sent: JsonObject = json_value(posted_fields(message))
+    return sent
 
 
 def changed_fields(
@@ -229,7 +233,7 @@ def message_of(message: Message) -> dict[str, Any]:
 def prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """Tokens before the first response, which the rollouts of one prompt share even when they are resumed."""
     prompt = takewhile(lambda message: message["role"] != "assistant" or "generation_logprobs" not in message, log)
-    return tuple(token for message in prompt for token in as_json(message["token_ids"]))
+    return tuple(token for message in prompt for token in json_value(message["token_ids"]))
 
 
 def loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:

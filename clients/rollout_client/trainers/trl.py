@@ -63,17 +63,17 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
 
     Raises:
         ValueError: the weights do not fit the service's model, an adapter is sharded, or other weights have a name.
-        RolloutError: the push failed. Only the main process raises the cause itself.
-        WeightsNotPushed: on every other process, whatever the cause.
+        RolloutError: the push failed. Only the main process raises the cause itself, which may be any exception.
+        WeightsNotPushed: on every other process, whatever the cause, unless it has failed itself.
     """
-    push = push_of(pusher, trainer, policy_name)
     outcome: list[int | str] = [0]
-    failure: RolloutError | ValueError | None = None
-    if trainer.accelerator.is_main_process:
-        try:
+    failure: BaseException | None = None
+    try:
+        push = push_of(pusher, trainer, policy_name)
+        if trainer.accelerator.is_main_process:
             outcome = [push().version]
-        except (RolloutError, ValueError) as error:
-            outcome, failure = [str(error)], error
+    except BaseException as error:  # noqa: BLE001 - the others wait in the broadcast, whatever has happened here
+        outcome, failure = [str(error) or type(error).__name__], error
     [version_or_reason] = broadcast_object_list(outcome, from_process=0)
     if failure is not None:
         raise failure

@@ -147,6 +147,8 @@ def transformers_model(module: nn.Module) -> Any | None:
 def gather(source: TorchSource, layout: PolicyLayout, is_partial: bool = False) -> None:
     """Takes part in gathering a sharded model. Every process calls it, except the one that pushes, at the same time.
 
+    Where that one fails before it has read all tensors, this waits until the timeout of the process group.
+
     Args:
         is_partial: whether that process pushes with `kind="partial"`.
 

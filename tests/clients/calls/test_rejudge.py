@@ -1,6 +1,8 @@
 """`Rejudging`, which decides what is posted: how it takes the refusals of the service."""
 
+import numpy as np
 import pytest
+import torch
 
 from rollout_client import RequestRejected, SampleResult
 from rollout_client.calls.rejudge import Rejudging
@@ -74,3 +76,13 @@ def test_a_refusal_that_is_not_about_rollouts_is_raised(field: str) -> None:
     judging.next_request()
     with pytest.raises(RequestRejected):
         judging.refuse(refused((field, "It is not there")))
+
+
+def test_numbers_of_numpy_and_torch_in_the_given_samples_are_those_that_were_played() -> None:
+    messages = [{"role": "user", "content": "What is 1 + 1?"}]
+    info = {"grid": np.eye(2, dtype=int), "n": torch.tensor(3)}
+    sample = {"task_name": "math", "messages": messages, "extra_env_info": info, "idx": torch.tensor(0)}
+    judging = Rejudging([SampleResult.model_validate(result())], None, [sample], {})
+    posted = judging.next_request()
+    assert posted is not None
+    assert posted[0][0]["extra_env_info"] == {"grid": [[1, 0], [0, 1]], "n": 3}

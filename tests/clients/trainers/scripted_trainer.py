@@ -43,7 +43,7 @@ class PushingClient(RolloutClient):
         """The arguments of each report of log-probabilities."""
         self.causes: list[MismatchCause] = []
         """Of the answers to them."""
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.layout = layout_of(torch.nn.Linear(1, 1).state_dict())
 
     def policy(self, *_: Any, **__: Any) -> PolicyState:

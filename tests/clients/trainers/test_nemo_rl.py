@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from fastapi.responses import JSONResponse
 from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
-from rollout_client import RolloutClient
+from rollout_client import NotJson, RolloutClient
 from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers.nemo_rl import (
     report_prev_logprobs,
@@ -471,3 +472,41 @@ def test_a_rollout_of_a_service_without_ids_is_refused(client: RolloutClient) ->
     came, _ = run_async_multi_turn_rollout(client, batch(1), 64)
     with pytest.raises(ValueError, match="a rollout has no rollout_id"):
         report_prev_logprobs(client, came, train_data_of(came))
+
+
+def test_a_batch_with_numbers_of_numpy_and_torch_is_played_and_its_prompts_are_told_apart(
+    run: Run, service: ScriptedService
+) -> None:
+    """Rows 0 and 1 have one prompt, as a tensor, a list of tensors; row 2 has another as an array."""
+    logs = [[{"role": "user", "content": "", "token_ids": ids}] for ids in token_ids_of_three_rows()]
+    batch = {
+        "message_log": logs,
+        "task_name": ["math"] * 3,
+        "extra_env_info": [{"n": np.int64(3), "level": torch.tensor(0.5), "grid": np.eye(2, dtype=int)}] * 3,
+        "stop_strings": np.array([["."], None, None], dtype=object),
+    }
+
+    def second_is_lost(body: Json) -> JSONResponse:
+        first, second, third = body["samples"]
+        return answer(played(first, total_reward=0.25), played(second, **LOST), played(third, total_reward=0.75))
+
+    service.rollouts[0] = second_is_lost
+    changed, _ = run(batch, not_final="mask")
+    posted = service.bodies[0]["samples"]
+    assert [sample["message_log"][0]["token_ids"] for sample in posted] == [[1, 2], [1, 2], [3]]
+    assert posted[0]["extra_env_info"] == {"n": 3, "level": 0.5, "grid": [[1, 0], [0, 1]]}
+    assert [sample.get("stop_strings") for sample in posted] == [["."], None, None]
+    assert changed["total_reward"].tolist() == [0.25, 0.25, 0.75]
+    assert [log[0]["token_ids"] is row[0]["token_ids"] for log, row in zip(changed["message_log"], logs, strict=True)]
+
+
+def token_ids_of_three_rows() -> list[Any]:
+    return [torch.tensor([1, 2]), list(torch.tensor([1, 2])), np.array([3])]
+
+
+def test_what_json_does_not_have_is_named_by_its_row(run: Run) -> None:
+    log = [{"role": "user", "content": "", "token_ids": torch.tensor([1])}]
+    infos: list[Json] = [{}, {"handle": object()}]
+    with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: ") as refused:
+        run({"message_log": [log, log], "task_name": ["math"] * 2, "extra_env_info": infos})
+    assert refused.value.sample == 1

@@ -11,9 +11,18 @@ from rollout_client.trainers.trl import WeightsNotPushed, push_from_trainer
 from tests.clients.trainers.scripted_trainer import PushingClient, trainer
 
 
-@pytest.mark.parametrize("failure", [ServiceUnreachable("Nobody is there."), ValueError("They do not fit.")])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ServiceUnreachable("Nobody is there."),
+        ValueError("They do not fit."),
+        RuntimeError("out of memory"),
+        KeyboardInterrupt("stopped"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
 def test_other_processes_get_the_version_of_the_main_one_or_why_there_is_none(
-    client: PushingClient, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    client: PushingClient, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     said: list[Any] = []
 
@@ -34,3 +43,26 @@ def test_other_processes_get_the_version_of_the_main_one_or_why_there_is_none(
         push_from_trainer(pusher, other)
     assert push_from_trainer(pusher, other) == 101
     assert len(client.pushed) == 1
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_process_that_fails_before_the_push_takes_part_in_the_broadcast_and_raises_its_own_error(
+    client: PushingClient, monkeypatch: pytest.MonkeyPatch, is_main: bool
+) -> None:
+    said: list[Any] = []
+
+    def broadcast(objects: list[Any], **_: Any) -> list[Any]:
+        said.append(objects)
+        return objects if is_main else [101]
+
+    def interrupted(_model: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "broadcast_object_list", broadcast)
+    training = trainer()
+    training.accelerator.is_main_process = is_main
+    training.accelerator.unwrap_model = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        push_from_trainer(PolicyPusher(client), training)
+    assert said == [["KeyboardInterrupt"]]
+    assert client.pushed == []

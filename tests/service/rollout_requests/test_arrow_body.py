@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client import RolloutRequest, SampleInput, Sampling
+from rollout_client import NotJson, RolloutRequest, SampleInput, Sampling
 from rollout_client.arrow.schema import ARROW, REQUEST
 from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.calls.rollouts import arrow_rollout_call, rollout_body
@@ -118,7 +118,7 @@ def test_a_table_made_by_hand_is_read_with_the_types_that_arrow_finds_by_itself(
 def test_a_value_that_fits_no_column_is_a_value_error_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="does not fit its column"):
         arrow_body([{"task_name": 7}], {})
-    with pytest.raises(ValueError, match="Unable to serialize unknown type"):
+    with pytest.raises(NotJson, match=r"samples\[0\]\.handle: a value of type object cannot be sent"):
         arrow_body([{**GOOD, "handle": object()}], {})
 
 

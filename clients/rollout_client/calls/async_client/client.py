@@ -62,7 +62,7 @@ class AsyncRolloutClient(
 
     Each method takes `timeout_s`, `retries` and `request_id` of its own (`CallOptions`). Each method that talks to the
     service raises a `RolloutError`. `ValueError` means that the arguments are at fault: `base_url` is not a URL,
-    `api_key` cannot be sent, or a sample holds a value that JSON does not have.
+    `api_key` cannot be sent, or a sample holds a value that JSON does not have (`NotJson`).
     """
 
     def __init__(

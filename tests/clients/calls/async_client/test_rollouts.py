@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from rollout_client import (
     AsyncRolloutClient,
     Message,
+    NotJson,
     PromptMessage,
     RequestRejected,
     ResponseNotUnderstood,
@@ -70,7 +71,7 @@ def test_a_message_log_that_came_back_can_be_posted_again(service: ScriptedServi
 
 
 def test_a_value_that_is_no_json_is_a_value_error_before_anything_is_sent(service: ScriptedService) -> None:
-    with pytest.raises(ValueError, match="Unable to serialize unknown type"):
+    with pytest.raises(NotJson, match=r"^samples\[0\]\.handle: "):
         play(service.url, sample(handle=object()))
     assert service.bodies == []
 
