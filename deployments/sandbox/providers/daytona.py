@@ -69,6 +69,8 @@ class DaytonaProvider(ShellProvider):
             "ttl_minutes": math.ceil(spec.lifetime_s / 60),
         }
         if spec.image is not None and spec.image.startswith(SNAPSHOT):
+            sizes = ("cpus", "memory_mb", "storage_mb")
+            spec.refuse_limits("a sandbox of a snapshot has the size of the one that it was taken of", *sizes)
             params: Any = CreateSandboxFromSnapshotParams(snapshot=spec.image, **common)
         else:
             gigabytes = [None if size is None else math.ceil(size / 1024) for size in (spec.memory_mb, spec.storage_mb)]
@@ -78,7 +80,7 @@ class DaytonaProvider(ShellProvider):
             params = CreateSandboxFromImageParams(image=image, resources=resources, **common)
         with translated():
             sandbox = await self.client.create(params, timeout=spec.build_timeout_s)
-        return DaytonaSandbox(self, sandbox.id, spec.workdir, sandbox)
+        return DaytonaSandbox(self, sandbox.id, spec, sandbox)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""

@@ -17,6 +17,7 @@ import yaml
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
+    DEFAULT_MEMORY_MB,
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
@@ -93,7 +94,10 @@ class KubernetesProvider(ShellProvider):
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
             )
         if not spec.network:
-            raise SandboxRefused("The provider kubernetes cannot take the network from one pod: use another provider.")
+            raise SandboxRefused(
+                "network_mode is no-network, and the provider kubernetes cannot take the network from one pod: use "
+                "another provider."
+            )
         self.watched()
         name = f"rollout-{uuid4().hex[:20]}"
         try:
@@ -102,18 +106,21 @@ class KubernetesProvider(ShellProvider):
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
             raise
-        return KubernetesSandbox(self, name, spec.workdir)
+        return KubernetesSandbox(self, name, spec)
 
     def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         manifest = json.loads(json.dumps(self._template)) or {}
         pod = manifest.setdefault("spec", {})
         containers = pod.setdefault("containers", [{}])
-        limits = {
+        asked = {
             "cpu": None if spec.cpus is None else str(spec.cpus),
             "memory": None if spec.memory_mb is None else f"{spec.memory_mb}Mi",
             "ephemeral-storage": None if spec.storage_mb is None else f"{spec.storage_mb}Mi",
         }
-        given = {key: value for key, value in limits.items() if value is not None}
+        given = {key: value for key, value in asked.items() if value is not None}
+        resources = containers[0].get("resources") or {}
+        requests, limits = ({**(resources.get(name) or {}), **given} for name in ("requests", "limits"))
+        limits.setdefault("memory", requests.get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
         containers[0] |= {
             "name": CONTAINER,
             "image": spec.image,
@@ -122,7 +129,7 @@ class KubernetesProvider(ShellProvider):
                 *containers[0].get("env", []),
                 *({"name": key, "value": value} for key, value in spec.environment.items()),
             ],
-            **({"resources": {"limits": given, "requests": given}} if given else {}),
+            "resources": {**resources, "requests": requests, "limits": limits},
         }
         pod |= {"restartPolicy": "Never", "activeDeadlineSeconds": round(spec.lifetime_s)}
         pod.setdefault("automountServiceAccountToken", False)

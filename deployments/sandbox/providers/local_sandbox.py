@@ -20,8 +20,9 @@ from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import HeldFds
 from deployments.sandbox.local import NoUserIdLeft
 from deployments.sandbox.programs.relay import forward_connection
-from deployments.sandbox.providers.bubblewrap import DEFAULT_MEMORY_MB, PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
+from deployments.sandbox.providers.bubblewrap import PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
 from deployments.sandbox.providers.interface import (
+    DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,

@@ -50,6 +50,7 @@ class ModalProvider(ShellProvider):
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
         self.refuse_folders(spec)
+        spec.refuse_limits("Modal gives no sandbox a disk of its own size", "storage_mb")
         self.watched()
         with translated():
             if spec.folder is not None:
@@ -64,11 +65,12 @@ class ModalProvider(ShellProvider):
                 tags={OWNER_LABEL: self.owner},
                 env=dict(spec.environment),
                 timeout=math.ceil(spec.lifetime_s),
-                cpu=spec.cpus,
-                memory=spec.memory_mb,
+                # A number alone is what Modal reserves; the second one of a pair is the limit.
+                cpu=None if spec.cpus is None else (spec.cpus, spec.cpus),
+                memory=None if spec.memory_mb is None else (spec.memory_mb, spec.memory_mb),
                 block_network=not spec.network,
             )
-        return ModalSandbox(self, sandbox.object_id, spec.workdir, sandbox)
+        return ModalSandbox(self, sandbox.object_id, spec, sandbox)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""

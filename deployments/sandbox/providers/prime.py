@@ -60,7 +60,10 @@ class PrimeProvider(ShellProvider):
         if spec.image is None:
             raise SandboxRefused("The provider prime builds no folders: push the image, and name it in docker_image.")
         if not spec.network:
-            raise SandboxRefused("The provider prime makes no sandboxes without a network here: use another one.")
+            raise SandboxRefused(
+                "network_mode is no-network, and the provider prime makes no sandboxes without a network here: use "
+                "another provider."
+            )
         self.watched()
         fields: dict[str, Any] = {
             "name": f"rollout-{uuid4().hex}",
@@ -71,6 +74,7 @@ class PrimeProvider(ShellProvider):
             "labels": [f"{OWNER_LABEL}={self.owner}"],
         }
         if spec.image.startswith(CHECKPOINT):
+            spec.refuse_limits("a sandbox of a checkpoint has the disk of the one that it was taken of", "storage_mb")
             fields["checkpoint_id"] = spec.image.removeprefix(CHECKPOINT)
         else:
             disk_gb = None if spec.storage_mb is None else spec.storage_mb / 1024
@@ -82,7 +86,7 @@ class PrimeProvider(ShellProvider):
             except BaseException:
                 await asyncio.shield(asyncio.ensure_future(self.removed_or_left(sandbox.id)))
                 raise
-        return PrimeSandbox(self, sandbox.id, spec.workdir)
+        return PrimeSandbox(self, sandbox.id, spec)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""

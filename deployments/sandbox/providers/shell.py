@@ -63,7 +63,7 @@ class ShellSandbox(LabelledSandbox):
         """See `RunningSandbox.exec`."""
         path, stdin_path = await self.with_stdin(stdin)
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
-        folder = cwd or self._workdir
+        folder = cwd or self._spec.workdir
         line = f"mkdir -p {FOLDER}; echo $$ > {path}; "
         line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
         line += f"exec {shlex.join(['env', *variables, *argv])} < {stdin_path}"

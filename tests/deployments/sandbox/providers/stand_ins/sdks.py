@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ASYNC109 - the names are those of the SDKs
+# ruff: noqa: ASYNC109 - the names are those of the SDKs
 """Modules in the place of `e2b`, `daytona`, `modal` and `prime_sandboxes`.
 
 They have the names, arguments, answers and exceptions of e2b 2.63, daytona 0.226, modal 1.6 and prime-sandboxes 0.5
@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from deployments.sandbox.providers.interface import SandboxRefused
-from tests.deployments.sandbox.providers.stand_ins.world import Gone, NoSuchImage, world
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, Gone, NoSuchImage, world
 
 
 def module(name: str, **names: Any) -> ModuleType:
@@ -69,7 +69,7 @@ def e2b() -> dict[str, ModuleType]:
         async def build(
             template: Template, name: str, *, cpu_count: int | None = None, memory_mb: int | None = None
         ) -> None:
-            assert (cpu_count is None, memory_mb is None) == (True, True)
+            ASKED.append({"cpu_count": cpu_count, "memory_mb": memory_mb})
             try:
                 probe = await world().create(template.source, {}, {})
             except (NoSuchImage, SandboxRefused) as error:
@@ -125,7 +125,7 @@ def e2b() -> dict[str, ModuleType]:
             allow_internet_access: bool,
         ) -> "AsyncSandbox":
             assert isinstance(timeout, int)
-            assert isinstance(allow_internet_access, bool)
+            ASKED.append({"allow_internet_access": allow_internet_access})
             return cls(await world().create(templates.get(template, template), envs, metadata))
 
         @staticmethod
@@ -188,9 +188,9 @@ def daytona() -> dict[str, ModuleType]:
 
     @dataclass
     class Resources:
-        cpu: int | None
-        memory: int | None
-        disk: int | None
+        cpu: int | None = None
+        memory: int | None = None
+        disk: int | None = None
 
     class Image:
         @staticmethod
@@ -229,6 +229,9 @@ def daytona() -> dict[str, ModuleType]:
     class AsyncDaytona:
         async def create(self, params: Any, *, timeout: float) -> Sandbox:
             assert timeout > 0
+            ASKED.append(
+                {"network_block_all": params.network_block_all, **vars(getattr(params, "resources", Resources()))}
+            )
             source = params.snapshot if isinstance(params, CreateSandboxFromSnapshotParams) else params.image
             try:
                 return Sandbox(await world().create(source, params.env_vars, params.labels), params.labels)
@@ -339,10 +342,11 @@ def modal() -> dict[str, ModuleType]:
         tags: dict[str, str],
         env: dict[str, str],
         timeout: int,
-        cpu: float | None,
-        memory: int | None,
+        cpu: tuple[float, float] | None,
+        memory: tuple[int, int] | None,
         block_network: bool,
     ) -> Sandbox:
+        ASKED.append({"cpu": cpu, "memory": memory, "block_network": block_network})
         assert app.app_id == "ap-rollout-sandboxes"
         assert isinstance(timeout, int)
         try:
@@ -400,6 +404,7 @@ def prime() -> dict[str, ModuleType]:
 
         async def create(self, request: CreateSandboxRequest) -> Any:
             assert request.name.startswith("rollout-")
+            ASKED.append(vars(request))
             checkpoint = getattr(request, "checkpoint_id", None)
             try:
                 key = await world().create(checkpoint or request.docker_image, request.environment_vars, request.labels)

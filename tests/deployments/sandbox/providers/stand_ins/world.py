@@ -135,6 +135,8 @@ async def reachable(folder: Path) -> AsyncIterator[Path]:
         yield folder / "world.sock"
 
 
+ASKED: list[dict[str, Any]] = []
+"""The limits that stand-ins were asked for, by the names that these have for them."""
 WORLDS: list[World] = []
 """The last one is the present one."""
 
