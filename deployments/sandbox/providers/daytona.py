@@ -4,8 +4,8 @@ The key is in `DAYTONA_API_KEY`.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -112,11 +112,12 @@ class DaytonaSandbox(ShellSandbox):
         with translated():
             await self._handle.fs.upload_file(content, path)
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
+    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
+        """See `ShellSandbox.parts_of`."""
         with translated():
-            content: bytes = await self._handle.fs.download_file(path)
-            return content
+            async with aclosing(await self._handle.fs.download_file_stream(path)) as parts:
+                async for part in parts:
+                    yield part
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

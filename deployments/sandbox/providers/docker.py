@@ -33,12 +33,15 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     context_of,
     tar_of,
+    unreadable,
 )
 from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
 ANSWERS_WITHIN_S = 30.0
+MOST_ANSWER_BYTES = LARGEST_FILE_BYTES + MIB
+"""The largest file in its archive."""
 BETWEEN_CHECKS_S = 1.0
 KILLED = 128 + 9
 BOUNDED_BY = ("overlay2", "btrfs", "zfs")
@@ -46,6 +49,10 @@ BOUNDED_BY = ("overlay2", "btrfs", "zfs")
 CHECKS, CHECK_EVERY_S = 4, 0.2
 STARTED = f'mkdir -p {FOLDER}; echo $$ > "$1"; exec < "$2"; shift 2; exec "$@"'
 """The engine ends no command of a container, so each writes the id of its process group."""
+
+
+class AnswerTooLong(SandboxLost):
+    """An answer of the engine has more than `MOST_ANSWER_BYTES`, and was read no further."""
 
 
 class DockerProvider(LabelledProvider):
@@ -77,7 +84,8 @@ class DockerProvider(LabelledProvider):
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
             transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=httpx.Limits(max_connections=None))
-            client = self._clients[loop] = httpx.AsyncClient(transport=transport, base_url=API)
+            headers = {"accept-encoding": "identity"}
+            client = self._clients[loop] = httpx.AsyncClient(transport=transport, base_url=API, headers=headers)
         timeout = httpx.Timeout(ANSWERS_WITHIN_S, read=limit_s)
         try:
             async with client.stream(method, path, timeout=timeout, **options) as answer:
@@ -91,10 +99,10 @@ class DockerProvider(LabelledProvider):
         """The status and the content of an answer that is a success, or has one of the statuses in `also`.
 
         Raises:
-            SandboxLost: it has another status.
+            SandboxLost: it has another status, or is too long (`AnswerTooLong`).
         """
         async with self.asked(method, path, limit_s, **options) as answer:
-            body = await answer.aread()
+            body = await body_of(answer)
             if not (answer.is_success or answer.status_code in also):
                 raise SandboxLost(
                     f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}."
@@ -276,7 +284,7 @@ class DockerSandbox(LabelledSandbox):
         start, pending = {"Detach": False, "Tty": False}, bytearray()
         async with self._provider.asked("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
             if not answer.is_success:
-                raise SandboxLost(f"The command was not started: {(await answer.aread())[:500]!r}.")
+                raise SandboxLost(f"The command was not started: {(await body_of(answer))[:500]!r}.")
             async for part in answer.aiter_raw():
                 pending += part
                 while len(pending) >= 8 and len(pending) >= 8 + (length := struct.unpack(">I", pending[4:8])[0]):
@@ -312,17 +320,22 @@ class DockerSandbox(LabelledSandbox):
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
         # The end of a link is not followed by the engine.
-        status, content = await self._call("GET", "/archive", 400, params={"path": path})
+        try:
+            status, content = await self._call("GET", "/archive", 400, params={"path": path})
+        except AnswerTooLong as error:
+            raise unreadable(path) from error
         if status == httpx.codes.NOT_FOUND:
             return None
-        if status != httpx.codes.OK or len(content) > LARGEST_FILE_BYTES + MIB:
-            raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            member = archive.next()
-            file = None if member is None or not member.isreg() else archive.extractfile(member)
-            if file is None:
-                raise SandboxRefused(f"{path} cannot be read: it is not a file.")
-            return file.read()
+        if status != httpx.codes.OK:
+            raise unreadable(path)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                member = archive.next()
+        except tarfile.TarError as error:
+            raise SandboxLost(f"The engine's archive of {path} cannot be read: {error}.") from error
+        if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
+            raise unreadable(path)
+        return bytes(content[member.offset_data : member.offset_data + member.size])
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
@@ -331,6 +344,16 @@ class DockerSandbox(LabelledSandbox):
             "POST", "/commit", params={"container": self.id, "repo": "rollout-snapshot", "tag": tag}
         )
         return f"rollout-snapshot:{tag}"
+
+
+async def body_of(answer: httpx.Response) -> bytes:
+    """The content of an answer. Raises `AnswerTooLong`."""
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MOST_ANSWER_BYTES:
+            raise AnswerTooLong(f"The Docker engine answers with more than {MOST_ANSWER_BYTES} bytes.")
+    return bytes(body)
 
 
 def dumped(answer: object) -> bytes:

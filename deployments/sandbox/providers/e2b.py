@@ -6,7 +6,7 @@ A folder becomes a template, once for each content.
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from e2b import AsyncSandbox, AsyncTemplate, Template
@@ -132,10 +132,12 @@ class E2bSandbox(ShellSandbox):
         with translated():
             await self._handle.files.write(path, content, user="root")
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
+    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
+        """See `ShellSandbox.parts_of`."""
         with translated():
-            return bytes(await self._handle.files.read(path, format="bytes", user="root"))
+            async with await self._handle.files.read(path, format="stream", user="root") as parts:
+                async for part in parts:
+                    yield part
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

@@ -31,6 +31,11 @@ class SandboxRefused(ValueError):
     """A sandbox cannot be made as it is asked for, however often one tries. The message says what, and what to do."""
 
 
+def unreadable(path: str) -> SandboxRefused:
+    """The refusal of what `read_file` does not read."""
+    return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
+
+
 class ProviderUnusable(Exception):
     """The provider cannot make sandboxes on this machine or with these settings. The message is a sentence."""
 
@@ -132,6 +137,8 @@ class RunningSandbox(Protocol):
 
     async def read_file(self, path: str) -> bytes | None:
         """The content of the file at the absolute path, at most `LARGEST_FILE_BYTES`; None if there is no such file.
+
+        Of a larger one not much more than that is read.
 
         Raises:
             SandboxRefused: it is larger, or not a file.

@@ -4,7 +4,6 @@
 
 import asyncio
 import math
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -124,13 +123,6 @@ class PrimeSandbox(ShellSandbox):
         """See `LabelledSandbox.put`."""
         with translated():
             await self._provider.client.upload_bytes(self.id, path, content, Path(path).name)
-
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
-        with tempfile.TemporaryDirectory() as folder, translated():
-            local = Path(folder) / "file"
-            await self._provider.client.download_file(self.id, path, str(local))
-            return await asyncio.to_thread(local.read_bytes)
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

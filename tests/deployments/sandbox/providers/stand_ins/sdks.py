@@ -8,6 +8,7 @@ that `deployments/sandbox/providers/` uses, as their sources have them. Nothing 
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -106,9 +107,9 @@ def e2b() -> dict[str, ModuleType]:
             assert user == "root"
             await world().put(self._id, path, data)
 
-        async def read(self, path: str, format: str, user: str) -> bytearray:
-            assert (format, user) == ("bytes", "root")
-            return bytearray(await world().get(self._id, path))
+        async def read(self, path: str, format: str, user: str) -> Any:
+            assert (format, user) == ("stream", "root")
+            return aclosing(world().parts(self._id, path))
 
     class AsyncSandbox:
         def __init__(self, sandbox_id: str) -> None:
@@ -215,8 +216,8 @@ def daytona() -> dict[str, ModuleType]:
         async def upload_file(self, file: bytes, remote_path: str) -> None:
             await world().put(self._id, remote_path, file)
 
-        async def download_file(self, remote_path: str) -> bytes:
-            return await world().get(self._id, remote_path)
+        async def download_file_stream(self, remote_path: str) -> AsyncIterator[bytes]:
+            return world().parts(self._id, remote_path)
 
     class Sandbox:
         def __init__(self, sandbox_id: str, labels: dict[str, str]) -> None:
@@ -295,9 +296,13 @@ def modal() -> dict[str, ModuleType]:
     class Process:
         def __init__(self, sandbox_id: str, line: str) -> None:
             self._running = asyncio.ensure_future(world().run(sandbox_id, line))
-            self.stdout = SimpleNamespace(read=aio(lambda: self._part("stdout")))
-            self.stderr = SimpleNamespace(read=aio(lambda: self._part("stderr")))
+            self.stdout, self.stderr = self._parts("stdout"), self._parts("stderr")
             self.wait = aio(lambda: self._part("exit_code"))
+
+        async def _parts(self, name: str) -> AsyncIterator[str]:
+            text = await self._part(name)
+            for start in range(0, len(text), 1000):
+                yield text[start : start + 1000]
 
         async def _part(self, name: str) -> Any:
             try:
@@ -313,9 +318,7 @@ def modal() -> dict[str, ModuleType]:
             self.get_tags = aio(self._get_tags)
             self.snapshot_filesystem = aio(self._snapshot)
             write = aio(lambda data, remote_path: world().put(sandbox_id, remote_path, data))
-            self.filesystem = SimpleNamespace(
-                write_bytes=write, read_bytes=aio(lambda remote_path: world().get(sandbox_id, remote_path))
-            )
+            self.filesystem = SimpleNamespace(write_bytes=write)
 
         async def _exec(self, *args: str, timeout: int | None) -> Process:
             assert args[:2] == ("sh", "-c")
@@ -430,10 +433,6 @@ def prime() -> dict[str, ModuleType]:
                 await world().put(sandbox_id, file_path, file_bytes)
             except Gone as error:
                 raise SandboxNotRunningError(str(error)) from error
-
-        async def download_file(self, sandbox_id: str, file_path: str, local_file_path: str) -> None:
-            content = await world().get(sandbox_id, file_path)
-            await asyncio.to_thread(Path(local_file_path).write_bytes, content)
 
         async def checkpoint(self, sandbox_id: str) -> Any:
             return SimpleNamespace(id=await world().snapshot(sandbox_id, uuid4().hex))

@@ -70,6 +70,9 @@ class World:
         assert content is not None
         return content
 
+    async def parts(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
+        yield await self.get(sandbox_id, path)
+
     async def snapshot(self, sandbox_id: str, name: str) -> str:
         self.snapshots[name] = await self._sandbox(sandbox_id).snapshot()
         return name
@@ -113,6 +116,9 @@ class FarWorld:
     def held(self) -> dict[str, Held]:
         found = self.ask("labels").items()
         return {sandbox_id: Held(None, labels) for sandbox_id, labels in found}  # type: ignore[arg-type]
+
+    async def parts(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
+        yield await self.get(sandbox_id, path)
 
     def __getattr__(self, name: str) -> Any:
         return partial(asyncio.to_thread, self.ask, name)
