@@ -36,9 +36,9 @@ class _Environment(_Section):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
     os: str = "linux"
-    cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0)
     gpus: int | None = None
     tpu: Any = None
     mcp_servers: list[Any] = Field(default_factory=list)

@@ -213,8 +213,15 @@ def read(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
         os.close(opened)
         frames.end(error=f"it is not a file of at most {asked['most_bytes']} bytes")
         return
+    # It may grow, and files of `/proc` have no size.
+    left = asked["most_bytes"]
     with os.fdopen(opened, "rb") as file:
-        frames.send(b"o", file.read(asked["most_bytes"]))
+        while part := file.read(CHUNK_BYTES):
+            left -= len(part)
+            if left < 0:
+                frames.end(error=f"it is not a file of at most {asked['most_bytes']} bytes")
+                return
+            frames.send(b"o", part)
     frames.end()
 
 

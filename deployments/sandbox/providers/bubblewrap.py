@@ -14,14 +14,20 @@ from deployments.sandbox.isolation import NAMESPACES, SYSTEM_FOLDERS, folder_mou
 from deployments.sandbox.launch import NICENESS, HeldFds, default_interpreters
 from deployments.sandbox.local import UserIdLease
 from deployments.sandbox.programs import init
-from deployments.sandbox.providers.interface import OWNER_LABEL, ProviderUnusable, SandboxSpec, owner_of_process
+from deployments.sandbox.providers.interface import (
+    MOST_PROCESSES,
+    OWNER_LABEL,
+    ProviderUnusable,
+    SandboxSpec,
+    owner_of_process,
+)
 from deployments.sandbox.system_calls import FilterOptions, system_call_filter
 
 PORT = 8000
 """The port of the sandbox's own loopback that leads to the service."""
 INIT = "/run/rollout/init.py"
-DEFAULT_MEMORY_MB, DEFAULT_STORAGE_MB = 2048, 1024
-MOST_PROCESSES, MOST_OPEN_FILES = 512, 4096
+DEFAULT_STORAGE_MB = 1024
+MOST_OPEN_FILES = 4096
 STARTS_WITHIN_S = 30.0
 ACCOUNTS = {
     "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",

@@ -4,8 +4,8 @@ The key is in `DAYTONA_API_KEY`.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -69,6 +69,8 @@ class DaytonaProvider(ShellProvider):
             "ttl_minutes": math.ceil(spec.lifetime_s / 60),
         }
         if spec.image is not None and spec.image.startswith(SNAPSHOT):
+            sizes = ("cpus", "memory_mb", "storage_mb")
+            spec.refuse_limits("a sandbox of a snapshot has the size of the one that it was taken of", *sizes)
             params: Any = CreateSandboxFromSnapshotParams(snapshot=spec.image, **common)
         else:
             gigabytes = [None if size is None else math.ceil(size / 1024) for size in (spec.memory_mb, spec.storage_mb)]
@@ -78,7 +80,7 @@ class DaytonaProvider(ShellProvider):
             params = CreateSandboxFromImageParams(image=image, resources=resources, **common)
         with translated():
             sandbox = await self.client.create(params, timeout=spec.build_timeout_s)
-        return DaytonaSandbox(self, sandbox.id, spec.workdir, sandbox)
+        return DaytonaSandbox(self, sandbox.id, spec, sandbox)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
@@ -110,11 +112,12 @@ class DaytonaSandbox(ShellSandbox):
         with translated():
             await self._handle.fs.upload_file(content, path)
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
+    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
+        """See `ShellSandbox.parts_of`."""
         with translated():
-            content: bytes = await self._handle.fs.download_file(path)
-            return content
+            async with aclosing(await self._handle.fs.download_file_stream(path)) as parts:
+                async for part in parts:
+                    yield part
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

@@ -2,6 +2,7 @@
 
 A folder is built as Docker builds it, once for each content; an image is used as it is, and never pulled here. The
 containers have the network of this machine, or that of `network`: commands in them reach the service at its address.
+One without a network has none at all. What the engine does not enforce is refused before a container is made.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers.interface import (
+    DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
+    MOST_PROCESSES,
     OWNER_LABEL,
     ExecResult,
     OutOfMemory,
@@ -30,17 +33,26 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     context_of,
     tar_of,
+    unreadable,
 )
 from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
 ANSWERS_WITHIN_S = 30.0
+MOST_ANSWER_BYTES = LARGEST_FILE_BYTES + MIB
+"""The largest file in its archive."""
 BETWEEN_CHECKS_S = 1.0
 KILLED = 128 + 9
+BOUNDED_BY = ("overlay2", "btrfs", "zfs")
+"""Storage drivers that bound a container's files, or refuse to. With containerd's the engine leaves the bound out."""
 CHECKS, CHECK_EVERY_S = 4, 0.2
 STARTED = f'mkdir -p {FOLDER}; echo $$ > "$1"; exec < "$2"; shift 2; exec "$@"'
 """The engine ends no command of a container, so each writes the id of its process group."""
+
+
+class AnswerTooLong(SandboxLost):
+    """An answer of the engine has more than `MOST_ANSWER_BYTES`, and was read no further."""
 
 
 class DockerProvider(LabelledProvider):
@@ -61,6 +73,8 @@ class DockerProvider(LabelledProvider):
         self._runtime = runtime
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
         self._building: dict[str, asyncio.Lock] = {}
+        self._engine: dict[str, Any] | None = None
+        """The engine's own description, once it was asked for."""
 
     @asynccontextmanager
     async def asked(
@@ -70,7 +84,8 @@ class DockerProvider(LabelledProvider):
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
             transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=httpx.Limits(max_connections=None))
-            client = self._clients[loop] = httpx.AsyncClient(transport=transport, base_url=API)
+            headers = {"accept-encoding": "identity"}
+            client = self._clients[loop] = httpx.AsyncClient(transport=transport, base_url=API, headers=headers)
         timeout = httpx.Timeout(ANSWERS_WITHIN_S, read=limit_s)
         try:
             async with client.stream(method, path, timeout=timeout, **options) as answer:
@@ -84,10 +99,10 @@ class DockerProvider(LabelledProvider):
         """The status and the content of an answer that is a success, or has one of the statuses in `also`.
 
         Raises:
-            SandboxLost: it has another status.
+            SandboxLost: it has another status, or is too long (`AnswerTooLong`).
         """
         async with self.asked(method, path, limit_s, **options) as answer:
-            body = await answer.aread()
+            body = await body_of(answer)
             if not (answer.is_success or answer.status_code in also):
                 raise SandboxLost(
                     f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}."
@@ -98,7 +113,10 @@ class DockerProvider(LabelledProvider):
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
         self.watched()
+        await self._refuse_unenforced(spec)
         image = spec.image or await self._built(spec)
+        if spec.storage_mb is not None:
+            await self._refuse_volumes(image, spec)
         name = f"rollout-{uuid4().hex}"
         creating = asyncio.ensure_future(self._created(name, image, spec))
         try:
@@ -107,21 +125,25 @@ class DockerProvider(LabelledProvider):
             # The engine may make it even so.
             await asyncio.shield(asyncio.ensure_future(self._removed_after(creating, name)))
             raise
-        return DockerSandbox(self, name, spec.workdir)
+        return DockerSandbox(self, name, spec)
 
     async def _created(self, name: str, image: str, spec: SandboxSpec) -> None:
+        memory = (spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
         host: dict[str, Any] = {
-            "NetworkMode": self.network,
+            "NetworkMode": self.network if spec.network else "none",
             "Init": False,
             "Binds": [f"{folder}:{folder}:ro" for folder in spec.read_only_folders],
             "SecurityOpt": ["no-new-privileges"],
+            "Memory": memory,
+            "MemorySwap": memory,
+            "PidsLimit": MOST_PROCESSES,
         }
         if self._runtime is not None:
             host["Runtime"] = self._runtime
-        if spec.memory_mb is not None:
-            host |= {"Memory": spec.memory_mb * MIB, "MemorySwap": spec.memory_mb * MIB}
         if spec.cpus is not None:
             host["NanoCpus"] = round(spec.cpus * 1e9)
+        if spec.storage_mb is not None:
+            host["StorageOpt"] = {"size": f"{spec.storage_mb}m"}
         body = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
@@ -131,10 +153,35 @@ class DockerProvider(LabelledProvider):
             "HostConfig": host,
             **({"WorkingDir": spec.workdir} if spec.workdir is not None else {}),
         }
-        status, answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, json=body)
+        status, answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, 500, json=body)
+        if status in (400, 500) and b"storage-opt" in dumped(answer):
+            spec.refuse_limits(f"the Docker engine at {self._socket} bounds no files: {answer}", "storage_mb")
+        if status == httpx.codes.INTERNAL_SERVER_ERROR:
+            raise SandboxLost(f"The Docker engine made no container of {image}: {answer}.")
         if status in (400, 404):
             raise SandboxRefused(f"The Docker engine cannot make a container of {image}: {answer}.")
         await self.call("POST", f"/containers/{name}/start")
+
+    async def _refuse_unenforced(self, spec: SandboxSpec) -> None:
+        """Raises `SandboxRefused` for what the engine would leave out in silence."""
+        if self._engine is None:
+            _, self._engine = await self.call("GET", "/info")
+        limits = {"MemoryLimit": "memory", "PidsLimit": "processes"}
+        if missing := [limit for name, limit in limits.items() if not self._engine.get(name)]:
+            raise SandboxRefused(
+                f"The Docker engine at {self._socket} bounds no {' and no '.join(missing)} of a container: give it the "
+                "controllers of control groups, or use the provider local."
+            )
+        if (driver := self._engine.get("Driver")) not in BOUNDED_BY:
+            reason = f"the storage driver {driver} of the Docker engine at {self._socket} bounds no files"
+            spec.refuse_limits(f"{reason} ({', '.join(BOUNDED_BY)} do)", "storage_mb")
+
+    async def _refuse_volumes(self, image: str, spec: SandboxSpec) -> None:
+        """Raises `SandboxRefused` for an image with volumes, whose files are not the container's."""
+        status, found = await self.call("GET", f"/images/{image}/json", 404)
+        volumes = None if status == httpx.codes.NOT_FOUND else (found.get("Config") or {}).get("Volumes")
+        if volumes:
+            spec.refuse_limits(f"it bounds no files of the volumes of {image}, {', '.join(volumes)}", "storage_mb")
 
     async def _removed_after(self, creating: "asyncio.Future[None]", name: str) -> None:
         await asyncio.wait([creating])
@@ -237,7 +284,7 @@ class DockerSandbox(LabelledSandbox):
         start, pending = {"Detach": False, "Tty": False}, bytearray()
         async with self._provider.asked("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
             if not answer.is_success:
-                raise SandboxLost(f"The command was not started: {(await answer.aread())[:500]!r}.")
+                raise SandboxLost(f"The command was not started: {(await body_of(answer))[:500]!r}.")
             async for part in answer.aiter_raw():
                 pending += part
                 while len(pending) >= 8 and len(pending) >= 8 + (length := struct.unpack(">I", pending[4:8])[0]):
@@ -273,17 +320,22 @@ class DockerSandbox(LabelledSandbox):
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
         # The end of a link is not followed by the engine.
-        status, content = await self._call("GET", "/archive", 400, params={"path": path})
+        try:
+            status, content = await self._call("GET", "/archive", 400, params={"path": path})
+        except AnswerTooLong as error:
+            raise unreadable(path) from error
         if status == httpx.codes.NOT_FOUND:
             return None
-        if status != httpx.codes.OK or len(content) > LARGEST_FILE_BYTES + MIB:
-            raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            member = archive.next()
-            file = None if member is None or not member.isreg() else archive.extractfile(member)
-            if file is None:
-                raise SandboxRefused(f"{path} cannot be read: it is not a file.")
-            return file.read()
+        if status != httpx.codes.OK:
+            raise unreadable(path)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                member = archive.next()
+        except tarfile.TarError as error:
+            raise SandboxLost(f"The engine's archive of {path} cannot be read: {error}.") from error
+        if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
+            raise unreadable(path)
+        return bytes(content[member.offset_data : member.offset_data + member.size])
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
@@ -292,6 +344,16 @@ class DockerSandbox(LabelledSandbox):
             "POST", "/commit", params={"container": self.id, "repo": "rollout-snapshot", "tag": tag}
         )
         return f"rollout-snapshot:{tag}"
+
+
+async def body_of(answer: httpx.Response) -> bytes:
+    """The content of an answer. Raises `AnswerTooLong`."""
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MOST_ANSWER_BYTES:
+            raise AnswerTooLong(f"The Docker engine answers with more than {MOST_ANSWER_BYTES} bytes.")
+    return bytes(body)
 
 
 def dumped(answer: object) -> bytes:

@@ -6,7 +6,7 @@ A folder becomes a template, once for each content.
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from e2b import AsyncSandbox, AsyncTemplate, Template
@@ -34,6 +34,10 @@ SNAPSHOT = "snapshot:"
 NO_LIMIT = 0
 
 
+def is_snapshot(spec: SandboxSpec) -> bool:
+    return spec.image is not None and spec.image.startswith(SNAPSHOT)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """The SDK's exceptions as those of the interface."""
@@ -55,6 +59,11 @@ class E2bProvider(ShellProvider):
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
         self.refuse_folders(spec)
+        spec.refuse_limits("E2B gives no sandbox a disk of its own size", "storage_mb")
+        if is_snapshot(spec):
+            spec.refuse_limits(
+                "a sandbox of a snapshot has the size of the one that it was taken of", "cpus", "memory_mb"
+            )
         self.watched()
         with translated():
             sandbox = await AsyncSandbox.create(
@@ -64,11 +73,11 @@ class E2bProvider(ShellProvider):
                 envs=dict(spec.environment),
                 allow_internet_access=spec.network,
             )
-        return E2bSandbox(self, sandbox.sandbox_id, spec.workdir, sandbox)
+        return E2bSandbox(self, sandbox.sandbox_id, spec, sandbox)
 
     async def _template(self, spec: SandboxSpec) -> str:
-        if spec.image is not None and spec.image.startswith(SNAPSHOT):
-            return spec.image.removeprefix(SNAPSHOT)
+        if is_snapshot(spec):
+            return str(spec.image).removeprefix(SNAPSHOT)
         if spec.folder is not None:
             content = await context_of(spec.folder)
         else:
@@ -123,10 +132,12 @@ class E2bSandbox(ShellSandbox):
         with translated():
             await self._handle.files.write(path, content, user="root")
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
+    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
+        """See `ShellSandbox.parts_of`."""
         with translated():
-            return bytes(await self._handle.files.read(path, format="bytes", user="root"))
+            async with await self._handle.files.read(path, format="stream", user="root") as parts:
+                async for part in parts:
+                    yield part
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

@@ -23,10 +23,17 @@ OWNER_LABEL = "rollout-owner"
 """The label whose value names the process that created a sandbox."""
 LARGEST_OUTPUT_BYTES = MIB
 LARGEST_FILE_BYTES = 64 * MIB
+DEFAULT_MEMORY_MB, MOST_PROCESSES = 2048, 512
+"""Bounds of a sandbox beside the service: memory where its task names none, and processes, threads included."""
 
 
 class SandboxRefused(ValueError):
     """A sandbox cannot be made as it is asked for, however often one tries. The message says what, and what to do."""
+
+
+def unreadable(path: str) -> SandboxRefused:
+    """The refusal of what `read_file` does not read."""
+    return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
 
 
 class ProviderUnusable(Exception):
@@ -57,7 +64,7 @@ class SandboxSpec:
     memory_mb: int | None = None
     storage_mb: int | None = None
     network: bool = False
-    """Whether it reaches more than the service."""
+    """Whether it reaches more than the service. Without one only a sandbox of `local` reaches that, by `reach`."""
     read_only_folders: tuple[str, ...] = ()
     """Absolute paths of this machine, which commands see at the same place, to read."""
     build_timeout_s: float = 600.0
@@ -72,6 +79,14 @@ class SandboxSpec:
             )
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise SandboxRefused(f"workdir must be an absolute path, got {self.workdir!r}.")
+
+    def refuse_limits(self, reason: str, *names: str) -> None:
+        """Raises `SandboxRefused` for the first of the limits that is given; `reason` says why none bounds anything."""
+        for name in names:
+            if (given := getattr(self, name)) is not None:
+                raise SandboxRefused(
+                    f"{name} is {given:g}, and {reason}: leave {name} out, or use a provider that bounds it."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,8 @@ class RunningSandbox(Protocol):
     async def read_file(self, path: str) -> bytes | None:
         """The content of the file at the absolute path, at most `LARGEST_FILE_BYTES`; None if there is no such file.
 
+        Of a larger one not much more than that is read.
+
         Raises:
             SandboxRefused: it is larger, or not a file.
         """
@@ -137,7 +154,11 @@ class RunningSandbox(Protocol):
         ...
 
     async def reach(self, base_url: str) -> str:
-        """The address at which commands in the sandbox reach the service at `base_url`, for the rest of its life."""
+        """The address at which commands in the sandbox reach the service at `base_url`, for the rest of its life.
+
+        Raises:
+            SandboxRefused: the sandbox has no network, and reaches the service by nothing else.
+        """
         ...
 
     async def destroy(self) -> None:
@@ -160,7 +181,7 @@ class SandboxProvider(Protocol):
         """Returns when commands can run. Cancelling the call leaves nothing behind.
 
         Raises:
-            SandboxRefused: it cannot be made.
+            SandboxRefused: it cannot be made, or a limit of it cannot be enforced.
             SandboxLost: it was not made now; another try may succeed.
         """
         ...

@@ -5,18 +5,22 @@ label are added. A cluster builds no folders. A node enforces the pods' network 
 """
 
 import asyncio
-import base64
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 from uuid import uuid4
 
 import yaml
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.launch import HeldFds
 from deployments.sandbox.providers.interface import (
+    DEFAULT_MEMORY_MB,
+    LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
@@ -31,7 +35,7 @@ ANSWERS_WITHIN_S = 60.0
 NO_SUCH_POD = "NotFound"
 BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 POLL_S = 1.0
-PART_BYTES = 512 * 1024
+CHUNK_BYTES = 65536
 
 
 class KubernetesProvider(ShellProvider):
@@ -51,18 +55,38 @@ class KubernetesProvider(ShellProvider):
         if template is not None:
             self._template = yaml.safe_load(Path(template).read_text(encoding="utf-8"))
 
-    async def call(self, *arguments: str, stdin: bytes = b"", limit_s: float | None = ANSWERS_WITHIN_S) -> ExecResult:
-        """Runs `kubectl`. Cancelling the call ends it. Raises `SandboxLost` if it does not answer in time."""
+    async def call(
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        limit_s: float | None = ANSWERS_WITHIN_S,
+        most_bytes: int | None = None,
+    ) -> ExecResult:
+        """Runs `kubectl`. Cancelling the call ends it.
+
+        Args:
+            most_bytes: of each output, the last of which are kept; None for all of what the cluster itself says.
+
+        Raises:
+            SandboxLost: it does not answer in time.
+        """
         # In a thread: see `start_process` of `deployments/agents/command_program.py`.
         started: list[subprocess.Popen[bytes]] = []
 
-        def run() -> tuple[int, bytes, bytes]:
-            with subprocess.Popen(
-                [*self._kubectl, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            ) as process:
+        def run() -> tuple[int, bytearray, bytearray]:
+            argv, out, err = [*self._kubectl, *arguments], bytearray(), bytearray()
+            with (
+                HeldFds() as held,
+                subprocess.Popen(
+                    argv, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                ) as process,
+            ):
                 started.append(process)
-                out, err = process.communicate(stdin)
-                return process.returncode, out, err
+                beside = Thread(target=read_last, args=(process.stderr, err, most_bytes))
+                beside.start()
+                read_last(process.stdout, out, most_bytes)
+                beside.join()
+                return process.wait(), out, err
 
         running = asyncio.ensure_future(asyncio.to_thread(run))
         try:
@@ -93,7 +117,10 @@ class KubernetesProvider(ShellProvider):
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
             )
         if not spec.network:
-            raise SandboxRefused("The provider kubernetes cannot take the network from one pod: use another provider.")
+            raise SandboxRefused(
+                "network_mode is no-network, and the provider kubernetes cannot take the network from one pod: use "
+                "another provider."
+            )
         self.watched()
         name = f"rollout-{uuid4().hex[:20]}"
         try:
@@ -102,18 +129,21 @@ class KubernetesProvider(ShellProvider):
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
             raise
-        return KubernetesSandbox(self, name, spec.workdir)
+        return KubernetesSandbox(self, name, spec)
 
     def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         manifest = json.loads(json.dumps(self._template)) or {}
         pod = manifest.setdefault("spec", {})
         containers = pod.setdefault("containers", [{}])
-        limits = {
+        asked = {
             "cpu": None if spec.cpus is None else str(spec.cpus),
             "memory": None if spec.memory_mb is None else f"{spec.memory_mb}Mi",
             "ephemeral-storage": None if spec.storage_mb is None else f"{spec.storage_mb}Mi",
         }
-        given = {key: value for key, value in limits.items() if value is not None}
+        given = {key: value for key, value in asked.items() if value is not None}
+        resources = containers[0].get("resources") or {}
+        requests, limits = ({**(resources.get(name) or {}), **given} for name in ("requests", "limits"))
+        limits.setdefault("memory", requests.get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
         containers[0] |= {
             "name": CONTAINER,
             "image": spec.image,
@@ -122,7 +152,7 @@ class KubernetesProvider(ShellProvider):
                 *containers[0].get("env", []),
                 *({"name": key, "value": value} for key, value in spec.environment.items()),
             ],
-            **({"resources": {"limits": given, "requests": given}} if given else {}),
+            "resources": {**resources, "requests": requests, "limits": limits},
         }
         pod |= {"restartPolicy": "Never", "activeDeadlineSeconds": round(spec.lifetime_s)}
         pod.setdefault("automountServiceAccountToken", False)
@@ -163,7 +193,7 @@ class KubernetesSandbox(ShellSandbox):
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
         """See `ShellSandbox.run_shell`. `kubectl` exits with the code of the command, and with 1 if it fails itself."""
         argv = ["exec", "-i", self.id, "-c", CONTAINER, "--", "sh", "-c", line]
-        done = await self._provider.call(*argv, stdin=stdin, limit_s=None)
+        done = await self._provider.call(*argv, stdin=stdin, limit_s=None, most_bytes=LARGEST_OUTPUT_BYTES)
         if (done.exit_code != 0 and "Error from server" in done.stderr) or done.exit_code == 137:
             state = await self._provider.call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
             if state.stdout != "Running":
@@ -179,12 +209,11 @@ class KubernetesSandbox(ShellSandbox):
         if done.exit_code != 0:
             raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
-        content = b""
-        while True:
-            line = f"tail -c +{len(content) + 1} '{path}' | head -c {PART_BYTES} | base64"
-            part = base64.b64decode((await self.run_shell(line, None)).stdout)
-            content += part
-            if len(part) < PART_BYTES:
-                return content
+
+def read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
+    """Reads a pipe to its end, and keeps so many of its last bytes."""
+    assert pipe is not None
+    while part := os.read(pipe.fileno(), CHUNK_BYTES):
+        kept += part
+        if most_bytes is not None:
+            del kept[:-most_bytes]

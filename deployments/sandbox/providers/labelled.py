@@ -25,6 +25,8 @@ from deployments.sandbox.providers.interface import (
     ProviderUnusable,
     RunningSandbox,
     SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
     is_dead,
     owner_of_process,
 )
@@ -111,11 +113,11 @@ class LabelledSandbox(RunningSandbox):
     Each command writes its process to a file before it begins, and reads its stdin from another one.
     """
 
-    def __init__(self, provider: LabelledProvider, sandbox_id: str, workdir: str | None, handle: Any = None) -> None:
+    def __init__(self, provider: LabelledProvider, sandbox_id: str, spec: SandboxSpec, handle: Any = None) -> None:
         """`handle` is the object of an SDK for the sandbox, if it has one."""
         self._provider = provider
         self._id = sandbox_id
-        self._workdir = workdir
+        self._spec = spec
         self._handle = handle
 
     @property
@@ -155,6 +157,11 @@ class LabelledSandbox(RunningSandbox):
 
     async def reach(self, base_url: str) -> str:
         """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
+        if not self._spec.network:
+            raise SandboxRefused(
+                f"network_mode is no-network, and a command in a sandbox of {self._provider.name} reaches {base_url} "
+                "by its network: use the provider local, or call the service from outside of the sandbox."
+            )
         return base_url
 
     async def destroy(self) -> None:

@@ -20,8 +20,9 @@ from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import HeldFds
 from deployments.sandbox.local import NoUserIdLeft
 from deployments.sandbox.programs.relay import forward_connection
-from deployments.sandbox.providers.bubblewrap import DEFAULT_MEMORY_MB, PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
+from deployments.sandbox.providers.bubblewrap import PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
 from deployments.sandbox.providers.interface import (
+    DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,
@@ -239,14 +240,14 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
-        content = b""
+        content = bytearray()
         async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
             while (frame := await read_frame(reader))[0] != b"x":
                 content += frame[1]
         answer = json.loads(frame[1])
         if problem := answer.get("error"):
             raise SandboxRefused(f"{path} cannot be read: {problem}.")
-        return None if answer.get("missing") else content
+        return None if answer.get("missing") else bytes(content)
 
     async def pack(self, archive: Path) -> None:
         """Writes the files of the sandbox's own to a tar archive."""

@@ -4,7 +4,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from modal.exception import Error, ImageBuildError, InvalidError, NotFoundError
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
+    LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
@@ -50,6 +51,7 @@ class ModalProvider(ShellProvider):
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
         self.refuse_folders(spec)
+        spec.refuse_limits("Modal gives no sandbox a disk of its own size", "storage_mb")
         self.watched()
         with translated():
             if spec.folder is not None:
@@ -64,11 +66,12 @@ class ModalProvider(ShellProvider):
                 tags={OWNER_LABEL: self.owner},
                 env=dict(spec.environment),
                 timeout=math.ceil(spec.lifetime_s),
-                cpu=spec.cpus,
-                memory=spec.memory_mb,
+                # A number alone is what Modal reserves; the second one of a pair is the limit.
+                cpu=None if spec.cpus is None else (spec.cpus, spec.cpus),
+                memory=None if spec.memory_mb is None else (spec.memory_mb, spec.memory_mb),
                 block_network=not spec.network,
             )
-        return ModalSandbox(self, sandbox.object_id, spec.workdir, sandbox)
+        return ModalSandbox(self, sandbox.object_id, spec, sandbox)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
@@ -94,7 +97,7 @@ class ModalSandbox(ShellSandbox):
         with translated():
             process = await self._handle.exec.aio("sh", "-c", line, timeout=limit)
             stdout, stderr, code = await asyncio.gather(
-                process.stdout.read.aio(), process.stderr.read.aio(), process.wait.aio()
+                last_of(process.stdout), last_of(process.stderr), process.wait.aio()
             )
         return ExecResult(code, stdout, stderr)
 
@@ -103,15 +106,18 @@ class ModalSandbox(ShellSandbox):
         with translated():
             await self._handle.filesystem.write_bytes.aio(content, path)
 
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
-        with translated():
-            content: bytes = await self._handle.filesystem.read_bytes.aio(path)
-            return content
-
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         with translated():
             image = await self._handle.snapshot_filesystem.aio()
             name: str = image.object_id
             return name
+
+
+async def last_of(stream: AsyncIterable[str]) -> str:
+    """The last `LARGEST_OUTPUT_BYTES` of a stream."""
+    kept = bytearray()
+    async for part in stream:
+        kept += part.encode(errors="replace")
+        del kept[:-LARGEST_OUTPUT_BYTES]
+    return kept.decode(errors="replace")

@@ -4,7 +4,6 @@
 
 import asyncio
 import math
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -60,7 +59,10 @@ class PrimeProvider(ShellProvider):
         if spec.image is None:
             raise SandboxRefused("The provider prime builds no folders: push the image, and name it in docker_image.")
         if not spec.network:
-            raise SandboxRefused("The provider prime makes no sandboxes without a network here: use another one.")
+            raise SandboxRefused(
+                "network_mode is no-network, and the provider prime makes no sandboxes without a network here: use "
+                "another provider."
+            )
         self.watched()
         fields: dict[str, Any] = {
             "name": f"rollout-{uuid4().hex}",
@@ -71,6 +73,7 @@ class PrimeProvider(ShellProvider):
             "labels": [f"{OWNER_LABEL}={self.owner}"],
         }
         if spec.image.startswith(CHECKPOINT):
+            spec.refuse_limits("a sandbox of a checkpoint has the disk of the one that it was taken of", "storage_mb")
             fields["checkpoint_id"] = spec.image.removeprefix(CHECKPOINT)
         else:
             disk_gb = None if spec.storage_mb is None else spec.storage_mb / 1024
@@ -82,7 +85,7 @@ class PrimeProvider(ShellProvider):
             except BaseException:
                 await asyncio.shield(asyncio.ensure_future(self.removed_or_left(sandbox.id)))
                 raise
-        return PrimeSandbox(self, sandbox.id, spec.workdir)
+        return PrimeSandbox(self, sandbox.id, spec)
 
     async def owned(self) -> dict[str, str | None]:
         """See `LabelledProvider.owned`."""
@@ -120,13 +123,6 @@ class PrimeSandbox(ShellSandbox):
         """See `LabelledSandbox.put`."""
         with translated():
             await self._provider.client.upload_bytes(self.id, path, content, Path(path).name)
-
-    async def get(self, path: str) -> bytes:
-        """See `ShellSandbox.get`."""
-        with tempfile.TemporaryDirectory() as folder, translated():
-            local = Path(folder) / "file"
-            await self._provider.client.download_file(self.id, path, str(local))
-            return await asyncio.to_thread(local.read_bytes)
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""

@@ -1,25 +1,33 @@
 """Sandboxes of which a provider gives little more than a shell: commands, files and their ends by what a shell can do.
 
-A module of such a provider adds three calls: run a line of shell, put a file, get a file.
+A module of such a provider adds two calls: run a line of shell, put a file. It may add a third, which gets one.
 """
 
+import base64
+import binascii
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from uuid import uuid4
 
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
+    LARGEST_OUTPUT_BYTES,
     ExecResult,
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
     tar_of,
+    unreadable,
 )
 from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 
 MISSING, NOT_A_FILE = 44, 45
 CALLS_OF_OURS_S = 120.0
+PART_BYTES = 512 * 1024
+LONGEST_SIZE = 18
+"""Digits."""
 
 
 class ShellProvider(LabelledProvider):
@@ -47,9 +55,22 @@ class ShellSandbox(LabelledSandbox):
             SandboxLost: the sandbox is gone, or does not answer.
         """
 
-    @abstractmethod
-    async def get(self, path: str) -> bytes:
-        """Reads a file that is there. Raises `SandboxLost`."""
+    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Reads a file that is there. Raises `SandboxLost` or `SandboxRefused`."""
+        position, quoted = 0, shlex.quote(path)
+        while True:
+            line = f"tail -c +{position + 1} {quoted} | head -c {PART_BYTES} | base64"
+            done = await self.run_shell(line, CALLS_OF_OURS_S)
+            try:
+                part = base64.b64decode(done.stdout)
+            except (binascii.Error, ValueError) as error:
+                raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
+            if done.exit_code != 0:
+                raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
+            yield part
+            if len(part) < PART_BYTES:
+                return
+            position += len(part)
 
     async def exec(
         self,
@@ -63,12 +84,13 @@ class ShellSandbox(LabelledSandbox):
         """See `RunningSandbox.exec`."""
         path, stdin_path = await self.with_stdin(stdin)
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
-        folder = cwd or self._workdir
+        folder = cwd or self._spec.workdir
         line = f"mkdir -p {FOLDER}; echo $$ > {path}; "
         line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
         line += f"exec {shlex.join(['env', *variables, *argv])} < {stdin_path}"
         async with self.ended_early(path, timeout_s):
-            return await self.run_shell(line, timeout_s)
+            done = await self.run_shell(line, timeout_s)
+        return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
 
     async def kill(self, path: str) -> None:
         """See `LabelledSandbox.kill`. Its process alone."""
@@ -89,10 +111,27 @@ class ShellSandbox(LabelledSandbox):
         found = await self.run_shell(line, CALLS_OF_OURS_S)
         if found.exit_code == MISSING:
             return None
-        if found.exit_code != 0 or int(found.stdout) > LARGEST_FILE_BYTES:
-            raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
-        return await self.get(path)
+        size = found.stdout.strip()[:LONGEST_SIZE]
+        if found.exit_code != 0 or not size.isdecimal() or int(size) > LARGEST_FILE_BYTES:
+            raise unreadable(path)
+        # It may grow until it is read.
+        content = bytearray()
+        async with aclosing(self.parts_of(path)) as parts:
+            async for part in parts:
+                content += part
+                if len(content) > LARGEST_FILE_BYTES:
+                    raise unreadable(path)
+        if len(content) < int(size):
+            raise SandboxRefused(f"{path} cannot be read: {len(content)} of its {size} bytes came out of the sandbox.")
+        return bytes(content)
 
     async def snapshot(self) -> str:
         """See `RunningSandbox.snapshot`."""
         raise SandboxRefused(f"The provider {self._provider.name} makes no snapshots.")
+
+
+def end_of(text: str) -> str:
+    """The last `LARGEST_OUTPUT_BYTES` of an output."""
+    if len(text) * 4 <= LARGEST_OUTPUT_BYTES:
+        return text
+    return text.encode(errors="replace")[-LARGEST_OUTPUT_BYTES:].decode(errors="replace")

@@ -70,6 +70,9 @@ def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) 
         ('[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode is separate"),
         ('[verifier]\nnetwork_mode = "public"', "verifier.network_mode differs"),
         ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec: Input should be greater than 0"),
+        ("[environment]\ncpus = 0", "environment.cpus: Input should be greater than 0"),
+        ("[environment]\nmemory_mb = 0", "environment.memory_mb: Input should be greater than 0"),
+        ("[environment]\nstorage_mb = -1", "environment.storage_mb: Input should be greater than 0"),
         ("[verifier", "is not a task"),
     ],
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.bubblewrap import MOST_PROCESSES, Processors
+from deployments.sandbox.providers.bubblewrap import Processors
 from deployments.sandbox.providers.interface import (
+    MOST_PROCESSES,
     ExecResult,
     OutOfMemory,
     ProviderUnusable,

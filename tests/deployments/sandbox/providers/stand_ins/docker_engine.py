@@ -23,9 +23,10 @@ from starlette.routing import Route
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecResult, SandboxRefused
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, Gone, world
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, Gone, world
 
 KILLED = 137
+INFO = {"Driver": "overlay2", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True}
 
 
 @dataclass
@@ -41,6 +42,12 @@ class Engine:
     containers: dict[str, Container] = field(default_factory=dict)
     execs: dict[str, tuple[Container, dict[str, Any]]] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
+    volumes: dict[str, Any] = field(default_factory=dict)
+    has_quotas: bool = True
+
+    async def about(self, _request: Request) -> Response:
+        return JSONResponse(self.info)
 
     def of(self, request: Request) -> Container:
         """Raises `Gone`."""
@@ -52,7 +59,11 @@ class Engine:
 
     async def image(self, request: Request) -> Response:
         is_known = request.path_params["name"] in self.images
-        return JSONResponse({}) if is_known else message(404, f"No such image: {request.path_params['name']}")
+        return (
+            JSONResponse({"Config": {"Volumes": self.volumes or None}})
+            if is_known
+            else message(404, f"No such image: {request.path_params['name']}")
+        )
 
     async def build(self, request: Request) -> Response:
         folder = world().folder / uuid4().hex
@@ -71,7 +82,9 @@ class Engine:
         config = await request.json()
         if config["Image"] not in self.images:
             return message(404, f"No such image: {config['Image']}")
-        assert config["HostConfig"]["NetworkMode"] == "host"
+        ASKED.append(config["HostConfig"])
+        if "StorageOpt" in config["HostConfig"] and not self.has_quotas:
+            return message(500, "--storage-opt is supported only for overlay over xfs with 'pquota' mount option")
         name = request.query_params["name"]
         self.containers[name] = Container(name, config)
         return JSONResponse({"Id": name}, 201)
@@ -172,10 +185,11 @@ async def no_such_container(_request: Request, error: Exception) -> Response:
 
 
 @asynccontextmanager
-async def engine(socket: Path) -> AsyncIterator[None]:
+async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[None]:
     """Answers at the socket within the block."""
-    stand_in = Engine()
+    stand_in = stand_in or Engine()
     routes = [
+        Route("/info", stand_in.about),
         Route("/images/{name:path}/json", stand_in.image),
         Route("/build", stand_in.build, methods=["POST"]),
         Route("/commit", stand_in.commit, methods=["POST"]),

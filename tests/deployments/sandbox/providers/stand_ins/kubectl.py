@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.deployments.sandbox.providers.stand_ins.world import Gone, NoSuchImage, world
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, Gone, NoSuchImage, world
 
 PROGRAM = """#!{python}
 import base64, json, socket, sys
@@ -60,6 +60,7 @@ class Cluster:
     async def _create(self, manifest: dict[str, Any]) -> Answer:
         name, [container] = manifest["metadata"]["name"], manifest["spec"]["containers"]
         assert (manifest["apiVersion"], manifest["kind"], manifest["spec"]["restartPolicy"]) == ("v1", "Pod", "Never")
+        ASKED.append(container["resources"])
         state: dict[str, Any] = {"ready": True, "state": {"running": {}}}
         try:
             variables = {each["name"]: each["value"] for each in container["env"]}

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ASYNC109 - the names are those of the SDKs
+# ruff: noqa: ASYNC109 - the names are those of the SDKs
 """Modules in the place of `e2b`, `daytona`, `modal` and `prime_sandboxes`.
 
 They have the names, arguments, answers and exceptions of e2b 2.63, daytona 0.226, modal 1.6 and prime-sandboxes 0.5
@@ -8,6 +8,7 @@ that `deployments/sandbox/providers/` uses, as their sources have them. Nothing 
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from deployments.sandbox.providers.interface import SandboxRefused
-from tests.deployments.sandbox.providers.stand_ins.world import Gone, NoSuchImage, world
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, Gone, NoSuchImage, world
 
 
 def module(name: str, **names: Any) -> ModuleType:
@@ -69,7 +70,7 @@ def e2b() -> dict[str, ModuleType]:
         async def build(
             template: Template, name: str, *, cpu_count: int | None = None, memory_mb: int | None = None
         ) -> None:
-            assert (cpu_count is None, memory_mb is None) == (True, True)
+            ASKED.append({"cpu_count": cpu_count, "memory_mb": memory_mb})
             try:
                 probe = await world().create(template.source, {}, {})
             except (NoSuchImage, SandboxRefused) as error:
@@ -106,9 +107,9 @@ def e2b() -> dict[str, ModuleType]:
             assert user == "root"
             await world().put(self._id, path, data)
 
-        async def read(self, path: str, format: str, user: str) -> bytearray:
-            assert (format, user) == ("bytes", "root")
-            return bytearray(await world().get(self._id, path))
+        async def read(self, path: str, format: str, user: str) -> Any:
+            assert (format, user) == ("stream", "root")
+            return aclosing(world().parts(self._id, path))
 
     class AsyncSandbox:
         def __init__(self, sandbox_id: str) -> None:
@@ -125,7 +126,7 @@ def e2b() -> dict[str, ModuleType]:
             allow_internet_access: bool,
         ) -> "AsyncSandbox":
             assert isinstance(timeout, int)
-            assert isinstance(allow_internet_access, bool)
+            ASKED.append({"allow_internet_access": allow_internet_access})
             return cls(await world().create(templates.get(template, template), envs, metadata))
 
         @staticmethod
@@ -188,9 +189,9 @@ def daytona() -> dict[str, ModuleType]:
 
     @dataclass
     class Resources:
-        cpu: int | None
-        memory: int | None
-        disk: int | None
+        cpu: int | None = None
+        memory: int | None = None
+        disk: int | None = None
 
     class Image:
         @staticmethod
@@ -215,8 +216,8 @@ def daytona() -> dict[str, ModuleType]:
         async def upload_file(self, file: bytes, remote_path: str) -> None:
             await world().put(self._id, remote_path, file)
 
-        async def download_file(self, remote_path: str) -> bytes:
-            return await world().get(self._id, remote_path)
+        async def download_file_stream(self, remote_path: str) -> AsyncIterator[bytes]:
+            return world().parts(self._id, remote_path)
 
     class Sandbox:
         def __init__(self, sandbox_id: str, labels: dict[str, str]) -> None:
@@ -229,6 +230,9 @@ def daytona() -> dict[str, ModuleType]:
     class AsyncDaytona:
         async def create(self, params: Any, *, timeout: float) -> Sandbox:
             assert timeout > 0
+            ASKED.append(
+                {"network_block_all": params.network_block_all, **vars(getattr(params, "resources", Resources()))}
+            )
             source = params.snapshot if isinstance(params, CreateSandboxFromSnapshotParams) else params.image
             try:
                 return Sandbox(await world().create(source, params.env_vars, params.labels), params.labels)
@@ -292,9 +296,13 @@ def modal() -> dict[str, ModuleType]:
     class Process:
         def __init__(self, sandbox_id: str, line: str) -> None:
             self._running = asyncio.ensure_future(world().run(sandbox_id, line))
-            self.stdout = SimpleNamespace(read=aio(lambda: self._part("stdout")))
-            self.stderr = SimpleNamespace(read=aio(lambda: self._part("stderr")))
+            self.stdout, self.stderr = self._parts("stdout"), self._parts("stderr")
             self.wait = aio(lambda: self._part("exit_code"))
+
+        async def _parts(self, name: str) -> AsyncIterator[str]:
+            text = await self._part(name)
+            for start in range(0, len(text), 1000):
+                yield text[start : start + 1000]
 
         async def _part(self, name: str) -> Any:
             try:
@@ -310,9 +318,7 @@ def modal() -> dict[str, ModuleType]:
             self.get_tags = aio(self._get_tags)
             self.snapshot_filesystem = aio(self._snapshot)
             write = aio(lambda data, remote_path: world().put(sandbox_id, remote_path, data))
-            self.filesystem = SimpleNamespace(
-                write_bytes=write, read_bytes=aio(lambda remote_path: world().get(sandbox_id, remote_path))
-            )
+            self.filesystem = SimpleNamespace(write_bytes=write)
 
         async def _exec(self, *args: str, timeout: int | None) -> Process:
             assert args[:2] == ("sh", "-c")
@@ -339,10 +345,11 @@ def modal() -> dict[str, ModuleType]:
         tags: dict[str, str],
         env: dict[str, str],
         timeout: int,
-        cpu: float | None,
-        memory: int | None,
+        cpu: tuple[float, float] | None,
+        memory: tuple[int, int] | None,
         block_network: bool,
     ) -> Sandbox:
+        ASKED.append({"cpu": cpu, "memory": memory, "block_network": block_network})
         assert app.app_id == "ap-rollout-sandboxes"
         assert isinstance(timeout, int)
         try:
@@ -400,6 +407,7 @@ def prime() -> dict[str, ModuleType]:
 
         async def create(self, request: CreateSandboxRequest) -> Any:
             assert request.name.startswith("rollout-")
+            ASKED.append(vars(request))
             checkpoint = getattr(request, "checkpoint_id", None)
             try:
                 key = await world().create(checkpoint or request.docker_image, request.environment_vars, request.labels)
@@ -425,10 +433,6 @@ def prime() -> dict[str, ModuleType]:
                 await world().put(sandbox_id, file_path, file_bytes)
             except Gone as error:
                 raise SandboxNotRunningError(str(error)) from error
-
-        async def download_file(self, sandbox_id: str, file_path: str, local_file_path: str) -> None:
-            content = await world().get(sandbox_id, file_path)
-            await asyncio.to_thread(Path(local_file_path).write_bytes, content)
 
         async def checkpoint(self, sandbox_id: str) -> Any:
             return SimpleNamespace(id=await world().snapshot(sandbox_id, uuid4().hex))

@@ -70,6 +70,9 @@ class World:
         assert content is not None
         return content
 
+    async def parts(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
+        yield await self.get(sandbox_id, path)
+
     async def snapshot(self, sandbox_id: str, name: str) -> str:
         self.snapshots[name] = await self._sandbox(sandbox_id).snapshot()
         return name
@@ -114,6 +117,9 @@ class FarWorld:
         found = self.ask("labels").items()
         return {sandbox_id: Held(None, labels) for sandbox_id, labels in found}  # type: ignore[arg-type]
 
+    async def parts(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
+        yield await self.get(sandbox_id, path)
+
     def __getattr__(self, name: str) -> Any:
         return partial(asyncio.to_thread, self.ask, name)
 
@@ -135,6 +141,8 @@ async def reachable(folder: Path) -> AsyncIterator[Path]:
         yield folder / "world.sock"
 
 
+ASKED: list[dict[str, Any]] = []
+"""The limits that stand-ins were asked for, by the names that these have for them."""
 WORLDS: list[World] = []
 """The last one is the present one."""
 

@@ -1,0 +1,274 @@
+"""Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
+
+import asyncio
+import io
+import json
+import socket
+import struct
+import tarfile
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from deployments.sandbox.interface import MIB, SandboxLost
+from deployments.sandbox.programs.init import Frames, read
+from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
+from deployments.sandbox.providers.interface import (
+    LARGEST_FILE_BYTES,
+    LARGEST_OUTPUT_BYTES,
+    ExecResult,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
+from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine
+from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS
+from tests.deployments.sandbox.providers.test_contract import usable
+from tests.deployments.sandbox.providers.test_limits import Nowhere, provided
+
+PATH = "/logs/verifier/reward.json"
+REFUSED = f"^{PATH} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes"
+BUFFERED_BYTES = 8 * MIB
+"""Bytes that may be under way in sockets."""
+SPEC = SandboxSpec(image=KNOWN_IMAGE, network=True)
+
+
+def peak_of(work: Coroutine[Any, Any, Any]) -> int:
+    """The most bytes that Python has held at once for the work."""
+    tracemalloc.start()
+    try:
+        asyncio.run(work)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Archiving(Engine):
+    """An engine whose only file has a size. Counts what it sends of its archive."""
+
+    def __init__(self, kind: bytes, size: int) -> None:
+        super().__init__()
+        self.containers = {"x": Container("x", {})}
+        member = tarfile.TarInfo("reward.json")
+        member.type, member.size = kind, size
+        self.head, self.size, self.sent = member.tobuf(), size, 0
+
+    async def archive(self, request: Request) -> Response:
+        assert request.headers["accept-encoding"] == "identity"
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield self.head
+            while self.sent < self.size:
+                await asyncio.sleep(0)
+                self.sent += MIB
+                yield bytes(MIB)
+
+        return StreamingResponse(parts(), media_type="application/x-tar")
+
+
+async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
+    async with provided("docker", folder, engine) as provider:
+        assert isinstance(provider, DockerProvider)
+        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [(tarfile.REGTYPE, 3 * 2**30), (tarfile.REGTYPE, LARGEST_FILE_BYTES + 1), (tarfile.DIRTYPE, 2**40)],
+    ids=["a file", "one byte more", "a folder of many files"],
+)
+def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int, tmp_path: Path) -> None:
+    engine = Archiving(kind, size)
+
+    async def refused() -> None:
+        with pytest.raises(SandboxRefused, match=REFUSED):
+            await read_by_docker(engine, tmp_path)
+
+    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
+    assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
+
+
+def test_the_largest_file_is_read_from_docker(tmp_path: Path) -> None:
+    content = asyncio.run(read_by_docker(Archiving(tarfile.REGTYPE, LARGEST_FILE_BYTES), tmp_path))
+    assert content == bytes(LARGEST_FILE_BYTES)
+
+
+def test_an_archive_of_docker_that_is_none_is_a_lost_call(tmp_path: Path) -> None:
+    engine = Archiving(tarfile.REGTYPE, 0)
+    engine.head = b"x" * 512
+    with pytest.raises(SandboxLost, match=f"The engine's archive of {PATH} cannot be read"):
+        asyncio.run(read_by_docker(engine, tmp_path))
+
+
+class Scripted(ShellSandbox):
+    """A sandbox whose programs say what the test says: first a size, then parts in base64."""
+
+    def __init__(self, size: str, part: Callable[[int], ExecResult]) -> None:
+        super().__init__(None, "x", SPEC)  # type: ignore[arg-type]
+        self.size, self.part, self.parts = size, part, 0
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        if "wc -c" in line:
+            return ExecResult(0, self.size, "")
+        self.parts += 1
+        return self.part(self.parts)
+
+    async def put(self, path: str, content: bytes) -> None:
+        raise AssertionError
+
+
+FULL = ExecResult(0, "A" * (PART_BYTES // 3 * 4) + "AAA=", "")
+"""A part of `PART_BYTES` in base64."""
+
+
+def test_a_file_that_grows_while_a_shell_reads_it_is_read_to_the_bound_alone() -> None:
+    sandbox = Scripted("1", lambda _: FULL)
+    with pytest.raises(SandboxRefused, match=REFUSED):
+        asyncio.run(sandbox.read_file(PATH))
+    assert sandbox.parts == LARGEST_FILE_BYTES // PART_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "part", "sentence"),
+    [
+        (str(LARGEST_FILE_BYTES + 1), FULL, REFUSED),
+        ("9" * 5000, FULL, REFUSED),
+        ("many", FULL, REFUSED),
+        ("1", ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
+        ("1", ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
+        ("7", ExecResult(0, "", "sh: head: not found"), "cannot be read: 0 of its 7 bytes came out of the sandbox"),
+    ],
+)
+def test_programs_of_a_sandbox_that_say_something_else_give_no_file(size: str, part: ExecResult, sentence: str) -> None:
+    with pytest.raises(SandboxRefused, match=sentence):
+        asyncio.run(Scripted(size, lambda _: part).read_file(PATH))
+
+
+class Endless(Nowhere):
+    """Has files without an end, whose size is 1."""
+
+    sent = 0
+
+    async def run(self, _sandbox_id: str, _line: str, _stdin: bytes = b"") -> ExecResult:
+        return ExecResult(0, "1", "")
+
+    async def parts(self, _sandbox_id: str, _path: str) -> AsyncIterator[bytes]:
+        while True:
+            self.sent += MIB
+            yield bytes(MIB)
+
+
+@pytest.mark.parametrize("name", ["e2b", "daytona"])
+def test_a_stream_of_an_sdk_is_read_to_the_bound_alone(name: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with provided(name, tmp_path) as provider:
+            WORLDS.append(endless := Endless(tmp_path))
+            try:
+                sandbox = await provider.create(SPEC)
+                with pytest.raises(SandboxRefused, match=REFUSED):
+                    await sandbox.read_file(PATH)
+            finally:
+                WORLDS.pop()
+            assert endless.sent == LARGEST_FILE_BYTES + MIB
+
+    asyncio.run(run())
+
+
+def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nhead -c 200000000 /dev/zero; head -c 200000000 /dev/zero >&2; cat; echo end >&2\n")
+    program.chmod(0o755)
+    ended: list[ExecResult] = []
+
+    async def run() -> None:
+        sandbox = KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
+        ended.append(await sandbox.run_shell("true", None, b"given"))
+
+    assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
+    [done] = ended
+    assert (done.exit_code, len(done.stdout), len(done.stderr)) == (0, LARGEST_OUTPUT_BYTES, LARGEST_OUTPUT_BYTES)
+    assert (done.stdout[-7:], done.stderr[-5:]) == ("\0\0given", "\0end\n")
+
+
+@pytest.mark.parametrize("name", SDKS)
+def test_of_a_long_output_an_sdk_gives_the_last_bytes(name: str, tmp_path: Path) -> None:
+    class Talking(Nowhere):
+        async def run(self, _sandbox_id: str, _line: str, _stdin: bytes = b"") -> ExecResult:
+            return ExecResult(0, "é\n" * LARGEST_OUTPUT_BYTES + "end", "x" * LARGEST_OUTPUT_BYTES + "end")
+
+    async def run() -> ExecResult:
+        async with provided(name, tmp_path) as provider:
+            WORLDS.append(Talking(tmp_path))
+            try:
+                return await (await provider.create(SPEC)).exec(["true"])
+            finally:
+                WORLDS.pop()
+
+    done = asyncio.run(run())
+    assert len(done.stdout.encode()) == LARGEST_OUTPUT_BYTES
+    assert done.stdout.endswith("é\nend")
+    # Daytona's stderr takes the way of another command's stdout.
+    assert name == "daytona" or done.stderr == "x" * (LARGEST_OUTPUT_BYTES - 3) + "end"
+
+
+@pytest.mark.parametrize("text", ["", "é" * 1000, "\ud800" * LARGEST_OUTPUT_BYTES])
+def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
+    assert len(end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
+    assert end_of(text[:1000]) == text[:1000]
+
+
+def frames_of_reading(path: str, most_bytes: int) -> tuple[bytes, dict[str, Any]]:
+    """What the first process of a local sandbox answers: the content, and the end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asked = io.BytesIO(json.dumps({"path": path, "most_bytes": most_bytes}).encode() + b"\n")
+        read(io.BufferedReader(asked), Frames(theirs), "/")
+        theirs.shutdown(socket.SHUT_WR)
+        received, content = ours.makefile("rb"), b""
+        while (head := received.read(5))[:1] == b"o":
+            content += received.read(struct.unpack("<I", head[1:])[0])
+        return content, json.loads(received.read())
+
+
+def test_a_file_whose_size_says_nothing_is_not_cut_off_at_the_bound(tmp_path: Path) -> None:
+    length = len(Path("/proc/self/status").read_bytes())
+    assert frames_of_reading("/proc/self/status", 10)[1] == {"error": "it is not a file of at most 10 bytes"}
+    assert frames_of_reading("/proc/self/status", length + 100)[1] == {}
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"x" * 10)
+    assert frames_of_reading(str(whole), 10) == (b"x" * 10, {})
+    assert frames_of_reading(str(whole), 9) == (b"", {"error": "it is not a file of at most 9 bytes"})
+
+
+@pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
+def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian\n")
+
+    async def run() -> None:
+        provider = opened("local", {})
+        sandbox: RunningSandbox = await provider.create(SandboxSpec(folder=tmp_path))
+        try:
+            largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"
+            assert (await sandbox.exec(["sh", "-c", largest])).exit_code == 0
+            assert await sandbox.read_file(PATH) == bytes(LARGEST_FILE_BYTES)
+            for more in (f"echo >> {PATH}", f"rm {PATH}; truncate -s 1T {PATH}"):
+                assert (await sandbox.exec(["sh", "-c", more])).exit_code == 0
+                with pytest.raises(SandboxRefused, match=REFUSED):
+                    await sandbox.read_file(PATH)
+            await sandbox.write_files({PATH: SandboxFile(b"1")})
+            assert await sandbox.read_file(PATH) == b"1"
+        finally:
+            await sandbox.destroy()
+            provider.close()
+
+    asyncio.run(run())

@@ -1,0 +1,241 @@
+"""Limits of a sandbox: what a provider is asked for, or the sentence with which it refuses before anything is made.
+
+Those of `local` are held by `test_local_walls.py`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+from uuid import uuid4
+
+import pytest
+
+from deployments.sandbox.providers.interface import RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
+from deployments.sandbox.providers.opening import ProviderName, opened
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import INFO, Engine, engine
+from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
+from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, Held, World
+from tests.deployments.sandbox.providers.test_contract import forget
+from tests.paths import REPOSITORY
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "no-network": {"network": False},
+    "cpus": {"cpus": 1.5},
+    "memory_mb": {"memory_mb": 3000},
+    "storage_mb": {"storage_mb": 100},
+    "processes": {},
+}
+MIB = 2**20
+ENFORCED: dict[tuple[str, str], dict[str, Any]] = {
+    ("docker", "no-network"): {"NetworkMode": "none"},
+    ("docker", "cpus"): {"NanoCpus": 1_500_000_000, "NetworkMode": "host"},
+    ("docker", "memory_mb"): {"Memory": 3000 * MIB, "MemorySwap": 3000 * MIB},
+    ("docker", "storage_mb"): {"StorageOpt": {"size": "100m"}, "Memory": 2048 * MIB, "MemorySwap": 2048 * MIB},
+    ("docker", "processes"): {"PidsLimit": 512},
+    ("kubernetes", "cpus"): {
+        "limits": {"cpu": "1.5", "memory": "2048Mi"},
+        "requests": {"cpu": "1.5"},
+    },
+    ("kubernetes", "memory_mb"): {"limits": {"memory": "3000Mi"}, "requests": {"memory": "3000Mi"}},
+    ("kubernetes", "storage_mb"): {
+        "limits": {"ephemeral-storage": "100Mi", "memory": "2048Mi"},
+        "requests": {"ephemeral-storage": "100Mi"},
+    },
+    ("e2b", "no-network"): {"allow_internet_access": False},
+    ("e2b", "cpus"): {"cpu_count": 2, "memory_mb": None, "allow_internet_access": True},
+    ("e2b", "memory_mb"): {"cpu_count": None, "memory_mb": 3000},
+    ("daytona", "no-network"): {"network_block_all": True},
+    ("daytona", "cpus"): {"cpu": 2, "memory": None, "disk": None, "network_block_all": False},
+    ("daytona", "memory_mb"): {"cpu": None, "memory": 3, "disk": None},
+    ("daytona", "storage_mb"): {"cpu": None, "memory": None, "disk": 1},
+    ("modal", "no-network"): {"block_network": True},
+    ("modal", "cpus"): {"cpu": (1.5, 1.5), "memory": None, "block_network": False},
+    ("modal", "memory_mb"): {"cpu": None, "memory": (3000, 3000)},
+    ("prime", "cpus"): {"cpu_cores": 1.5},
+    ("prime", "memory_mb"): {"memory_gb": 3000 / 1024},
+    ("prime", "storage_mb"): {"disk_size_gb": 100 / 1024},
+}
+"""By provider and limit, what the provider was asked for."""
+REFUSED = {
+    ("kubernetes", "no-network"): "^network_mode is no-network, and the provider kubernetes .*: use another provider",
+    ("prime", "no-network"): "^network_mode is no-network, and the provider prime .*: use another provider",
+    (
+        "e2b",
+        "storage_mb",
+    ): "^storage_mb is 100, and E2B gives .*: leave storage_mb out, or use a provider that bounds it",
+    ("modal", "storage_mb"): "^storage_mb is 100, and Modal gives .*: leave storage_mb out, or use a provider that ",
+}
+NOT_OURS = {(name, "processes") for name in ("kubernetes", *SDKS)}
+"""No task names a number of processes: the cluster's and the companies' own bounds stand."""
+
+
+class Nowhere(World):
+    """Makes sandboxes that are names alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.held: dict[str, Held] = {}
+        self.snapshots = {}
+        self.folder = folder
+
+    async def create(self, _image: str | Path, _environment: dict[str, str], labels: Any) -> str:
+        name = uuid4().hex
+        self.held[name] = Held(None, labels)  # type: ignore[arg-type]
+        return name
+
+    async def destroy(self, sandbox_id: str) -> None:
+        del self.held[sandbox_id]
+
+
+@asynccontextmanager
+async def provided(
+    name: str, folder: Path, docker: Engine | None = None, template: str | None = None
+) -> AsyncIterator[SandboxProvider]:
+    """The provider before a stand-in that makes nothing. `ASKED` has what it is asked for within the block."""
+    async with AsyncExitStack() as closing:
+        WORLDS.append(Nowhere(folder))
+        closing.callback(WORLDS.pop)
+        closing.callback(ASKED.clear)
+        options: dict[str, Any] = {}
+        if name == "docker":
+            options = {"socket": str(folder / "docker.sock")}
+            await closing.enter_async_context(engine(folder / "docker.sock", docker))
+        elif name == "kubernetes":
+            options = {"kubectl": str(await closing.enter_async_context(cluster(folder))), "template": template}
+        else:
+            closing.callback(forget, name, installed(name))
+        provider = opened(name, options)
+        provider.watched = lambda: None  # type: ignore[attr-defined]
+        closing.callback(provider.close)
+        yield provider
+
+
+def asked_of(
+    name: str,
+    folder: Path,
+    work: Callable[[RunningSandbox], Awaitable[None]] | None = None,
+    image: str = KNOWN_IMAGE,
+    docker: Engine | None = None,
+    template: str | None = None,
+    **limits: Any,
+) -> dict[str, Any]:
+    """All that the provider was asked for one sandbox with the limits."""
+
+    async def run() -> dict[str, Any]:
+        async with provided(name, folder, docker, template) as provider:
+            sandbox = await provider.create(SandboxSpec(image=image, **{"network": True} | limits))
+            if work is not None:
+                await work(sandbox)
+            return {key: value for asked in ASKED for key, value in asked.items()}
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("name", "limit"), ENFORCED)
+def test_a_limit_is_asked_of_the_provider(name: str, limit: str, tmp_path: Path) -> None:
+    expected = ENFORCED[name, limit]
+    asked = asked_of(name, tmp_path, **LIMITS[limit])
+    assert {key: asked[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("name", "limit"), REFUSED)
+def test_a_limit_that_a_provider_cannot_enforce_is_refused_before_anything_is_made(
+    name: str, limit: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SandboxRefused, match=REFUSED[name, limit]):
+        asked_of(name, tmp_path, **LIMITS[limit])
+    assert ASKED == []
+
+
+@pytest.mark.parametrize(
+    ("docker", "limits", "sentence"),
+    [
+        (
+            Engine(info=INFO | {"Driver": "overlayfs"}),
+            {"storage_mb": 100},
+            "^storage_mb is 100, and the storage driver overlayfs .* bounds no files .overlay2, btrfs, zfs do.: leave ",
+        ),
+        (Engine(has_quotas=False), {"storage_mb": 100}, "^storage_mb is 100, and the Docker engine .* over xfs with"),
+        (
+            Engine(volumes={"/data": {}}),
+            {"storage_mb": 100},
+            f"^storage_mb is 100, and it bounds no files of the volumes of {KNOWN_IMAGE}, /data: leave storage_mb out",
+        ),
+        (Engine(info=INFO | {"MemoryLimit": False}), {}, "bounds no memory of a container: give it the controllers"),
+        (Engine(info={"Driver": "vfs"}), {}, "bounds no memory and no processes of a container: give it"),
+    ],
+    ids=["containerd", "no quotas", "volumes", "no memory", "nothing"],
+)
+def test_what_a_docker_engine_would_leave_out_is_refused(
+    docker: Engine, limits: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SandboxRefused, match=sentence):
+        asked_of("docker", tmp_path, docker=docker, **limits)
+    assert docker.containers == {}
+
+
+def test_a_docker_engine_without_quotas_makes_sandboxes_whose_files_are_not_bounded(tmp_path: Path) -> None:
+    docker = Engine(info=INFO | {"Driver": "overlayfs"}, volumes={"/data": {}}, has_quotas=False)
+    assert "StorageOpt" not in asked_of("docker", tmp_path, docker=docker)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "limits"),
+    [
+        ("e2b", "snapshot:a", {"cpus": 1}),
+        ("e2b", "snapshot:a", {"memory_mb": 1}),
+        ("daytona", "rollout-snapshot-a", {"cpus": 1}),
+        ("daytona", "rollout-snapshot-a", {"storage_mb": 1}),
+        ("prime", "checkpoint:a", {"storage_mb": 1}),
+    ],
+)
+def test_the_size_of_a_sandbox_of_a_snapshot_is_that_of_the_first_one_and_another_is_refused(
+    name: str, image: str, limits: dict[str, Any], tmp_path: Path
+) -> None:
+    [limit] = limits
+    with pytest.raises(SandboxRefused, match=f"^{limit} is 1, and a sandbox of a .*: leave {limit} out"):
+        asked_of(name, tmp_path, image=image, **limits)
+    assert ASKED == []
+
+
+@pytest.mark.parametrize("name", ["docker", "e2b", "daytona", "modal"])
+def test_a_sandbox_without_a_network_reaches_no_service_by_it(name: str, tmp_path: Path) -> None:
+    async def reach(sandbox: RunningSandbox) -> None:
+        with pytest.raises(SandboxRefused, match=r"^network_mode is no-network, .* reaches http://service by its net"):
+            await sandbox.reach("http://service")
+
+    asked_of(name, tmp_path, reach, network=False)
+
+
+def test_resources_of_a_template_stand_where_a_task_names_none(tmp_path: Path) -> None:
+    template = tmp_path / "pod.yaml"
+    resources = "{limits: {memory: 4Gi, gpu: 1}, requests: {cpu: 2, memory: 1Gi}}"
+    template.write_text(f"spec: {{containers: [{{resources: {resources}}}]}}")
+    asked = asked_of("kubernetes", tmp_path, template=str(template), cpus=1)
+    assert asked["limits"] == {"memory": "4Gi", "gpu": 1, "cpu": "1"}
+    assert asked["requests"] == {"cpu": "1", "memory": "1Gi"}
+
+
+def test_the_page_says_of_each_provider_which_limits_it_enforces_and_which_it_refuses() -> None:
+    page = (REPOSITORY / "docs" / "sandboxes.md").read_text(encoding="utf-8")
+    table = page[page.index("| provider | `no-network` |") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    names = [name.strip("`") for name in rows[0][1:]]
+    said = {
+        (row[0].strip("`"), limit): cell.split(" ")[0].strip(",;:")
+        for row in rows[2:]
+        for limit, cell in zip(names, row[1:], strict=True)
+    }
+    assert names == list(LIMITS)
+    assert said == {
+        (name, limit): "enforced"
+        if name == "local" or (name, limit) in ENFORCED
+        else "refused"
+        if (name, limit) in REFUSED
+        else "not"
+        for name in get_args(ProviderName)
+        for limit in LIMITS
+    }
+    assert {key for key, word in said.items() if word == "not"} == NOT_OURS
