@@ -125,7 +125,10 @@ class AgentTimedOut(AgentFailed):
 
 
 class VerifierFailed(RolloutFailure):
-    """The verifier of a task judged nothing: it gave no reward, or no number, or was ended after its time."""
+    """The verifier of a task judged nothing.
+
+    It gave no reward, or no number, was ended after its time, or would not have been alone in the sandbox.
+    """
 
     kind = "environment"
 

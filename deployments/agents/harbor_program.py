@@ -34,6 +34,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
+from deployments.sandbox.providers.leftover import ProcessesLeft
 from deployments.sandbox.providers.opening import opened
 from deployments.sandbox.providers.pool import SandboxPool
 
@@ -121,12 +122,12 @@ class HarborProgram(AgentProgram):
         self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
     ) -> dict[str, float]:
         try:
-            await prepare(sandbox)
+            first = await prepare(sandbox)
             with timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
             with timed(said, "judge"):
-                rewards = await judged(sandbox, task)
-        except NotJudged as error:
+                rewards = await judged(sandbox, task, first)
+        except (NotJudged, ProcessesLeft) as error:
             raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
         if MAIN_REWARD not in rewards:
             return rewards

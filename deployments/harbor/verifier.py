@@ -1,18 +1,23 @@
 """Judges a sandbox as Harbor does: `tests/` is copied to `/tests`, `test.sh` runs, and its reward is read.
 
 The verifier runs in the sandbox in which the agent has worked, as Harbor's does by default: an agent that replaces the
-programs that the tests use can deceive them.
+programs that the tests use can deceive them. It runs alone: all processes that came after `prepare` have ended, and its
+folder is made anew, so that nobody else writes its reward or reads its variables.
 """
+
+from collections.abc import Set
 
 from deployments.harbor.tasks import HarborTask, resolved, rewards_in
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
+from deployments.sandbox.providers.leftover import end_others, processes_of
 
 TESTS = "/tests"
-LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
-REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+OF_VERIFIER = "/logs/verifier"
+LOGS = ("/logs/agent", OF_VERIFIER, "/logs/artifacts")
+REWARD_FILES = (f"{OF_VERIFIER}/reward.json", f"{OF_VERIFIER}/reward.txt")
 """The first one that is there counts."""
-OUTPUT = "/logs/verifier/test-stdout.txt"
+OUTPUT = f"{OF_VERIFIER}/test-stdout.txt"
 KILLED = 128 + 9
 MOST_SHOWN = 1000
 
@@ -21,16 +26,22 @@ class NotJudged(Exception):
     """The verifier gave no reward. The message is a sentence with what it wrote last."""
 
 
-async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
+async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> dict[str, float]:
     """The rewards of the task's verifier, by name.
+
+    Args:
+        first: the processes that go on beside it, as `prepare` returned them; by default the first one alone.
 
     Raises:
         NotJudged: it gave none, or not in its time.
+        ProcessesLeft: what the agent has left cannot be ended, so the verifier did not run.
         SandboxLost: the sandbox is gone, or the verifier was killed from outside.
     """
     verifier = task.config.verifier
-    # Rewards that are there already are the agent's.
-    await checked(sandbox, ["rm", "-rf", "--", TESTS, *REWARD_FILES])
+    await end_others(sandbox, first)
+    # What is there already is the agent's.
+    await checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
+    await checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
     await sandbox.write_files(files_below(task.tests, TESTS))
     await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     command = f"({TESTS}/test.sh) > {OUTPUT} 2>&1"
@@ -55,9 +66,13 @@ async def judged(sandbox: RunningSandbox, task: HarborTask) -> dict[str, float]:
     )
 
 
-async def prepare(sandbox: RunningSandbox) -> None:
-    """Makes the folders that agent and verifier write to. Raises what `judged` raises."""
+async def prepare(sandbox: RunningSandbox) -> Set[str]:
+    """Makes the folders that agent and verifier write to, and returns the processes that no agent has started.
+
+    Raises what `judged` raises.
+    """
     await checked(sandbox, ["mkdir", "-p", *LOGS])
+    return await processes_of(sandbox)
 
 
 async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:

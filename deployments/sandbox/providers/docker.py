@@ -36,6 +36,7 @@ from deployments.sandbox.providers.interface import (
     unreadable,
 )
 from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
+from deployments.sandbox.providers.leftover import FIRST
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
@@ -147,7 +148,7 @@ class DockerProvider(LabelledProvider):
         body = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
-            "Cmd": ["trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"],
+            "Cmd": [FIRST],
             "Env": [f"{key}={value}" for key, value in spec.environment.items()],
             "Labels": {OWNER_LABEL: self.owner},
             "HostConfig": host,

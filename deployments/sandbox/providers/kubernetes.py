@@ -27,6 +27,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
+from deployments.sandbox.providers.leftover import FIRST
 from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
 
 CONTAINER = "sandbox"
@@ -147,7 +148,7 @@ class KubernetesProvider(ShellProvider):
         containers[0] |= {
             "name": CONTAINER,
             "image": spec.image,
-            "command": ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"],
+            "command": ["/bin/sh", "-c", FIRST],
             "env": [
                 *containers[0].get("env", []),
                 *({"name": key, "value": value} for key, value in spec.environment.items()),

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shlex
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, RolloutFailure, VerifierFailed
+from deployments.sandbox.providers import leftover
 from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox
 from deployments.sandbox.providers.local import LocalProvider
 from rollout_client.contract.rollouts import SampleInput
@@ -156,6 +158,32 @@ def test_a_reward_that_the_agent_has_written_does_not_count(tmp_path: Path) -> N
     tasks = task_with(tmp_path, "true")
     with pytest.raises(VerifierFailed, match="wrote neither"):
         played(sample("echo 1 > /logs/verifier/reward.txt"), harbor={"tasks": tasks})
+
+
+@pytest.mark.parametrize("start", ["nohup sh -c {} &", "setsid sh -c {} &", "(setsid sh -c {} &)"])
+def test_what_an_agent_has_left_neither_writes_the_reward_nor_reads_the_variables_of_the_verifier(
+    tmp_path: Path, start: str
+) -> None:
+    spies = (
+        "while :; do cat /proc/[0-9]*/environ | grep -aq JUDGE_KEY && echo 0.5 > /root/stolen; "
+        'test -d /tests && echo "{\\"reward\\": 1}" > /logs/verifier/reward.json; done'
+    )
+    test = "sleep 0.5; cat /root/stolen > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+    tasks = task_with(tmp_path, test, '[verifier.env]\nJUDGE_KEY = "secret"')
+    assert played(sample(start.format(f"{shlex.quote(spies)} > /dev/null 2>&1 < /dev/null")), harbor={"tasks": tasks})[
+        0
+    ] == {"reward": 0.0}
+
+
+def test_where_processes_of_the_agent_cannot_be_ended_the_verifier_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftover, "END", "echo '17 (left)'")
+    monkeypatch.setattr(leftover, "TRY_EVERY_S", 0.0)
+    with pytest.raises(
+        VerifierFailed, match=r"t was not judged\. Processes of the sandbox cannot be ended: 17 \(left\)"
+    ):
+        played(sample(), harbor={"tasks": task_with(tmp_path)})
 
 
 def test_a_verifier_gets_its_own_variables_and_those_of_the_environment(

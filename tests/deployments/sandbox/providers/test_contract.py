@@ -34,6 +34,7 @@ from deployments.sandbox.providers.interface import (
     owner_of_process,
 )
 from deployments.sandbox.providers.labelled import this_machine
+from deployments.sandbox.providers.leftover import end_others, processes_of
 from deployments.sandbox.providers.opening import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
@@ -184,6 +185,19 @@ def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: s
                 return
             await asyncio.sleep(0.1)
         raise AssertionError(left)
+
+    with_sandbox(name, spec_of(name, tmp_path), work)
+
+
+def test_what_commands_have_left_is_ended_and_what_was_there_before_goes_on(name: str, tmp_path: Path) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        left = "nohup sleep {0}1 >/dev/null 2>&1 & setsid sleep {0}2 >/dev/null 2>&1 &"
+        await sandbox.exec(["sh", "-c", left.format(310)])
+        kept = await processes_of(sandbox)
+        await sandbox.exec(["sh", "-c", left.format(320)])
+        await end_others(sandbox, kept)
+        listed = (await sandbox.exec(["sh", "-c", "ps axo args | grep '^sleep 3[12]0'"])).stdout
+        assert sorted(listed.splitlines()) == ["sleep 3101", "sleep 3102"]
 
     with_sandbox(name, spec_of(name, tmp_path), work)
 

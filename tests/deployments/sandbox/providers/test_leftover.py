@@ -1,0 +1,189 @@
+"""What a command has left in a sandbox is ended, however it was started."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers import leftover
+from deployments.sandbox.providers.interface import (
+    ExecResult,
+    ExecTimedOut,
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_others, processes_of
+from deployments.sandbox.providers.local import LocalProvider
+
+ALONE = "import os\nif os.fork():\n    os._exit(0)\nos.setsid()\nif os.fork():\n    os._exit(0)\n"
+BEAT = "open('/app/beat', 'a').write('.')"
+KINDS = {
+    "nohup": ["sh", "-c", "nohup sh -c 'while :; do echo . >> /app/beat; done' > /dev/null 2>&1 &"],
+    "two forks and a session": ["python3", "-c", f"{ALONE}while True: {BEAT}"],
+    "each forks the next one and ends": [
+        "python3",
+        "-c",
+        f"{ALONE}while True:\n    os.fork() and os._exit(0)\n    {BEAT}",
+    ],
+    "many that fork": [
+        "python3",
+        "-c",
+        f"{ALONE}for _ in range(5): os.fork()\nwhile True:\n    os.fork() or os._exit(0)\n    os.wait()\n    {BEAT}",
+    ],
+    "its first thread has ended": [
+        "python3",
+        "-c",
+        f"import ctypes, threading\n{ALONE}def work():\n    while True: {BEAT}\n"
+        "threading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)",
+    ],
+    "its name looks like a state": [
+        "python3",
+        "-c",
+        f"{ALONE}open('/proc/self/comm', 'w').write('x) Z 1\\n2 (')\nwhile True: {BEAT}",
+    ],
+    "it is stopped": ["sh", "-c", "(sleep 1000 & kill -STOP $!) > /dev/null 2>&1; echo . > /app/beat"],
+}
+
+
+def with_local(folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
+    (folder / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
+
+    async def run() -> Any:
+        try:
+            provider = LocalProvider()
+        except ProviderUnusable as error:
+            pytest.skip(str(error))
+        sandbox = await provider.create(SandboxSpec(folder=folder))
+        try:
+            return await work(sandbox)
+        finally:
+            await sandbox.destroy()
+            provider.close()
+
+    return asyncio.run(run())
+
+
+async def listed(sandbox: RunningSandbox) -> list[str]:
+    """The command lines of the processes beside the first one and those that list them."""
+    said = (await sandbox.exec(["ps", "-eo", "pid,args", "--no-headers"])).stdout.splitlines()
+    return [line.split(None, 1)[1] for line in said if line.split()[0] != "1" and "ps -eo" not in line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_a_command_has_left_goes_on(tmp_path: Path, kind: str) -> None:
+    async def work(sandbox: RunningSandbox) -> None:
+        kept = await processes_of(sandbox)
+        assert (await sandbox.exec(KINDS[kind])).exit_code == 0
+        while not await sandbox.read_file("/app/beat"):
+            await asyncio.sleep(0.02)
+        await end_others(sandbox, kept)
+        assert await listed(sandbox) == []
+        beats = await sandbox.read_file("/app/beat")
+        await asyncio.sleep(0.2)
+        assert await sandbox.read_file("/app/beat") == beats
+
+    with_local(tmp_path, work)
+
+
+class Answering:
+    """A sandbox whose commands end as they are told."""
+
+    def __init__(self, *answers: ExecResult | Exception) -> None:
+        self._answers = list(answers)
+
+    async def exec(self, *_argv: Any, **_options: Any) -> ExecResult:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+LEFT = ExecResult(0, "17 (python3)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "failure", "message"),
+    [
+        ([LEFT], ProcessesLeft, r"^Processes of the sandbox cannot be ended: 17 \(python3\)\.$"),
+        ([LEFT, ExecResult(3, "", "no /proc\n")], ProcessesLeft, "are not known: .* exit code 3: no /proc$"),
+        ([ExecTimedOut("The command was ended after 60 s.")], ProcessesLeft, "are not known: .* ended after 60 s"),
+        ([ExecResult(137, "", "")], SandboxLost, "was killed"),
+    ],
+)
+def test_what_cannot_be_ended_or_is_not_known_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], failure: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr(leftover, "TRY_EVERY_S", 0.0)
+    with pytest.raises(failure, match=message):
+        asyncio.run(end_others(Answering(*answers), frozenset()))  # type: ignore[arg-type]
+
+
+def test_a_list_of_processes_that_is_none_is_an_error() -> None:
+    with pytest.raises(ProcessesLeft, match="it listed 'no processes"):
+        asyncio.run(processes_of(Answering(ExecResult(0, "no processes\n", ""))))  # type: ignore[arg-type]
+
+
+class Container:
+    """A namespace of processes whose first one runs `FIRST`; commands come into it from outside, as an engine's do."""
+
+    def __init__(self, pid: int, shell: Sequence[str]) -> None:
+        self._pid, self._shell = pid, shell
+
+    async def exec(
+        self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, **_options: Any
+    ) -> ExecResult:
+        told = [*self._shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
+        enter = ["nsenter", "--target", str(self._pid), "--user", "--preserve-credentials", "--pid", "--mount"]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*enter, "setsid", "--wait", *told],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        return ExecResult(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def container(shell: Sequence[str]) -> Iterator[Container]:
+    walls = ["--unshare-user", "--unshare-pid", "--as-pid-1", "--dev-bind", "/", "/", "--proc", "/proc"]
+    with subprocess.Popen(["bwrap", *walls, *shell, "-c", FIRST], stderr=subprocess.DEVNULL) as started:
+        try:
+            while len(found := psutil.Process(started.pid).children(recursive=True)) < 2:
+                assert started.poll() is None
+            yield Container(found[0].pid, shell)
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["bash", "--posix"]], ids=" ".join)
+def test_the_first_process_of_a_container_starts_nothing_of_the_sandbox_and_reaps_what_others_left(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    # That bubblewrap works.
+    with_local(tmp_path, lambda sandbox: sandbox.exec(["true"]))
+
+    async def work(sandbox: Any) -> None:
+        kept = await processes_of(sandbox)
+        assert {process.partition(":")[0] for process in kept} == {"1", "2"}
+        await sandbox.exec(
+            [
+                "sh",
+                "-c",
+                "exec > /dev/null 2>&1; sleep 1000 & (sleep 1001 &) ; kill -9 2; for _ in 1 2 3; do (true &); done",
+            ]
+        )
+        await end_others(sandbox, kept)
+        # In the place of the one that was killed there is another fork of the first one.
+        assert [line.split()[0] for line in await listed(sandbox)] == [shell[0]]
+
+    with container(shell) as sandbox:
+        asyncio.run(work(sandbox))
