@@ -179,7 +179,8 @@ class Ingress:
         reports: TrainerReports | None = None
         if records is not None:
             record_store = rollout_record_store_client(records)
-            recorder, reports = RolloutRecorder(record_store, remote.node_of), TrainerReports(record_store, remote)
+            recorder = RolloutRecorder(record_store, remote.node_of)
+            reports = TrainerReports(record_store, remote, lambda: policy.served_versions)
         rollouts = RolloutService(
             remote,
             tasks,

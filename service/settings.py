@@ -15,6 +15,7 @@ from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
+from deployments.rollout_records.ratios import MOST_COUNTED
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -207,9 +208,10 @@ class CanarySettings(StrictSettings):
     rate: float = Field(default=0.001, ge=0, le=1)
     """The share of the generations that is scored; 0 for none. Only generations with plain sampling are (temperature 1,
     no top-p, top-k or min-p), one at a time."""
-    most_mean_ratio: float = Field(default=1.5, gt=1)
-    """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average. Rounding
-    makes a few percent. A replica that differs from at least two others, four times, is replaced."""
+    most_mean_ratio: float = Field(default=1.5, gt=1, lt=MOST_COUNTED)
+    """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average, where no
+    token counts as more than 4. Rounding makes a few percent. A replica that differs from at least two others, four
+    times, is replaced."""
     most_tokens: int = Field(default=8192, ge=1)
     """Generations with more tokens, prompt included, are not scored."""
 

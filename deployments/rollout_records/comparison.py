@@ -1,7 +1,6 @@
 """Compares the log-probabilities that a trainer computed with those that a rollout was sampled with, token by token.
 
-No I/O. Between two log-probabilities of one token, the ratio of the probabilities is `exp(|difference|)`: 1 if they
-agree.
+No I/O.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-LARGEST_DIFFERENCE = 20.0
-"""Differences beyond this count as this much: one token of probability 0 says as much as can be said."""
+from deployments.rollout_records.ratios import LARGEST_DIFFERENCE, Floats, Sums, sums_by
+
 HEAD_TOKENS = 4
 """So many tokens at the beginning of a message are counted apart: another prompt changes them the most."""
 BATCH_BOUNDS = (1, 8, 32, 128)
 UNKNOWN = "unknown"
+MOST_VERSIONS = 32
+"""Versions of one rollout that are told apart."""
+MOST_DIGITS = 18
 
 
 class LabelledTokens(NamedTuple):
@@ -52,6 +53,8 @@ class ComparedRollout:
     of the log."""
 
     rollout_id: str
+    group: str
+    """The `group_id` of its record."""
     sampled: Floats
     """The log-probabilities that it was sampled with."""
     difference: Floats
@@ -72,16 +75,21 @@ class ComparedRollout:
         return len(self.sampled)
 
     @property
-    def ratios(self) -> Floats:
-        ratios: Floats = np.exp(np.abs(self.difference))
-        return ratios
+    def sums(self) -> Sums:
+        return Sums.of(self.difference)
+
+    def sums_by(self, attribute: str) -> dict[str, Sums]:
+        """By the values of the attribute."""
+        spans = self.labels[attribute]
+        return sums_by([one.label for one in spans], [one.end - one.start for one in spans], self.difference)
 
 
-def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollout:
+def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[str, int]) -> ComparedRollout:
     """Compares a report with the record of its rollout.
 
     Args:
         record: the fields of a `RolloutRecord`.
+        latest: the latest version of each policy, as `served_alone` takes it.
 
     Raises:
         ReportRefused: it has another number of tokens than the rollout, or a number that is not finite.
@@ -102,8 +110,10 @@ def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollou
         raise ReportRefused("a log-probability of a generated token is not a finite number: send what was computed")
     replay = rollout.get("replay") or {}
     labels = labels_of(record, messages, generated, replay.get("engine", ""))
+    labels["version"] = served_alone(labels["version"], latest)
     return ComparedRollout(
         rollout_id=report.rollout_id,
+        group=record["group_id"],
         sampled=sampled,
         difference=np.clip(given - sampled, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE),
         labels={name: cut(spans, first, first + len(given)) for name, spans in labels.items()},
@@ -181,6 +191,28 @@ def labels_of(
     label(labels.setdefault("policy", []), 0, begin, [(0, begin, record.get("policy") or "unnamed")])
     label(labels.setdefault("engine", []), 0, begin, [(0, begin, engine)])
     return labels
+
+
+def served_alone(labels: Sequence[LabelledTokens], latest: Mapping[str, int]) -> list[LabelledTokens]:
+    """The versions of tokens, of which those that never were served are unknown: a caller may have posted the log.
+
+    Args:
+        latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
+    """
+    served = [version for version in dict.fromkeys(one.label for one in labels) if is_served(version, latest)]
+    told = set(served[:MOST_VERSIONS])
+    kept: list[LabelledTokens] = []
+    for start, end, version in labels:
+        name = version if version in told else UNKNOWN
+        begin = kept.pop().start if kept and kept[-1].label == name else start
+        kept.append(LabelledTokens(begin, end, name))
+    return kept
+
+
+def is_served(label: str, latest: Mapping[str, int]) -> bool:
+    name, _, number = label.rpartition("/")
+    # Versions of a policy only increase. Without a leading zero, a version has one label.
+    return number.isdecimal() and number == str(int(number[:MOST_DIGITS])) and int(number) <= latest.get(name, -1)
 
 
 def cut(labels: Sequence[LabelledTokens], start: int, end: int) -> list[LabelledTokens]:

@@ -8,12 +8,14 @@ begins. With other weights it is none of these.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import median
 from typing import Literal
 
 import numpy as np
 
 from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
+from deployments.rollout_records.ratios import Floats, Sums, sums_by, total
 
 MismatchKind = Literal[
     "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
@@ -29,10 +31,13 @@ LEAST_SIZE = 1e-4
 """A smaller mean difference is none."""
 LEAST_KINSHIP = 0.3
 """The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
-LEAST_ROLLOUTS = 8
-"""Rollouts of a replica that is suspected, at least; its siblings together have twice as many."""
-LEAST_DEVIATIONS = 4.5
-"""Between the rank sum of a suspect's rollouts and its mean, in standard deviations."""
+OUTER_SHARE = 0.01
+OUTER_FACTOR = 2.0
+"""See `moments_of`."""
+LEAST_GROUPS = 2
+"""Groups of which a suspected replica has made rollouts, at least; its siblings together have twice as many."""
+LEAST_DEVIATIONS = 2.0
+"""Between the rank sum of a suspect's groups and its mean, in standard deviations. A suspicion convicts nobody."""
 LEAST_FACTOR = 2.0
 """Between the median difference of a suspected replica and that of its siblings."""
 
@@ -48,82 +53,58 @@ class MismatchFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over tokens, of which patterns are made."""
-
-    tokens: int = 0
-    size: float = 0.0
-    """Sum of `|d|`."""
-    ratio: float = 0.0
-    """Sum of `exp(|d|)`."""
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.tokens + other.tokens, self.size + other.size, self.ratio + other.ratio)
-
-    @property
-    def mean_size(self) -> float:
-        return self.size / self.tokens if self.tokens else 0.0
-
-    @property
-    def mean_ratio(self) -> float:
-        return self.ratio / self.tokens if self.tokens else 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutPattern:
     """The sums of one rollout. Tokens of another version than the trainer says it has are left out: they must part."""
 
     rollout_id: str
     owner: str
+    group: str
     temperature: float
     by_replica: Mapping[str, Sums]
     by_version: Mapping[str, Sums]
     head: Sums
     rest: Sums
-    moments: np.ndarray = field(compare=False)
-    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`."""
+    moments: Floats = field(compare=False)
+    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`; see `moments_of`."""
     unmasked: int
     other_token: tuple[int, int] | None
 
 
 def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
     stated = rollout.stated_version
-    versions = [one for one in rollout.labels["version"] if stated in (None, one.label)]
-    # Tokens that are left out have size and ratio 0, and are not counted.
     counts = np.zeros(rollout.tokens, bool)
-    for span in versions:
-        counts[span.start : span.end] = True
-    s, d, ratios = rollout.sampled[counts], rollout.difference[counts], rollout.ratios * counts
+    for start, end, version in rollout.labels["version"]:
+        counts[start:end] = stated in (None, version)
+    difference, before = rollout.difference[counts], np.concatenate([[0], np.cumsum(counts)])
 
-    def sums_by(attribute: str) -> dict[str, Sums]:
-        by: dict[str, Sums] = {}
-        for start, end, name in rollout.labels[attribute]:
-            part = slice(start, end)
-            tokens, size = int(counts[part].sum()), float((np.abs(rollout.difference[part]) * counts[part]).sum())
-            if tokens:
-                by[name] = by.get(name, Sums()) + Sums(tokens, size, float(ratios[part].sum()))
-        return by
+    def counted(attribute: str) -> dict[str, Sums]:
+        spans = rollout.labels[attribute]
+        lengths = before[[one.end for one in spans]] - before[[one.start for one in spans]]
+        return sums_by([one.label for one in spans], lengths, difference)
 
-    places = sums_by("position")
+    places = counted("position")
     return RolloutPattern(
         rollout.rollout_id,
         owner,
+        rollout.group,
         rollout.temperature,
-        sums_by("replica"),
-        sums_by("version"),
+        counted("replica"),
+        counted("version"),
         places.get("head", Sums()),
         places.get("rest", Sums()),
-        np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()]),
+        moments_of(rollout.sampled[counts], difference),
         rollout.unmasked,
         rollout.other_token,
     )
 
 
-def total(parts: Iterable[Sums]) -> Sums:
-    whole = Sums()
-    for part in parts:
-        whole += part
-    return whole
+def moments_of(s: Floats, d: Floats) -> Floats:
+    """A single token would decide a correlation: those that part the most, `OUTER_SHARE` of them and at least one of
+    several, count as parting by `OUTER_FACTOR` times as much as the next one, at most."""
+    if len(d) > 1:
+        most = OUTER_FACTOR * np.sort(np.abs(d))[-1 - ceil(OUTER_SHARE * len(d))]
+        d = np.clip(d, -most, most)
+    return np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()])
 
 
 def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> list[MismatchFinding]:
@@ -167,7 +148,8 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
         version: total(one.by_version[version] for one in window if version in one.by_version)
         for version in dict.fromkeys(version for one in window for version in one.by_version)
     }
-    known = {version: sums for version, sums in by_version.items() if sums.tokens >= LEAST_TOKENS}
+    told = {version: sums for version, sums in by_version.items() if version != UNKNOWN}
+    known = {version: sums for version, sums in told.items() if sums.tokens >= LEAST_TOKENS}
     agree = [version for version, sums in known.items() if sums.mean_ratio <= most_mean_ratio]
     parted = [version for version, sums in known.items() if sums.mean_ratio > most_mean_ratio]
     if agree and parted:
@@ -220,22 +202,23 @@ def correlation_of(together: float, spread_one: float, spread_other: float) -> f
 
 
 def suspect_of(window: Sequence[RolloutPattern]) -> str | None:
-    """The replica whose rollouts part from the trainer more than those of its siblings, if one does.
+    """The replica whose groups part from the trainer more than those of its siblings, if one does: the one to look at.
 
-    A Mann-Whitney test over the mean differences of rollouts, of which each has the replica that made most of it.
+    A Mann-Whitney test over the mean differences of groups, each the median of its rollouts on a replica. A rollout
+    that was reported several times counts as it was last.
     """
-    by_replica: dict[str, list[float]] = {}
-    for one in window:
-        known = {name: sums for name, sums in one.by_replica.items() if name != UNKNOWN}
-        for name, sums in known.items():
-            by_replica.setdefault(name, []).append(sums.mean_size)
+    by_replica: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for one in {(one.owner, one.rollout_id): one for one in window}.values():
+        for name, sums in one.by_replica.items():
+            if name != UNKNOWN:
+                by_replica.setdefault(name, {}).setdefault((one.owner, one.group), []).append(sums.mean_size)
     if len(by_replica) < 3:
         # Of two that differ, nothing says which is at fault.
         return None
-    worst = max(by_replica, key=lambda name: median(by_replica[name]))
-    own = by_replica[worst]
-    others = [size for name, sizes in by_replica.items() if name != worst for size in sizes]
-    if len(own) < LEAST_ROLLOUTS or len(others) < 2 * LEAST_ROLLOUTS:
+    sizes = {name: [*map(median, groups.values())] for name, groups in by_replica.items()}
+    worst = max(sizes, key=lambda name: median(sizes[name]))
+    own, others = sizes[worst], [size for name, of_group in sizes.items() if name != worst for size in of_group]
+    if len(own) < LEAST_GROUPS or len(others) < 2 * LEAST_GROUPS:
         return None
     if median(own) < LEAST_FACTOR * median(others) or median(own) == 0:
         return None

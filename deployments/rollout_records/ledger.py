@@ -1,53 +1,91 @@
 """The mismatch ledger: what trainers' log-probabilities say about the service's, as a state machine without I/O.
 
-Guarantees: its memory is bounded, whatever is reported; causes are looked for in the rollouts of one owner and policy
-alone, which are one trainer's, and told to that owner, but for replicas that are at fault.
+Guarantees: its memory is bounded, whatever is reported, and what one owner reports pushes out that owner's alone, as
+long as the others have less; causes are looked for in the rollouts of one owner and policy alone, which are one
+trainer's, and told to that owner, but for replicas that are at fault.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from deployments.rollout_records.comparison import ComparedRollout, crossed
 from deployments.rollout_records.findings import (
     MismatchFinding,
     MismatchKind,
     RolloutPattern,
-    Sums,
     findings_of,
     pattern_of,
     suspect_of,
-    total,
 )
+from deployments.rollout_records.ratios import Sums, sums_by
+from deployments.rollout_records.trials import MadeRollout, ReplicaTrials, Vote
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+NO_TOKENS = Sums()
 
 RECENT_ROLLOUTS = 256
 """Reported rollouts of a trainer in which patterns are looked for."""
 MOST_TRAINERS = 64
-"""Trainers that are told apart; those that have reported last."""
+"""Trainers that are told apart."""
 PERIOD_S = 60.0
 MOST_PERIODS = 120
 MOST_VALUES = 256
-"""Values of one attribute, such as versions, that are told apart; those that were seen last."""
+"""Values of one attribute, such as versions, that are told apart, of all owners together."""
+MOST_HISTORY = MOST_PERIODS * MOST_VALUES
+"""Periods of a replica and version, of all owners together."""
 MOST_WORST = 20
 MOST_FINDINGS = 50
-SUSPECT_ROLLOUTS = 4
-"""Rollouts of a suspected replica that are scored again."""
 
 
-@dataclass(slots=True)
-class Cell:
-    """Sums of the tokens of one value of an attribute."""
+class OwnedValues(Generic[Key, Value]):
+    """Values by owner and key. Beyond `most` of all owners together, the owner who has the most loses the oldest."""
 
-    sums: Sums = field(default_factory=Sums)
-    largest: float = 1.0
-    """The largest ratio of a token."""
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_owner: dict[str, OrderedDict[Key, Value]] = {}
+        """Of each owner the values that were set last at the end."""
+        self._count = 0
 
-    def add(self, ratios: np.ndarray, sizes: np.ndarray) -> None:
-        if len(ratios):
-            self.sums += Sums(len(ratios), float(sizes.sum()), float(ratios.sum()))
-            self.largest = max(self.largest, float(ratios.max()))
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[str, Key, Value]]:
+        return ((owner, key, value) for owner, values in self._by_owner.items() for key, value in values.items())
+
+    def get(self, owner: str, key: Key) -> Value | None:
+        return self._by_owner.get(owner, OrderedDict()).get(key)
+
+    def set(self, owner: str, key: Key, value: Value) -> None:
+        values = self._by_owner.setdefault(owner, OrderedDict())
+        self._count += key not in values
+        values[key] = value
+        values.move_to_end(key)
+        while self._count > self._most:
+            self._drop(max(self._by_owner, key=lambda one: len(self._by_owner[one])))
+
+    def drop_oldest_while(self, is_over: Callable[[Key], bool]) -> None:
+        """Of each owner, as long as `is_over` says so of the oldest."""
+        for owner, values in list(self._by_owner.items()):
+            while values and is_over(next(iter(values))):
+                self._drop(owner)
+
+    def _drop(self, owner: str) -> None:
+        values = self._by_owner[owner]
+        values.popitem(last=False)
+        self._count -= 1
+        if not values:
+            del self._by_owner[owner]
+
+
+def sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
+    """By key, of all owners together."""
+    summed: dict[Key, Sums] = {}
+    for _, key, sums in values:
+        summed[key] = summed.get(key, NO_TOKENS) + sums
+    return summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +93,7 @@ class WorstRollout:
     """A rollout that parts from its trainer."""
 
     rollout_id: str
-    owner: str
-    mean_ratio: float
-    largest_ratio: float
+    sums: Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +101,8 @@ class Suspicion:
     """A replica whose rollouts part from the trainer more than those of its siblings."""
 
     replica: str
-    rollouts: tuple[tuple[str, str], ...]
-    """Rollouts of its own to score on another replica, by owner and id."""
-    usual_size: float
-    """Mean of the absolute differences of its siblings' tokens."""
+    rollouts: tuple[MadeRollout, ...]
+    """Rollouts of its own to score again: on the replica, and on two others."""
 
 
 @dataclass(slots=True)
@@ -91,85 +125,101 @@ class MismatchLedger:
 
     def __init__(self, most_mean_ratio: float) -> None:
         self._most_mean_ratio = most_mean_ratio
-        self.all = Cell()
+        self.all = NO_TOKENS
         self.rollouts = 0
-        self.by: dict[str, OrderedDict[str, Cell]] = {}
-        """By attribute and value."""
-        self.history: OrderedDict[tuple[float, str, str], Cell] = OrderedDict()
-        """By the beginning of the period, replica and version."""
-        self._windows: OrderedDict[tuple[str, str], deque[RolloutPattern]] = OrderedDict()
+        self._by: dict[str, OwnedValues[str, Sums]] = {}
+        """By attribute; by owner and value."""
+        self._history = OwnedValues[tuple[float, str, str], Sums](MOST_HISTORY)
+        """By owner; by the beginning of the period, replica and version."""
+        self._windows = OwnedValues[str, deque[RolloutPattern]](MOST_TRAINERS)
         """By owner and policy, the recent rollouts."""
         self._changed: dict[tuple[str, str], None] = {}
         """Those to which rollouts were added since the last look."""
-        self._worst: list[WorstRollout] = []
+        self._worst: dict[str, list[WorstRollout]] = {}
+        """By owner, the worst first."""
         self._findings: dict[tuple[MismatchKind, str | None, str | None], Noted] = {}
         """By kind, replica and owner."""
-        self._cleared: dict[str, int] = {}
-        """By replica that was suspected and is not at fault: until how many rollouts it is not suspected again."""
+        self._trials = ReplicaTrials()
+
+    @property
+    def by(self) -> dict[str, dict[str, Sums]]:
+        """By attribute and value."""
+        return {attribute: sums_of_all(values) for attribute, values in self._by.items()}
+
+    @property
+    def history(self) -> dict[tuple[float, str, str], Sums]:
+        """By the beginning of the period, replica and version, in this order."""
+        return dict(sorted(sums_of_all(self._history).items()))
 
     def add(self, rollout: ComparedRollout, owner: str, now: float) -> None:
         """Adds a rollout at `now` seconds."""
         if not rollout.tokens:
             return
-        ratios, sizes = rollout.ratios, np.abs(rollout.difference)
+        sums = rollout.sums
         self.rollouts += 1
-        self.all.add(ratios, sizes)
-        for attribute, labels in rollout.labels.items():
-            cells = self.by.setdefault(attribute, OrderedDict())
-            for start, end, value in labels:
-                cells.setdefault(value, Cell()).add(ratios[start:end], sizes[start:end])
-                cells.move_to_end(value)
-            while len(cells) > MOST_VALUES:
-                cells.popitem(last=False)
+        self.all += sums
+        for attribute in rollout.labels:
+            values = self._by.setdefault(attribute, OwnedValues(MOST_VALUES))
+            for value, of_value in rollout.sums_by(attribute).items():
+                values.set(owner, value, (values.get(owner, value) or NO_TOKENS) + of_value)
         period = now - now % PERIOD_S
-        for start, end, replica, version in crossed(rollout.labels["replica"], rollout.labels["version"]):
-            cell = self.history.setdefault((period, replica, version), Cell())
-            cell.add(ratios[start:end], sizes[start:end])
-        self._forget_before(period - (MOST_PERIODS - 1) * PERIOD_S)
-        trainer = owner, rollout.labels["policy"][0].label
-        window = self._windows.setdefault(trainer, deque(maxlen=RECENT_ROLLOUTS))
+        spans = [*crossed(rollout.labels["replica"], rollout.labels["version"])]
+        made_by, lengths = [(one, version) for *_, one, version in spans], [end - start for start, end, *_ in spans]
+        for made, of_made in sums_by(made_by, lengths, rollout.difference).items():
+            key = (period, *made)
+            self._history.set(owner, key, (self._history.get(owner, key) or NO_TOKENS) + of_made)
+        self._history.drop_oldest_while(lambda key: key[0] < period - (MOST_PERIODS - 1) * PERIOD_S)
+        policy = rollout.labels["policy"][0].label
+        window = self._windows.get(owner, policy) or deque(maxlen=RECENT_ROLLOUTS)
         window.append(pattern_of(rollout, owner))
-        self._changed[trainer] = None
-        self._windows.move_to_end(trainer)
-        while len(self._windows) > MOST_TRAINERS:
-            self._changed.pop(self._windows.popitem(last=False)[0], None)
-        self._worst.append(WorstRollout(rollout.rollout_id, owner, float(ratios.mean()), float(ratios.max())))
-        self._worst.sort(key=lambda one: one.mean_ratio, reverse=True)
-        del self._worst[MOST_WORST * 8 :]
+        self._windows.set(owner, policy, window)
+        self._changed[owner, policy] = None
+        worst = [one for one in self._worst.get(owner, ()) if one.rollout_id != rollout.rollout_id]
+        worst.append(WorstRollout(rollout.rollout_id, sums))
+        self._worst[owner] = sorted(worst, key=lambda one: one.sums.mean_ratio, reverse=True)[:MOST_WORST]
 
     def look(self, now: float) -> list[MismatchFinding]:
         """Looks for patterns in the recent rollouts of those who have reported; returns the findings that are new."""
         new = []
-        for trainer in self._changed:
-            found = findings_of(self._sound(self._windows[trainer]), self._most_mean_ratio)
-            new += self._note(found, now, owner=trainer[0])
+        for owner, policy in self._changed:
+            if (window := self._windows.get(owner, policy)) is not None:
+                new += self._note(findings_of(self._sound(window), self._most_mean_ratio), now, owner)
         return new
 
-    def suspicion(self) -> Suspicion | None:
-        """The replica to score again, if one parts from its siblings: one that was not cleared of it lately.
+    def suspicion(self, now: float) -> Suspicion | None:
+        """A replica that parts from its siblings, and rollouts of it that are to be scored again now.
 
         Looks at those who have reported since the last call.
         """
         changed, self._changed = self._changed, {}
         for trainer in changed:
-            window = self._windows[trainer]
-            replica = suspect_of(window)
-            if replica is None or self._cleared.get(replica, 0) > self.rollouts:
+            window = self._windows.get(*trainer) or ()
+            if (replica := suspect_of(window)) is None:
                 continue
-            # Until there is a verdict it is asked for once.
-            self._cleared[replica] = self.rollouts + RECENT_ROLLOUTS
-            own = [one for one in window if replica in one.by_replica]
-            usual = total(sums for one in window for name, sums in one.by_replica.items() if name != replica)
-            rollouts = tuple((one.owner, one.rollout_id) for one in own[-SUSPECT_ROLLOUTS:])
-            return Suspicion(replica, rollouts, usual.mean_size)
+            made = [one for one in reversed(window) if replica in one.by_replica]
+            rollouts = [MadeRollout(one.owner, one.rollout_id, one.group) for one in made]
+            if to_check := self._trials.to_check(replica, rollouts, now):
+                return Suspicion(replica, tuple(to_check))
         return None
 
-    def convict(self, replica: str, message: str, now: float) -> list[MismatchFinding]:
-        """The replica is at fault: what it made is looked at no more."""
-        for trainer, window in self._windows.items():
+    def vote(self, replica: str, vote: Vote, now: float) -> str | None:
+        """A rollout of a suspicion was scored, and says this. Returns why the replica is at fault, if it is by this.
+
+        What it made is then looked at no more.
+        """
+        trial = self._trials.vote(replica, vote, now)
+        if trial is None:
+            return None
+        for owner, policy, window in list(self._windows):
             kept = [one for one in window if replica not in one.by_replica]
-            self._windows[trainer] = deque(kept, maxlen=RECENT_ROLLOUTS)
-        return self._note([MismatchFinding("replica", message, replica=replica)], now, owner=None)
+            self._windows.set(owner, policy, deque(kept, maxlen=RECENT_ROLLOUTS))
+        reason = (
+            f"Generator replica {replica} computes other log-probabilities than its siblings: of {len(trial.votes)} "
+            f"rollouts that it and two others have scored again, {trial.against} say so."
+        )
+        finding = MismatchFinding("replica", f"{reason} It was taken out of service.", replica=replica)
+        self._note([finding], now, owner=None)
+        return reason
 
     def findings(self, owner: str) -> list[Noted]:
         """Those about trainers of this owner, or replicas; the latest first."""
@@ -178,7 +228,7 @@ class MismatchLedger:
 
     def worst(self, owner: str) -> list[WorstRollout]:
         """Those of this owner, the worst first."""
-        return [one for one in self._worst if one.owner == owner][:MOST_WORST]
+        return self._worst.get(owner, [])
 
     def _sound(self, window: Sequence[RolloutPattern]) -> list[RolloutPattern]:
         """The window without the rollouts of a replica that is suspected: they have a pattern of their own."""
@@ -197,9 +247,3 @@ class MismatchLedger:
             oldest = min(self._findings, key=lambda key: self._findings[key].last)
             del self._findings[oldest]
         return new
-
-    def _forget_before(self, period: float) -> None:
-        while self.history and next(iter(self.history))[0] < period:
-            self.history.popitem(last=False)
-        while len(self.history) > MOST_PERIODS * MOST_VALUES:
-            self.history.popitem(last=False)

@@ -6,12 +6,10 @@ Records are in memory alone: they are for looking back, and no rollout depends o
 import asyncio
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from deployments import logs
 from deployments.protocols.generation import packed_logprobs
@@ -19,8 +17,10 @@ from deployments.rollout_records.book import KeptRecord, RecordBook, RecordNote
 from deployments.rollout_records.comparison import ComparedRollout, ReportRefused, TrainerReport, compared
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
-from deployments.rollout_records.ledger import Cell, MismatchLedger, Noted, Suspicion
+from deployments.rollout_records.ledger import MismatchLedger, Noted, Suspicion
+from deployments.rollout_records.ratios import Sums
 from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.trials import Vote
 from deployments.upstream.ray_serve.install import install
 
 EXPIRE_EVERY_S = 5.0
@@ -31,8 +31,8 @@ class ReportOutcome:
     """The outcome of a report."""
 
     compared: int
-    all: Cell
-    by_replica: dict[str, Cell]
+    all: Sums
+    by_replica: dict[str, Sums]
     refused: list[tuple[str, str]]
     """Rollouts that were not compared, each with a sentence."""
     new: list[MismatchFinding]
@@ -77,23 +77,26 @@ class RolloutRecordStore:
         kept = list(islice(self._book.newest(owner), most))
         return await asyncio.to_thread(lambda: [*map(line_of, kept)])
 
-    async def report(self, reports: Sequence[TrainerReport], owner: str) -> ReportOutcome:
-        """Compares what a trainer has computed, and keeps it in the records."""
-        now, refused, everything, by_replica = self._time_s(), list[tuple[str, str]](), Cell(), dict[str, Cell]()
+    async def report(self, reports: Sequence[TrainerReport], owner: str, latest: Mapping[str, int]) -> ReportOutcome:
+        """Compares what a trainer has computed, and keeps it in the records.
+
+        Args:
+            latest: the latest version of each policy, as `served_alone` takes it.
+        """
+        now, refused, everything, by_replica = self._time_s(), list[tuple[str, str]](), Sums(), dict[str, Sums]()
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
                 # In a thread: thousands of tokens each.
-                rollout, data = await asyncio.to_thread(with_report, kept, report, now)
+                rollout, data = await asyncio.to_thread(with_report, kept, report, latest, now)
             except (ReportRefused, RolloutUnknown) as error:
                 refused.append((report.rollout_id, str(error)))
                 continue
             self._book.replace_data(kept, data)
             self._ledger.add(rollout, owner, now)
-            ratios, sizes = rollout.ratios, np.abs(rollout.difference)
-            everything.add(ratios, sizes)
-            for start, end, replica in rollout.labels["replica"]:
-                by_replica.setdefault(replica, Cell()).add(ratios[start:end], sizes[start:end])
+            everything += rollout.sums
+            for replica, sums in rollout.sums_by("replica").items():
+                by_replica[replica] = by_replica.get(replica, Sums()) + sums
         new = self._ledger.look(now)
         return ReportOutcome(
             compared=len(reports) - len(refused),
@@ -102,12 +105,12 @@ class RolloutRecordStore:
             refused=refused,
             new=new,
             causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],
-            suspicion=self._ledger.suspicion(),
+            suspicion=self._ledger.suspicion(now),
         )
 
-    async def convict(self, replica: str, message: str) -> None:
-        """The replica was found to compute other numbers than its siblings."""
-        self._ledger.convict(replica, message, self._time_s())
+    async def vote(self, replica: str, vote: Vote) -> str | None:
+        """A rollout of a suspicion says this of the replica. Returns why that is at fault, if it is by this vote."""
+        return self._ledger.vote(replica, vote, self._time_s())
 
     async def mismatch(self, owner: str) -> dict[str, Any]:
         """The fields of a `Mismatch`."""
@@ -116,15 +119,13 @@ class RolloutRecordStore:
             **fields_of(ledger.all),
             "rollouts": ledger.rollouts,
             "by": {
-                name: {value: fields_of(cell) for value, cell in cells.items()} for name, cells in ledger.by.items()
+                name: {value: fields_of(sums) for value, sums in values.items()} for name, values in ledger.by.items()
             },
             "history": [
-                {"at": at, "replica": replica, "version": version, **fields_of(cell)}
-                for (at, replica, version), cell in ledger.history.items()
+                {"at": at, "replica": replica, "version": version, **fields_of(sums)}
+                for (at, replica, version), sums in ledger.history.items()
             ],
-            "worst": [
-                {name: value for name, value in asdict(one).items() if name != "owner"} for one in ledger.worst(owner)
-            ],
+            "worst": [{"rollout_id": one.rollout_id, **ratios_of(one.sums)} for one in ledger.worst(owner)],
             "causes": [*map(fields_of_cause, ledger.findings(owner))],
         }
 
@@ -138,19 +139,18 @@ class RolloutRecordStore:
         self._expiring = None
 
 
-def with_report(kept: KeptRecord, report: TrainerReport, now: float) -> tuple[ComparedRollout, bytes]:
+def with_report(
+    kept: KeptRecord, report: TrainerReport, latest: Mapping[str, int], now: float
+) -> tuple[ComparedRollout, bytes]:
     """The comparison, and the record with what was reported.
 
     Raises:
         ReportRefused: the report does not fit the rollout.
     """
     fields = pickle.loads(kept.data)
-    rollout = compared(fields, report)
-    ratios = rollout.ratios if rollout.tokens else np.ones(1)
+    rollout = compared(fields, report, latest)
     fields["mismatch"] = {
-        "tokens": rollout.tokens,
-        "mean_ratio": float(ratios.mean()),
-        "largest_ratio": float(ratios.max()),
+        **fields_of(rollout.sums),
         "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),
         "start": rollout.start,
         "weight_version": report.weight_version,
@@ -171,8 +171,17 @@ def line_of(kept: KeptRecord) -> dict[str, Any]:
     }
 
 
-def fields_of(cell: Cell) -> dict[str, Any]:
-    return {"tokens": cell.sums.tokens, "mean_ratio": cell.sums.mean_ratio, "largest_ratio": cell.largest}
+def fields_of(sums: Sums) -> dict[str, Any]:
+    """The fields of `MismatchSums`."""
+    return {"tokens": sums.tokens, **ratios_of(sums)}
+
+
+def ratios_of(sums: Sums) -> dict[str, float]:
+    return {
+        "mean_ratio": sums.mean_ratio,
+        "share_beyond": sums.share_beyond,
+        "largest_ratio": sums.largest_ratio,
+    }
 
 
 def fields_of_cause(noted: Noted) -> dict[str, Any]:

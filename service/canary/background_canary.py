@@ -57,7 +57,12 @@ class BackgroundCanary:
         # Serve adds the ingress replica's id; `generator` is the replica that generated.
         self._mean_ratio = metrics.Gauge(
             "rollout_canary_mean_ratio",
-            description="Mean ratio between two replicas' probabilities of the tokens of the last check.",
+            description="Mean ratio between two replicas' probabilities of the last check's tokens, each 4 at most.",
+            tag_keys=("generator",),
+        )
+        self._share_beyond = metrics.Gauge(
+            "rollout_canary_share_beyond",
+            description="Share of the tokens of that check whose ratio is beyond 4.",
             tag_keys=("generator",),
         )
         self._largest_ratio = metrics.Gauge(
@@ -91,16 +96,17 @@ class BackgroundCanary:
 
     def _record(self, comparison: Comparison) -> None:
         tags = {"generator": comparison.generated_by}
-        self._mean_ratio.set(comparison.mean_ratio, tags)
-        self._largest_ratio.set(comparison.largest_ratio, tags)
+        self._mean_ratio.set(comparison.sums.mean_ratio, tags)
+        self._share_beyond.set(comparison.sums.share_beyond, tags)
+        self._largest_ratio.set(comparison.sums.largest_ratio, tags)
         self._history.keep_only([*self._replicas.replicas(), comparison.generated_by, comparison.scored_by])
         if self._history.record(comparison):
             self._apart.inc(tags=tags)
             logger.warning(
                 "Two generator replicas with the same weights differ: the probabilities of a token by a factor of %.3g "
                 "on average, and of %.3g at most. The other replica is %s.",
-                comparison.mean_ratio,
-                comparison.largest_ratio,
+                comparison.sums.mean_ratio,
+                comparison.sums.largest_ratio,
                 comparison.scored_by,
                 extra={"replica_id": comparison.generated_by},
             )

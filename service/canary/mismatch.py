@@ -1,13 +1,16 @@
 """Which generator replica says other log-probabilities than the others. State machines without I/O.
 
-Two replicas with the same weights agree up to rounding. Between a log-probability that a replica generated and the one
-that another replica gives the same token, the ratio of the probabilities is `exp(|difference|)`: 1 if they agree.
+Two replicas with the same weights agree up to rounding. How far they part is the statistic of
+`deployments/rollout_records/ratios.py`.
 """
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.rollout_records.ratios import Sums
 
 RECENT_COMPARISONS = 32
 """Comparisons that are remembered of each replica."""
@@ -24,23 +27,15 @@ class Comparison:
 
     generated_by: str
     scored_by: str
-    mean_ratio: float
-    """Over the tokens; at least 1, or NaN."""
-    largest_ratio: float
+    sums: Sums
+    """Of the tokens. A mean is NaN where a log-probability is."""
 
 
 def comparison_of(generated_by: str, scored_by: str, generated: Sequence[float], scored: Sequence[float]) -> Comparison:
     """Compares the log-probabilities of the same tokens, at least one."""
-    ratios = [ratio_of(one, other) for one, other in zip(generated, scored, strict=True)]
-    mean, largest = math.fsum(ratios) / len(ratios), max(ratios)
-    return Comparison(generated_by, scored_by, mean, largest if math.isfinite(mean) else math.nan)
-
-
-def ratio_of(generated: float, scored: float) -> float:
-    try:
-        return math.exp(abs(generated - scored))
-    except OverflowError:
-        return math.nan
+    # Between two that are infinite there is no difference to tell: it is NaN too.
+    with np.errstate(invalid="ignore"):
+        return Comparison(generated_by, scored_by, Sums.of(np.subtract(generated, scored)))
 
 
 class MismatchHistory:
@@ -57,7 +52,7 @@ class MismatchHistory:
 
     def record(self, comparison: Comparison) -> bool:
         """Adds a comparison; returns whether the two replicas differ."""
-        is_apart = not comparison.mean_ratio <= self._most_mean_ratio
+        is_apart = not comparison.sums.mean_ratio <= self._most_mean_ratio
         self._recent[comparison.generated_by].append((comparison.scored_by, is_apart))
         self._recent[comparison.scored_by].append((comparison.generated_by, is_apart))
         return is_apart

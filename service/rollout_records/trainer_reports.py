@@ -1,25 +1,25 @@
 """Reports of trainers about rollouts: for the ledger, metrics, and a check of a replica that parts from its siblings.
 
-Guarantee: a replica is taken out of service only if at least two others give its tokens other log-probabilities, and
-differ from it by more than trainers differ from its siblings.
+Guarantee: a replica is taken out of service only by scores of its tokens on two others and on itself, as
+`deployments/rollout_records/trials.py` says. Reports choose whose tokens are scored.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from ray.serve import metrics
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import ScoredPrompt
 from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.failures import RolloutUnknown
-from deployments.rollout_records.findings import LEAST_FACTOR
 from deployments.rollout_records.ledger import Suspicion
+from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
 from service.access.keys import Caller
 from service.canary.background_canary import ComparedReplicas, scoring_request
@@ -29,20 +29,34 @@ if TYPE_CHECKING:
     from deployments.rollout_records.store import ReportOutcome, RolloutRecordStore
 
 MOST_SCORED_TOKENS = 8192
-LEAST_JUDGES = 2
+JUDGES = 2
+NO_NUMBERS = "0 logprobs: send one for each token that is to be compared, or leave the rollout out"
+REPORTED_TWICE = "it is reported twice in this body, and the first report of it is taken: send one for each rollout"
 logger = logging.getLogger("rollout_service.mismatch")
 
 
 class TrainerReports:
-    """The reports that come to one ingress replica."""
+    """The reports that come to one ingress replica.
 
-    def __init__(self, store: "RolloutRecordStore", replicas: ComparedReplicas) -> None:
+    Args:
+        latest_versions: the latest version of each policy, by name; that of the policy without one is under ''.
+    """
+
+    def __init__(
+        self, store: "RolloutRecordStore", replicas: ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._store = store
         self._replicas = replicas
+        self._latest_versions = latest_versions
         self._checks = BackgroundTasks()
         self._mean_ratio = metrics.Gauge(
             "rollout_mismatch_mean_ratio",
-            description="Mean ratio between a trainer's and the sampled probabilities, of the last report.",
+            description="Mean ratio between a trainer's and the sampled probabilities, each 4 at most, of a report.",
+            tag_keys=("generator",),
+        )
+        self._share_beyond = metrics.Gauge(
+            "rollout_mismatch_share_beyond",
+            description="Share of the tokens of that report whose ratio is beyond 4.",
             tag_keys=("generator",),
         )
         self._largest_ratio = metrics.Gauge(
@@ -57,11 +71,22 @@ class TrainerReports:
         )
 
     async def report(self, reports: Sequence[TrainerReport], caller: Caller) -> "ReportOutcome":
-        """Raises `StoreLost`."""
-        outcome = await self._store.report(reports, caller.namespace)
-        for replica, cell in outcome.by_replica.items():
-            self._mean_ratio.set(cell.sums.mean_ratio, {"generator": replica})
-            self._largest_ratio.set(cell.largest, {"generator": replica})
+        """Compares the reports. A rollout counts once, and a report without numbers is refused: each costs the store
+        the reading of a record. Raises `StoreLost`."""
+        first: dict[str, TrainerReport] = {}
+        refused: list[tuple[str, str]] = []
+        for report in reports:
+            if not len(report.logprobs):
+                refused.append((report.rollout_id, NO_NUMBERS))
+            elif first.setdefault(report.rollout_id, report) is not report:
+                refused.append((report.rollout_id, REPORTED_TWICE))
+        outcome = await self._store.report([*first.values()], caller.namespace, self._latest_versions())
+        outcome.refused.extend(refused)
+        for replica, sums in outcome.by_replica.items():
+            tags = {"generator": replica}
+            self._mean_ratio.set(sums.mean_ratio, tags)
+            self._share_beyond.set(sums.share_beyond, tags)
+            self._largest_ratio.set(sums.largest_ratio, tags)
         for finding in outcome.new:
             self._causes.inc(tags={"kind": finding.kind})
             logger.warning("A trainer and the engines part: %s", finding.message)
@@ -70,55 +95,52 @@ class TrainerReports:
         return outcome
 
     async def _check(self, suspicion: Suspicion) -> None:
-        """Scores what the replica has made on others, and takes it out of service if they side with the trainer."""
-        judges = [name for name in self._replicas.replicas() if name != suspicion.replica]
-        log_fields = {"replica_id": suspicion.replica}
-        try:
-            verdicts = [
-                (judge, size)
-                for judge, part in zip(cycle(judges), [part async for part in self._parts(suspicion)], strict=False)
-                if (size := await self._size(judge, part)) is not None
-            ]
-        except RolloutFailure as failure:
-            logger.info("A replica that parts from its siblings was not checked: %s", failure, extra=log_fields)
-            return
-        against = [judge for judge, size in verdicts if size >= LEAST_FACTOR * suspicion.usual_size]
-        judges_against = set(against)
-        if len(judges_against) < LEAST_JUDGES or len(against) < len(verdicts):
-            logger.warning(
-                "The rollouts of a replica part from a trainer more than those of its siblings, and %s of %s checks on "
-                "other replicas say the same: it stays in service.",
-                len(against),
-                len(verdicts),
-                extra=log_fields,
-            )
-            return
-        reason = (
-            f"Generator replica {suspicion.replica} computes other log-probabilities than its siblings: trainers say "
-            f"so, and {len(judges_against)} replicas with the same weights."
-        )
-        logger.error("A generator replica is taken out of service: %s", reason, extra=log_fields)
-        self._causes.inc(tags={"kind": "replica"})
-        self._replicas.take_out_of_service(suspicion.replica, reason)
-        await self._store.convict(suspicion.replica, f"{reason} It was taken out of service.")
-
-    async def _parts(self, suspicion: Suspicion) -> "AsyncIterator[ScorablePart]":
-        """The generations to score: one a rollout."""
-        for owner, rollout_id in suspicion.rollouts:
+        """Scores what the replica has made, until its trial has come to an end, and takes it out of service if it is
+        at fault."""
+        suspect, log_fields = suspicion.replica, {"replica_id": suspicion.replica}
+        said = Counter[Vote]()
+        for number, rollout in enumerate(suspicion.rollouts):
             try:
-                kept = await self._store.record(rollout_id, owner)
-            except RolloutUnknown:
+                vote = await self._vote(suspect, rollout, number)
+                reason = await self._store.vote(suspect, vote)
+            except (RolloutFailure, RolloutUnknown) as failure:
+                logger.info("A rollout of a replica was not scored again: %s", failure, extra=log_fields)
                 continue
-            if (part := next(scorable_parts(fields_of_record(kept), suspicion.replica), None)) is not None:
-                yield part
+            said[vote] += 1
+            if reason is not None:
+                logger.error("A generator replica is taken out of service: %s", reason, extra=log_fields)
+                self._causes.inc(tags={"kind": "replica"})
+                self._replicas.take_out_of_service(suspect, reason)
+                return
+        logger.warning(
+            "The rollouts of a replica part from a trainer more than those of its siblings. %s of them were looked at: "
+            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service.",
+            len(suspicion.rollouts),
+            said[Vote.AGAINST],
+            said[Vote.IN_FAVOUR],
+            extra=log_fields,
+        )
 
-    async def _size(self, judge: str, part: "ScorablePart") -> float | None:
-        """The mean difference between the judge's and the sampled log-probabilities; `None` if it has other weights."""
+    async def _vote(self, suspect: str, rollout: MadeRollout, number: int) -> Vote:
+        """What a rollout says of the replica; nothing if it cannot be scored, or there are no two others."""
+        kept = await self._store.record(rollout.rollout_id, rollout.owner)
+        part = next(scorable_parts(fields_of_record(kept), suspect), None)
+        others = [name for name in self._replicas.replicas() if name != suspect]
+        if part is None or len(others) < JUDGES:
+            return Vote.NOTHING
+        # Each rollout has other judges than the one before, where there are enough.
+        judges = [others[(number * JUDGES + place) % len(others)] for place in range(JUDGES)]
+        scores = await asyncio.gather(*(self._score(replica, part) for replica in (suspect, *judges)))
+        known = [score for score in scores if score is not None]
+        return Vote(votes(part.logprobs, *known).item()) if len(known) == len(scores) else Vote.NOTHING
+
+    async def _score(self, replica: str, part: "ScorablePart") -> Sequence[float] | None:
+        """The log-probabilities that a replica gives the tokens; `None` if it has other weights."""
         request = scoring_request(part.name, part.prompt, part.tokens, part.policy)
-        scored = await self._replicas.score_on(judge, request)
+        scored = await self._replicas.score_on(replica, request)
         if not isinstance(scored, ScoredPrompt) or scored.weight_version != part.version:
             return None
-        return float(np.abs(np.subtract(scored.prompt_logprobs, part.logprobs)).mean())
+        return scored.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +171,8 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
         spans = message.get("weight_versions") or ()
         versions = [span["version"] for span in spans if span["start"] < end and begin < span["end"]]
         first = begins[made["message"]]
-        if made["replica"] == replica and begin < end and len(versions) == 1 and first + end <= MOST_SCORED_TOKENS:
+        is_enough = end - begin >= LEAST_TOKENS and first + end <= MOST_SCORED_TOKENS
+        if made["replica"] == replica and is_enough and len(versions) == 1:
             name = f"{rollout.get('rollout_id')}-{made['message']}-{begin}"
             tokens, logprobs = message["token_ids"][begin:end], message["generation_logprobs"][begin:end]
             yield ScorablePart(name, log[: first + begin], tokens, logprobs, versions[0], fields.get("policy"))

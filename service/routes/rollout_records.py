@@ -35,9 +35,9 @@ from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import RESULT
 from service.http.openapi import BINARY, content, json_content, json_request, json_response, refusals
-from service.http.request_body import read_body, read_json_body, rollout_media_type
+from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
 from service.http.streaming import response_in_parts
-from service.rollout_records.report_bodies import report_of, reports_of_arrow, reports_of_json
+from service.rollout_records.report_bodies import report_of_json, reports_of_arrow, reports_of_json
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
@@ -70,7 +70,7 @@ RECORDED = RecordedRollouts(
         )
     ]
 )
-SUMS = MismatchSums(tokens=2048, mean_ratio=1.002, largest_ratio=1.06)
+SUMS = MismatchSums(tokens=2048, mean_ratio=1.002, share_beyond=0.0, largest_ratio=1.06)
 MISMATCH = Mismatch(
     tokens=2048,
     mean_ratio=1.002,
@@ -110,7 +110,8 @@ async def report_logprobs(
 
     The body is JSON or, smaller and faster for a training step, one Arrow stream with the same fields as columns.
     Causes that show themselves in the recent reports are in the answer, in `GET /mismatch`, in the log and in metrics.
-    A rollout without a record is told, and the others are compared.
+    A rollout without a record is told, and so is a report without numbers or a second one of a rollout; the others are
+    compared.
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
@@ -126,20 +127,26 @@ async def report_logprobs(
     openapi_extra=json_request(ONE_REPORT),
 )
 async def report_rollout_logprobs(
-    request: Request, rollout_id: RolloutId, reports: Reports, rollouts: Rollouts, caller: AuthorizedCaller
+    request: Request,
+    rollout_id: RolloutId,
+    reports: Reports,
+    admitted: Admitted,
+    rollouts: Rollouts,
+    caller: AuthorizedCaller,
 ) -> Response:
     """As `POST /rollouts/logprobs`, for one rollout."""
-    most_bytes = rollouts.limits.max_body_bytes
-    given = await read_json_body(request, TrainerLogprobs, most_bytes, "report one rollout at a time")
-    return await answer(reports, [report_of(given, rollout_id)], caller)
+    refuse_other_than_json(request.headers)
+    body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
+    return await answer(reports, [await asyncio.to_thread(report_of_json, body, rollout_id)], caller)
 
 
 async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller: Caller) -> Response:
     outcome = await reports.report(given, caller)
     said = ReportAnswer(
         compared=outcome.compared,
-        mean_ratio=outcome.all.sums.mean_ratio,
-        largest_ratio=outcome.all.largest,
+        mean_ratio=outcome.all.mean_ratio,
+        share_beyond=outcome.all.share_beyond,
+        largest_ratio=outcome.all.largest_ratio,
         refused=[RefusedReport(rollout_id=name, message=message) for name, message in outcome.refused],
         causes=[MismatchCause(**asdict(one.finding), since=one.since, last=one.last) for one in outcome.causes],
     )

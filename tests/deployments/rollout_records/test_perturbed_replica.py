@@ -1,4 +1,4 @@
-"""One replica among four has one perturbed weight of a real model, and is suspected within 64 rollouts."""
+"""One replica among four has one perturbed weight of a real model, and is convicted within 64 rollouts."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ import torch
 from benchmarks.reference_model import State
 from deployments.rollout_records.comparison import TrainerReport, compared
 from deployments.rollout_records.ledger import MismatchLedger
-from tests.deployments.rollout_records.reports import PROMPT, record_of
+from deployments.rollout_records.trials import Vote, votes
+from tests.deployments.rollout_records.reports import LATEST, PROMPT, record_of
 from tests.live.forward_pass import model_of, tiny_state
 
 ROLLOUTS, TOKENS = 64, 40
@@ -49,24 +50,30 @@ def with_one_weight_changed(name: str) -> State:
     return {**state, name: changed}
 
 
-def suspected(ids: torch.Tensor, trained: np.ndarray, by_replica: dict[str, np.ndarray]) -> Iterator[str]:
-    """The replicas that a ledger suspects, of rollouts that the four have made in turn."""
+def convicted(ids: torch.Tensor, trained: np.ndarray, by_replica: dict[str, np.ndarray]) -> Iterator[str]:
+    """The replicas that are convicted by scores, of rollouts that the four have made in turn and a ledger suspects."""
     ledger = MismatchLedger(most_mean_ratio=1.1)
     for number in range(ROLLOUTS):
         replica = "abcd"[number % 4]
         record = record_of(f"r{number}", ids[number, PROMPT:].numpy(), by_replica[replica][number], replica)
-        ledger.add(compared(record, TrainerReport(f"r{number}", trained[number].astype(float))), "", 0.0)
-        if (suspicion := ledger.suspicion()) is not None:
-            yield suspicion.replica
+        report = TrainerReport(f"r{number}", trained[number].astype(float))
+        ledger.add(compared(record, report, LATEST), "", 0.0)
+        suspicion = ledger.suspicion(0.0)
+        for one in () if suspicion is None else suspicion.rollouts:
+            row, suspect = int(one.rollout_id[1:]), suspicion.replica
+            judges = [name for name in by_replica if name != suspect][:2]
+            said = votes(*(by_replica[name][row] for name in (suspect, suspect, *judges)))
+            if ledger.vote(suspect, Vote(said.item()), 0.0) is not None:
+                yield suspect
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_replica_with_one_weight_of_another_value_is_suspected(
+def test_a_replica_with_one_weight_of_another_value_is_convicted(
     name: str, sampled: tuple[torch.Tensor, np.ndarray]
 ) -> None:
     ids, trained = sampled
     sound = logprobs(tiny_state(), ids, torch.bfloat16)
     faulty = logprobs(with_one_weight_changed(name), ids, torch.bfloat16)
-    assert list(suspected(ids, trained, {"a": sound, "b": sound, "c": faulty, "d": sound})) == ["c"]
-    assert list(suspected(ids, trained, dict.fromkeys("abcd", sound))) == []
+    assert list(convicted(ids, trained, {"a": sound, "b": sound, "c": faulty, "d": sound})) == ["c"]
+    assert list(convicted(ids, trained, dict.fromkeys("abcd", sound))) == []
