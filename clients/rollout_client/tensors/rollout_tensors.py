@@ -228,14 +228,15 @@ def to_tensors(
             and loss mask 0, for trainers that need batches of a fixed size.
         scale_rewards: divide advantages by the standard deviation of their group (GRPO), or not (Dr. GRPO).
         epsilon: added to that standard deviation.
-        group_of: the group of a rollout; equal values are one group. The default is `idx`, which is unique within one
-            request. For rollouts of several requests, or samples with equal `idx`, pass a function that tells them
+        group_of: the group of a rollout; equal values are one group. The default is `idx`: the sample's place in its
+            request, unless the sample brought its own. So samples with equal `idx` are one group whatever their prompts
+            are, and so are rollouts of several requests, each of which counts from 0: pass a function that tells them
             apart.
         credit: what makes the advantages. `total`: the total reward of the rollout against the others of its group.
             `turn`: each turn by the rewards from it on, against all turns of its group (`turn_advantages`). A function:
             gets the rewards of the turns of one group, by rollout and turn, and returns the advantages of these turns.
             The rewards of a rollout's turns are those of its messages; the last turn has what `total_reward` has
-            beyond them.
+            beyond them. Branches are no rollouts of the group: they inherit the advantages of their rollout's turns.
         discount: for `credit="turn"`, the factor of a reward for each turn that it lies ahead; from 0 to 1.
         merge: `prefix`: adds rows for the `branches` of rollouts, and `merged`: what the rollouts of a group share at
             their beginning, the branches of a session included, stands there once. The model computes `merged`; its

@@ -2,8 +2,12 @@
 
 from vllm.sampling_params import SamplingParams
 
+from deployments.upstream.vllm.token_texts import TEXTS_ARE_UNSEEN
 from rollout_client.contract.messages import SampledWith
 from rollout_client.contract.rollouts import Sampling
+
+NO_SAMPLING = frozenset({TEXTS_ARE_UNSEEN, "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"})
+"""Further arguments that move no token. Any other is one of a plugin of the engine, which may."""
 
 
 def is_constrained(params: SamplingParams) -> bool:
@@ -26,8 +30,7 @@ def is_constrained(params: SamplingParams) -> bool:
         or params.thinking_token_budget is not None
         or params.trace_decode_token_ids is not None
         or bool(params.watermarking)
-        # Plugins of the engine read them.
-        or bool(params.extra_args)
+        or not (params.extra_args or {}).keys() <= NO_SAMPLING
     )
 
 

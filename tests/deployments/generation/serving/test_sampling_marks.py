@@ -6,6 +6,7 @@ import pytest
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 from deployments.generation.serving.sampling_marks import is_constrained, sampled_with
+from deployments.upstream.vllm.token_texts import skip_logprob_texts
 from rollout_client.contract.messages import SampledWith
 from rollout_client.contract.rollouts import Sampling
 
@@ -68,6 +69,12 @@ def test_what_leaves_the_policys_distribution_does_not(known: dict[str, list[Any
     for name, values in known.items():
         for value in values:
             assert not is_constrained(SamplingParams(**{name: value})), name
+
+
+def test_arguments_of_the_service_and_of_caches_are_none_of_a_plugin() -> None:
+    params = SamplingParams(extra_args={"kv_transfer_params": {}})
+    skip_logprob_texts(params)
+    assert not is_constrained(params)
 
 
 @pytest.mark.parametrize(
