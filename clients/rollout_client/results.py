@@ -14,6 +14,7 @@ from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Branch, FinishReason, GivenMessage, Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionSample
+from rollout_client.contract.training import may_be_trained
 from rollout_client.errors import RolloutError
 
 if TYPE_CHECKING:
@@ -49,9 +50,14 @@ def generated_places(sample: SampleResult) -> list[int]:
     return [place for place, message in enumerate(sample.message_log) if is_generated(message)]
 
 
+def trained_places(sample: SampleResult) -> list[int]:
+    """The indexes of the responses that may be trained."""
+    return [place for place, message in enumerate(sample.message_log) if may_be_trained(message)]
+
+
 def finish_reasons(sample: SampleResult) -> list[FinishReason | None]:
     """The finish reason of each response of the log; `None` for one whose generation was interrupted."""
-    return [message.finish_reason for message in sample.message_log if message.generation_logprobs is not None]
+    return [message.finish_reason for message in sample.message_log if is_generated(message)]
 
 
 def last_finish_reason(sample: SampleResult) -> FinishReason | None:
@@ -63,44 +69,6 @@ def is_clipped(sample: SampleResult) -> bool:
     """Whether its length has cut the last response, so that the policy did not end it. TRL's
     `mask_truncated_completions` takes such rollouts out of the loss, and verl's `clip_ratio` counts them."""
     return last_finish_reason(sample) == "length"
-
-
-def turn_rewards(sample: SampleResult, total: float | None) -> list[float]:
-    """The rewards of the turns of a rollout with this final reward, one for each response; see `rewards_by_turn`."""
-    generated = [message.generation_logprobs is not None for message in sample.message_log]
-    return rewards_by_turn(
-        generated,
-        [message.reward for message in sample.message_log],
-        total,
-        is_whole=sum(generated) <= sample.metrics.turn_count,
-    )
-
-
-def rewards_by_turn(
-    generated: Sequence[bool], rewards: Sequence[float | None], total: float | None, *, is_whole: bool
-) -> list[float]:
-    """The reward of each generated message with the messages up to the next one.
-
-    The last turn also has what the total has beyond them, such as the reward of a whole session: then the turns sum to
-    the total.
-
-    Args:
-        generated: whether the policy generated the message.
-        rewards: the messages' own; a missing one is 0.
-        total: the final reward of the rollout; `None` if it has none.
-        is_whole: whether the total is of all turns of the log. It is not where a rollout was continued from a posted
-            log, whose turns have the rewards of their messages alone.
-    """
-    turns: list[float] = []
-    for is_generated, reward in zip(generated, rewards, strict=True):
-        if is_generated:
-            turns.append(0.0)
-        # A message before the first response belongs to no turn.
-        if turns and reward is not None:
-            turns[-1] += reward
-    if turns and total is not None and is_whole:
-        turns[-1] += total - sum(turns)
-    return turns
 
 
 def reason_not_final(sample: SampleResult) -> str:
@@ -320,7 +288,7 @@ class TokenRow:
 
     token_ids: list[int]
     loss_mask: list[int]
-    """1 for a token that the policy generated; 0 for a token of the prompt or of the environment."""
+    """1 for a token that the policy generated and that may be trained (`contract.training.may_be_trained`), else 0."""
     generation_logprobs: list[float]
     """Natural logarithms; 0 for a token that the policy did not generate."""
     weight_versions: list[int]
@@ -328,11 +296,12 @@ class TokenRow:
     service did not report."""
     prompt_length: int
     """Number of tokens before the first generated token; all tokens where none was generated."""
+    generated_length: int
+    """Number of tokens up to the last generated one; all tokens where none was generated."""
 
     def without_tail(self) -> "TokenRow":
         """The row up to its last generated token. No generation has seen the observations after that token."""
-        generated = [place for place, is_generated in enumerate(self.loss_mask) if is_generated]
-        return self.part(0, generated[-1] + 1 if generated else len(self.token_ids))
+        return self.part(0, self.generated_length)
 
     def part(self, start: int, end: int) -> "TokenRow":
         """The tokens from `start` to before `end`."""
@@ -343,6 +312,7 @@ class TokenRow:
             self.generation_logprobs[start:end],
             self.weight_versions[start:end],
             min(max(self.prompt_length - start, 0), len(token_ids)),
+            min(max(self.generated_length - start, 0), len(token_ids)),
         )
 
 
@@ -357,11 +327,14 @@ def token_row(sample: SampleResult) -> TokenRow:
     images: a model that is given its tokens alone has other log-probabilities."""
     if images_shown(sample.message_log):
         raise ValueError("A rollout shows images, and a row of tokens has none: use to_tensors and image_inputs.")
-    row = TokenRow([], [], [], [], prompt_length(sample.message_log))
-    for message in sample.message_log:
+    log = sample.message_log
+    # A log without a generated token is all prompt.
+    length, tail = sum(len(message.token_ids) for message in log), prompt_length(log[::-1])
+    row = TokenRow([], [], [], [], prompt_length(log), length - tail or length)
+    for message in log:
         count = len(message.token_ids)
         row.token_ids.extend(message.token_ids)
-        row.loss_mask.extend([int(message.generation_logprobs is not None)] * count)
+        row.loss_mask.extend([int(may_be_trained(message))] * count)
         row.generation_logprobs.extend(logprobs_of(message))
         row.weight_versions.extend(versions_of(message))
     return row

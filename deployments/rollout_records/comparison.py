@@ -5,13 +5,14 @@ No I/O.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.rollout_records.ratios import LARGEST_DIFFERENCE, Floats, Sums, sums_by
+from rollout_client.contract.training import may_be_compared, may_be_trained
 
 HEAD_TOKENS = 4
 """So many tokens at the beginning of a message are counted apart: another prompt changes them the most."""
@@ -23,7 +24,7 @@ MOST_DIGITS = 18
 
 
 class LabelledTokens(NamedTuple):
-    """Tokens `[start, end)` of the generated ones have this label."""
+    """Tokens `[start, end)` of those that are compared have this label."""
 
     start: int
     end: int
@@ -49,8 +50,8 @@ class TrainerReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedRollout:
-    """A rollout beside a report about it. Arrays have an element for each generated token of the report, in the order
-    of the log."""
+    """A rollout beside a report about it. Arrays have an element for each token of the report that may be trained and
+    was sampled as the request says, in the order of the log."""
 
     rollout_id: str
     group: str
@@ -64,11 +65,11 @@ class ComparedRollout:
     temperature: float
     stated_version: str | None
     unmasked: int
-    """Tokens that the policy has not generated, and that the trainer's mask has in the loss."""
+    """Tokens that may not be trained, and that the trainer's mask has in the loss."""
     other_token: tuple[int, int] | None
     """The first token that the trainer has another id for: index of its message, and place within it."""
     start: int = 0
-    """How many generated tokens come before the report's."""
+    """How many such tokens come before the report's."""
 
     @property
     def tokens(self) -> int:
@@ -98,18 +99,23 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
     messages = rollout["message_log"]
     sizes = [len(message["token_ids"]) for message in messages]
     generated = [message.get("generation_logprobs") is not None for message in messages]
-    is_generated = np.repeat(np.array(generated, bool), sizes)
-    sampled = np.fromiter(
-        chain.from_iterable(message["generation_logprobs"] for message in messages if is_policys(message)), np.float64
+    looked_at = [may_be_compared(message) for message in messages]
+    is_generated, is_trained, is_compared = (
+        np.repeat(np.array(flags, bool), sizes)
+        for flags in (generated, [may_be_trained(message) for message in messages], looked_at)
     )
-    places = places_of(report, is_generated, sizes[: generated.index(True)] if any(generated) else sizes)
-    given = report.logprobs[is_generated[places]]
-    first = int(is_generated[: places[0]].sum()) if len(places) else 0
+    sampled = np.fromiter(
+        chain.from_iterable(message["generation_logprobs"] for message in compress(messages, looked_at)), np.float64
+    )
+    prompt = sum(sizes[: generated.index(True)] if any(generated) else sizes)
+    places = places_of(report, is_generated, is_trained, prompt)
+    given = report.logprobs[is_compared[places]]
+    first = int(is_compared[: places[0]].sum()) if len(places) else 0
     sampled = sampled[first : first + len(given)]
     if not np.isfinite(given).all():
-        raise ReportRefused("a log-probability of a generated token is not a finite number: send what was computed")
+        raise ReportRefused("a log-probability of a trained token is not a finite number: send what was computed")
     replay = rollout.get("replay") or {}
-    labels = labels_of(record, messages, generated, replay.get("engine", ""))
+    labels = labels_of(record, messages, looked_at, replay.get("engine", ""))
     labels["version"] = served_alone(labels["version"], latest)
     return ComparedRollout(
         rollout_id=report.rollout_id,
@@ -119,20 +125,19 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
         labels={name: cut(spans, first, first + len(given)) for name, spans in labels.items()},
         temperature=replay.get("temperature", 1.0),
         stated_version=report.weight_version,
-        unmasked=0 if report.mask is None else int((report.mask & ~is_generated[places]).sum()),
+        unmasked=0 if report.mask is None else int((report.mask & ~is_trained[places]).sum()),
         other_token=other_token(messages, report),
         start=first,
     )
 
 
-def is_policys(message: Mapping[str, Any]) -> bool:
-    return message.get("generation_logprobs") is not None
-
-
-def places_of(report: TrainerReport, is_generated: NDArray[np.bool_], prompt_sizes: Sequence[int]) -> NDArray[np.int64]:
+def places_of(
+    report: TrainerReport, is_generated: NDArray[np.bool_], is_trained: NDArray[np.bool_], prompt: int
+) -> NDArray[np.int64]:
     """The places in the log of what was reported: those from `start` on; or all tokens, all but the first, those after
-    the prompt, or those that were generated. Where two of these are as many they are the same."""
-    total, prompt, count = len(is_generated), sum(prompt_sizes), len(report.logprobs)
+    the prompt, those that were generated, or those of them that may be trained. Where two of these are as many they are
+    the same."""
+    total, count = len(is_generated), len(report.logprobs)
     if report.mask is not None and len(report.mask) != count:
         raise ReportRefused(f"mask has {len(report.mask)} values for {count} logprobs: send as many")
     everything = np.arange(total)
@@ -140,7 +145,7 @@ def places_of(report: TrainerReport, is_generated: NDArray[np.bool_], prompt_siz
         if not 0 <= report.start <= total - count:
             raise ReportRefused(f"{count} logprobs from token {report.start} on for a rollout of {total} tokens")
         return everything[report.start : report.start + count]
-    for places in (everything[is_generated], everything[prompt:], everything[1:], everything):
+    for places in (everything[is_trained], everything[is_generated], everything[prompt:], everything[1:], everything):
         if len(places) == count:
             return places
     raise ReportRefused(
@@ -169,16 +174,16 @@ def other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) ->
 
 
 def labels_of(
-    record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generated: Sequence[bool], engine: str
+    record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], looked_at: Sequence[bool], engine: str
 ) -> dict[str, list[LabelledTokens]]:
-    """The attributes of where and how each generated token was made."""
+    """The attributes of where and how each token of the messages that are looked at was made."""
     labels: dict[str, list[LabelledTokens]] = {name: [] for name in ("version", "position", *OF_GENERATION)}
     parts: dict[int, list[Mapping[str, Any]]] = {}
     for made in record["generations"]:
         parts.setdefault(made["message"], []).append(made)
     begin = 0
     for index, message in enumerate(messages):
-        if not generated[index]:
+        if not looked_at[index]:
             continue
         end = begin + len(message["token_ids"])
         spans = message.get("weight_versions") or ()

@@ -126,9 +126,10 @@ def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
     if unmasked := [one for one in window if one.unmasked]:
         yield MismatchFinding(
             "missing_mask",
-            f"The trainer's mask has tokens in the loss that the policy has not generated, in {len(unmasked)} of "
+            f"The trainer's mask has tokens in the loss that are no samples of the policy, in {len(unmasked)} of "
             f"{len(window)} rollouts: {unmasked[-1].unmasked} in {unmasked[-1].rollout_id}. Train where "
-            "`generation_logprobs` is set, and nowhere else.",
+            "`generation_logprobs` is set, without messages that are `constrained` or whose `sampled_with` has "
+            "temperature 0, and nowhere else.",
         )
     if others := [one for one in window if one.other_token is not None]:
         message, place = others[-1].other_token or (0, 0)

@@ -27,7 +27,7 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.session_record import SessionRecord
 from deployments.storage.storage import EntryName
-from rollout_client.contract.messages import NUMBER_BYTES, MediaRange
+from rollout_client.contract.messages import NUMBER_BYTES, MediaRange, SampledWith
 from rollout_client.contract.sessions import MessageDrift, SessionLimits, SessionRequest
 
 LINE_BREAK = b"\n"
@@ -171,6 +171,8 @@ def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
         "weight_versions": [[span.version, span.start, span.end] for span in generated.weight_versions],
         "is_constrained": generated.is_constrained,
     }
+    if generated.sampled_with is not None:
+        fields["sampled_with"] = generated.sampled_with.model_dump(mode="json")
     return fields | {"columns": columns} if columns else fields
 
 
@@ -188,6 +190,8 @@ def generated_of(fields: Mapping[str, Any], numbers: BytesIO) -> GeneratedMessag
         "weight_versions": spans,
         "columns": columns,
     }
+    if (sampled_with := fields.get("sampled_with")) is not None:
+        packed["sampled_with"] = SampledWith.model_validate(sampled_with)
     return GeneratedMessage(**{**fields, **packed})
 
 

@@ -19,7 +19,7 @@ from deployments.failures import PromptRejected
 from deployments.protocols.generation import WeightSpan, packed_ids
 from deployments.protocols.images import ImagesByName, ImageSpan, image_spans
 from deployments.protocols.token_columns import Columns
-from rollout_client.contract.messages import MediaRange
+from rollout_client.contract.messages import MediaRange, SampledWith
 from rollout_client.contract.sessions import MessageDrift, SessionRequest
 
 ChatMessage = Mapping[str, Any]
@@ -96,7 +96,9 @@ class GeneratedMessage:
     """`None`: the generation was interrupted."""
     weight_versions: tuple[WeightSpan, ...] = ()
     is_constrained: bool = False
-    """Whether a grammar or schema constrained it: log-probabilities are over the tokens that fit."""
+    """Whether its call made tokens more or less likely whatever the policy says."""
+    sampled_with: SampledWith | None = None
+    """The distribution that it was sampled from, if it is not the session's."""
     columns: Columns = field(default_factory=dict)
     """Those of the session's `include`, by their fields of a `Message`: a row for each id. Rows of `routed_experts` are
     for the tokens from the plan's `experts_from` on, those of the prompt among them, to the last but one."""

@@ -94,6 +94,8 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
     shown = generated.message
     calls, reasoning = shown.get("tool_calls") or None, reasoning_of(shown) or None
     optional: dict[str, Any] = {"constrained": True} if generated.is_constrained else {}
+    if generated.sampled_with is not None:
+        optional["sampled_with"] = generated.sampled_with
     optional |= {name: column for name, column in generated.columns.items() if name != EXPERTS}
     return Message.model_construct(
         role="assistant",

@@ -30,6 +30,8 @@ from deployments.protocols.weight_versions import joined_spans
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, WeightVersionSpan
 from rollout_env import ChatMessage
 
+HOW_SAMPLED = frozenset({"constrained", "sampled_with"})
+"""Fields of a message that are as true of a part of it."""
 FIRST_WINDOW = 16
 """Tokens at the end that are searched first; four times as many each time that all of them would have to go."""
 Pieces = Sequence[str | None]
@@ -172,6 +174,7 @@ def first_tokens_of(response: Message, count: int, tokenizer: ChatTokenizer) -> 
     # Those of routed experts are the message's own here, and the last tokens of a log have none.
     experts = columns.pop(EXPERTS, None)
     kept: dict[str, Any] = {**first_rows(columns, count, len(response.token_ids))}
+    kept |= {name: getattr(response, name) for name in HOW_SAMPLED & response.model_fields_set}
     if experts is not None:
         kept[EXPERTS] = rows_between(experts, 0, min(count, experts.shape[0]))
     if (spans := response.weight_versions) is not None:

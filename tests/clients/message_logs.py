@@ -39,4 +39,14 @@ TWO_TURNS = rollout(
     generated(6, logprob=-1.5, weight_versions=[{"version": "8", "start": 0, "end": 1}]),
     given_message(7, 8, role="environment"),
 )
+GREEDY = {"sampled_with": {"temperature": 0.0}}
+NOT_FREE = rollout(
+    given_message(1),
+    generated(2, 3, constrained=True, reward=0.5),
+    generated(4, logprob=-1.0),
+    generated(5, reward=0.25, **GREEDY),
+    generated(6, sampled_with={"temperature": 0.5, "top_p": 0.9}),
+    generated(7, constrained=True),
+)
+"""Of five responses the second and the fourth are samples of the policy."""
 ONE_TURN = rollout(given_message(1), generated(9), reward=0.0, generation_index=1)

@@ -152,9 +152,10 @@ class RolloutMismatch(MismatchSums):
     """A trainer's numbers of one rollout, in its record."""
 
     logprobs: list[float]
-    """One for each generated token of `message_log`; of fewer if the report said where it starts."""
+    """One for each token of `message_log` that was compared: of messages that may be trained and were sampled as the
+    request says (no `sampled_with`); of fewer if the report said where it starts."""
     start: int = 0
-    """How many generated tokens come before the first of them."""
+    """How many such tokens come before the first of them."""
     weight_version: str | None = None
     """The version that the trainer has computed with, if it said so."""
     reported_at: float

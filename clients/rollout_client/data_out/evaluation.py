@@ -175,7 +175,7 @@ def facts_of(message: Message) -> JsonObject:
     """Fields of a message for which the formats have no place of their own; images by their names."""
     found = message.model_dump(
         mode="json",
-        include={"name", "reward", "finish_reason", "weight_versions", "parse_error", "constrained"},
+        include={"name", "reward", "finish_reason", "weight_versions", "parse_error", "constrained", "sampled_with"},
         exclude_none=True,
     )
     if message.role == "environment":

@@ -12,7 +12,9 @@
 
 `trl` and `tinker` have the tokens that the engine saw and generated. The others have texts, which their readers render
 with a chat template: calls and reasoning that were parsed are fields of the message there. A row ends with its last
-trained response: what the environment said after that is in no row.
+trained response: what the environment said after that is in no row. Responses that may not be trained
+(`rollout_client.contract.training.may_be_trained`) are context; a rollout with one where the format trains on all gives
+no row.
 
 Images stand before the text of their message, by name or as files: in `images` of a row and as parts of its messages,
 for verl as `<image>` in its texts, for `openai` as `image_url`. Rows of tokens have no place for them.
@@ -46,7 +48,14 @@ from rollout_client.data_out.training_rows import (
     verl_row,
 )
 from rollout_client.errors import RolloutError, needed_for
-from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, is_generated, seats_of
+from rollout_client.results import (
+    FINAL_STATUSES,
+    final_reward,
+    generated_places,
+    is_generated,
+    seats_of,
+    trained_places,
+)
 
 ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
@@ -220,6 +229,7 @@ class Exporter:
         if self._format == "verl":
             return verl_row(conversation, sample, self._source)
         if self._format == "sft":
+            conversation.check_assistants()
             return {**conversation.chat(self._source), **template_fields(sample)}
         conversation.check_no_observation()
         return {
@@ -240,7 +250,7 @@ class Exporter:
     def _note(self, sample: SampleResult) -> None:
         if sample.branches:
             self.notes["branches of agents, which are in no row"] += len(sample.branches)
-        if self._format == "sft" and self._selection.turns == "all" and len(generated_places(sample)) > 1:
+        if self._format == "sft" and self._selection.turns == "all" and len(trained_places(sample)) > 1:
             self.notes["rows with several responses: train them with assistant_only_loss=True"] += 1
         if self._format == "openai" and any(
             message.reasoning_content is not None for message in sample.message_log if is_generated(message)

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 from rollout_client.contract.messages import JsonObject, Message
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results import generated_places, images_shown, is_generated
+from rollout_client.contract.training import may_be_trained
+from rollout_client.results import images_shown, is_generated, trained_places
 
 Row = JsonObject
 Turns = Literal["all", "last"]
-"""Which responses of a rollout are trained: all of them, or the last one, with those before it in its prompt."""
+"""Which responses of a rollout are trained, of those that may be: all of them, or the last one, with those before it in
+its prompt."""
 ImageSource = Callable[[str], str]
 """Names an image in a row, by its name `sha256:...`: that name, a path or a data URL. Raises `DoesNotFit`."""
 VERL_IMAGE = "<image>"
@@ -31,24 +33,24 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a rollout up to its last response."""
+    """The messages of a rollout up to its last response that may be trained."""
 
     messages: Sequence[Message]
     start: int
-    """Index of the first trained response; all responses from there on are trained."""
+    """Index of the first trained response; all from there on that may be trained are."""
 
     @classmethod
     def of(cls, sample: SampleResult, turns: Turns) -> "Conversation":
-        """Raises `DoesNotFit` if nothing was generated, or nothing comes before it."""
-        places = generated_places(sample)
+        """Raises `DoesNotFit` if nothing was generated that may be trained, or nothing comes before it."""
+        places = trained_places(sample)
         if not places:
-            raise DoesNotFit("no response")
+            raise DoesNotFit(nothing_to_train(sample))
         if not places[0]:
             raise DoesNotFit("no prompt")
         return cls(sample.message_log[: places[-1] + 1], places[0] if turns == "all" else places[-1])
 
     def is_trained(self, place: int) -> bool:
-        return place >= self.start and is_generated(self.messages[place])
+        return place >= self.start and may_be_trained(self.messages[place])
 
     @property
     def texts(self) -> list[str]:
@@ -81,12 +83,32 @@ class Conversation:
         if others := [message.role for message in self.messages if message.role not in TRL_ROLES]:
             raise DoesNotFit(f"a message of role {others[0]}, which TRL takes in no row with images")
 
+    def has_untrained_from(self, first: int) -> bool:
+        """Whether one of the assistant's messages from this place on must not be trained."""
+        places = range(first, len(self.messages))
+        return any(self.messages[place].role == "assistant" and not self.is_trained(place) for place in places)
+
+    def check_assistants(self) -> None:
+        """Raises `DoesNotFit` if the completion has a message of the assistant that must not be trained."""
+        if self.has_untrained_from(self.start):
+            raise DoesNotFit(
+                "an assistant message that must not be trained, and the format trains on all from the first response "
+                "on: take the last with turns=last"
+            )
+
     def check_no_observation(self) -> None:
-        """Raises `DoesNotFit` if a message that the model did not write would be trained."""
-        if not all(is_generated(message) for message in self.messages[self.start :]):
+        """Raises `DoesNotFit` if a message that the policy did not write freely would be trained."""
+        if not all(may_be_trained(message) for message in self.messages[self.start :]):
             raise DoesNotFit(
                 "several responses, and the format trains on all between them: take the last with turns=last"
             )
+
+
+def nothing_to_train(sample: SampleResult) -> str:
+    """Why a rollout without a response that may be trained gives no row."""
+    if any(map(is_generated, sample.message_log)):
+        return "no response that may be trained: each was constrained, or greedy in a request that samples"
+    return "no response"
 
 
 def prompt_key(messages: Sequence[Message]) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -139,10 +161,7 @@ def template_fields(sample: SampleResult) -> Row:
 
 def verl_row(conversation: Conversation, sample: SampleResult, source_of: ImageSource) -> Row:
     """verl trains on every assistant message, and has no mask of its own. Its texts have a word for each image."""
-    trained = [conversation.is_trained(place) for place in range(len(conversation.messages))]
-    if any(
-        message.role == "assistant" and not each for message, each in zip(conversation.messages, trained, strict=True)
-    ):
+    if conversation.has_untrained_from(0):
         raise DoesNotFit("an assistant message that must not be trained, and verl trains on all of them")
     messages: list[Any] = [template_message(message, arguments_as_text=True) for message in conversation.messages]
     row: Row = {"messages": messages}
@@ -182,9 +201,9 @@ def trained_tokens(sample: SampleResult, turns: Turns) -> tuple[list[int], list[
     """The token ids up to the last one that is trained, and for each 1 if it is trained.
 
     Raises:
-        DoesNotFit: no generated token.
+        DoesNotFit: no generated token that may be trained.
     """
-    places = generated_places(sample)
+    places = trained_places(sample)
     trained = set(places if turns == "all" else places[-1:])
     if images_shown(sample.message_log):
         raise DoesNotFit("it shows images, and a row of tokens has no place for them")
@@ -194,7 +213,7 @@ def trained_tokens(sample: SampleResult, turns: Turns) -> tuple[list[int], list[
         token_ids += message.token_ids
         mask += [int(place in trained)] * len(message.token_ids)
     if 1 not in mask:
-        raise DoesNotFit("no tokens of a response" if places else "no response")
+        raise DoesNotFit("no tokens of a response" if places else nothing_to_train(sample))
     end = len(mask) - mask[::-1].index(1)
     return token_ids[:end], mask[:end]
 

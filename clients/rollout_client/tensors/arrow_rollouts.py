@@ -16,6 +16,7 @@ from rollout_client.arrow.rows import values_of
 from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN, row_of
 from rollout_client.calls.arrow_bodies import ArrowResponse, included_fields, value_bytes
 from rollout_client.contract.messages import Branch
+from rollout_client.contract.training import may_be_trained
 from rollout_client.results import FINAL_STATUSES
 from rollout_client.tensors.included import IncludedRows
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of
@@ -23,6 +24,8 @@ from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenCo
 REWARDS = ROLLOUTS.field("rewards")
 RANGES = '"mm_ranges":[{'
 """In the JSON of a message that shows images."""
+UNTRAINED = '"constrained":|"sampled_with":'
+"""In the JSON of a generated message that may not be trained; a regular expression."""
 BRANCHES = TypeAdapter(list[Branch])
 
 
@@ -56,6 +59,7 @@ class ArrowRollouts(Rollouts):
             versions,
             clipped_messages(logs),
             rewards_of_messages(logs),
+            trainable_messages(logs),
         ]
         included = included_fields(tokens.schema)
         columns += [tokens[field.name] for field in included]
@@ -66,6 +70,8 @@ class ArrowRollouts(Rollouts):
             message_counts=token_ids.message_counts,
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
+            trained=logprobs.is_valid
+            & joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[5].chunks], np.bool_),
             clipped=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[3].chunks], np.bool_),
             rewards=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[4].chunks], np.float64),
             token_ids=token_ids.values,
@@ -73,7 +79,7 @@ class ArrowRollouts(Rollouts):
             spans=spans_of(columns[2]),
             included={
                 field.name: included_rows(column, field)
-                for field, column in zip(included, columns[5:], strict=True)
+                for field, column in zip(included, columns[6:], strict=True)
                 if any(len(part) > part.null_count for part in (chunk.flatten() for chunk in column.chunks))
             },
         )
@@ -187,6 +193,27 @@ def rewards_of_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array(
         [pa.ListArray.from_arrays(log.offsets, log.values.field("reward"), lists) for log in logs.chunks], lists
     )
+
+
+def trainable_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether each message of each rollout may be trained if it was generated."""
+    lists = pa.list_(pa.bool_())
+    return pa.chunked_array(
+        [
+            pa.ListArray.from_arrays(log.offsets, pa.array(trainable(log.values.field(FURTHER_FIELDS.name))), lists)
+            for log in logs.chunks
+        ],
+        lists,
+    )
+
+
+def trainable(texts: pa.StringArray) -> NDArray[np.bool_]:
+    """Whether a generated message with these further fields may be trained. Few say something about it."""
+    found = np.ones(len(texts), np.bool_)
+    says = pc.match_substring_regex(texts, UNTRAINED).fill_null(False).to_numpy(zero_copy_only=False)
+    for place in np.flatnonzero(says).tolist():
+        found[place] = may_be_trained({"generation_logprobs": (), **from_json(texts[place].as_py())})
+    return found
 
 
 def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:

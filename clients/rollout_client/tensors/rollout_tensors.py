@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollout_client.calls.records import ReportColumns
@@ -19,9 +19,9 @@ from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
+from rollout_client.tensors.padding import Padding, PaddingSide, padded
 from rollout_client.tensors.rollouts import (
     GroupOf,
-    Integers,
     ListedRollouts,
     Rollouts,
     TokenColumns,
@@ -33,7 +33,6 @@ from rollout_client.tensors.rollouts import (
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
 
-PaddingSide = Literal["right", "left"]
 Value = TypeVar("Value")
 NotFinal = Literal["drop", "mask"]
 NAN = float("nan")
@@ -48,7 +47,8 @@ class RolloutTensors:
     attention_mask: Tensor
     """int64 [B, T]: 1 for a token, 0 for padding."""
     loss_mask: Tensor
-    """int64 [B, T]: 1 for a token that the policy generated; 0 everywhere in a row whose `sample_mask` is 0."""
+    """int64 [B, T]: 1 for a token that the policy generated and that may be trained
+    (`rollout_client.contract.training.may_be_trained`); 0 everywhere in a row whose `sample_mask` is 0."""
     generation_logprobs: Tensor
     """float32 [B, T]: natural logarithms, under the distribution that was sampled from; 0 where the policy did not
     generate the token."""
@@ -228,14 +228,15 @@ def to_tensors(
             and loss mask 0, for trainers that need batches of a fixed size.
         scale_rewards: divide advantages by the standard deviation of their group (GRPO), or not (Dr. GRPO).
         epsilon: added to that standard deviation.
-        group_of: the group of a rollout; equal values are one group. The default is `idx`, which is unique within one
-            request. For rollouts of several requests, or samples with equal `idx`, pass a function that tells them
+        group_of: the group of a rollout; equal values are one group. The default is `idx`: the sample's place in its
+            request, unless the sample brought its own. So samples with equal `idx` are one group whatever their prompts
+            are, and so are rollouts of several requests, each of which counts from 0: pass a function that tells them
             apart.
         credit: what makes the advantages. `total`: the total reward of the rollout against the others of its group.
             `turn`: each turn by the rewards from it on, against all turns of its group (`turn_advantages`). A function:
             gets the rewards of the turns of one group, by rollout and turn, and returns the advantages of these turns.
             The rewards of a rollout's turns are those of its messages; the last turn has what `total_reward` has
-            beyond them.
+            beyond them. Branches are no rollouts of the group: they inherit the advantages of their rollout's turns.
         discount: for `credit="turn"`, the factor of a reward for each turn that it lies ahead; from 0 to 1.
         merge: `prefix`: adds rows for the `branches` of rollouts, and `merged`: what the rollouts of a group share at
             their beginning, the branches of a session included, stands there once. The model computes `merged`; its
@@ -273,8 +274,8 @@ def to_tensors(
     else:
         if credit == "turn":
             credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
-        turns = turns_of(columns, at(rows, finals), at(rows, are_whole))
-        credited = credited_tokens(columns, turns, at(rows, groups), is_final, credit)
+        turns, of_branch = turns_of(columns, finals, are_whole), rows[len(finals) :]
+        credited = credited_tokens(columns, turns, groups, is_final[: len(finals)], credit, of_branch)
         advantages = padded(credited, mask, 0, np.float32)
     tensors = RolloutTensors(
         **tokens,
@@ -301,7 +302,7 @@ def refuse_images(shown: set[int], positions: Sequence[int], branches: Sequence[
             )
 
 
-def with_merged_rows(tensors: RolloutTensors, padding: "Padding", token_budget: int | None) -> MergedTensors:
+def with_merged_rows(tensors: RolloutTensors, padding: Padding, token_budget: int | None) -> MergedTensors:
     """Raises `ValueError` if a rollout is longer than `token_budget`."""
     mask = tensors.attention_mask.bool()
     advantages = tensors.advantages if tensors.advantages.ndim == 2 else tensors.advantages[:, None]
@@ -340,35 +341,13 @@ def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResul
     return ArrowRollouts(samples)
 
 
-@dataclass(frozen=True, slots=True)
-class Padding:
-    token_id: int
-    side: PaddingSide
-    to_multiple_of: int
-
-    def mask(self, lengths: Integers) -> NDArray[np.bool_]:
-        """[B, T]: True for a token, False for padding."""
-        longest = int(lengths.max(initial=0))
-        places = np.arange(-(-longest // self.to_multiple_of) * self.to_multiple_of)
-        from_start = places if self.side == "right" else places[::-1]
-        return from_start < lengths[:, None]
-
-
-def padded(flat: NDArray[Any], mask: NDArray[np.bool_], fill: int, dtype: DTypeLike) -> Tensor:
-    """[B, T]: the values of `flat` where `mask` is True, row by row; `fill` elsewhere."""
-    # np.zeros takes pages that the system has zeroed, np.full writes them: this halves the time of a large tensor.
-    values = np.full(mask.shape, fill, dtype) if fill else np.zeros(mask.shape, dtype)
-    values[mask] = flat
-    return torch.from_numpy(values)
-
-
 def token_tensors(
     columns: TokenColumns, is_final: Sequence[bool], pad_token_id: int, mask: NDArray[np.bool_]
 ) -> dict[str, Tensor]:
     """Raises `ValueError` if a generated message does not have one log-probability per token."""
     columns.check()
     lengths = columns.lengths
-    is_trained = columns.is_generated & np.repeat(np.array(is_final, np.bool_), lengths)
+    is_trained = columns.is_trained & np.repeat(np.array(is_final, np.bool_), lengths)
     return {
         "input_ids": padded(columns.token_ids, mask, pad_token_id, np.int64),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.training import may_be_trained
 from rollout_client.results import UNKNOWN_VERSION, final_reward, images_shown
 from rollout_client.tensors.included import IncludedRows, joined_rows, listed_rows
 
@@ -31,6 +32,8 @@ class TokenColumns:
     """[M]: number of `token_ids` of each message."""
     logprob_counts: Integers
     """[M]: number of `generation_logprobs` of each message; -1 for a message without them."""
+    trained: NDArray[np.bool_]
+    """[M]: whether the message may be trained."""
     clipped: NDArray[np.bool_]
     """[M]: whether the message's `finish_reason` is `length`."""
     rewards: NDArray[np.float64]
@@ -59,6 +62,11 @@ class TokenColumns:
     def is_generated(self) -> NDArray[np.bool_]:
         """[N]: whether the policy generated the token."""
         return np.repeat(self.logprob_counts >= 0, self.token_counts)
+
+    @property
+    def is_trained(self) -> NDArray[np.bool_]:
+        """[N]: whether the token may be in a loss."""
+        return np.repeat(self.trained, self.token_counts)
 
     @property
     def turn_counts(self) -> Integers:
@@ -199,6 +207,7 @@ def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
         message_counts=lengths_of(logs),
         token_counts=lengths_of([message.token_ids for message in messages]),
         logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
+        trained=np.array([may_be_trained(message) for message in messages], np.bool_),
         clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
         rewards=np.array([message.reward for message in messages], np.float64),
         token_ids=flattened([message.token_ids for message in messages], np.int64),

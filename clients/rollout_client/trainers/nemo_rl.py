@@ -23,6 +23,7 @@ from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.messages import GivenMessage, JsonObject, Message
 from rollout_client.contract.mismatch import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.training import may_be_trained
 from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
 from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fields
@@ -30,6 +31,7 @@ from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fie
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
 MESSAGE_TENSORS = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
+UNTRAINED_ROLE = "environment"
 POSTED_FIELDS = tuple(GivenMessage.model_fields)
 MASKED_LOSS_MULTIPLIER = "masked_loss_multiplier"
 """Column of the values that `not_final="mask"` took from `loss_multiplier`; another run restores them."""
@@ -69,7 +71,8 @@ def run_multi_turn_rollout(
 
     Returns:
         A batch of the class of `input_batch`, and the metrics under NeMo-RL's names. In the batch: `message_log`, whose
-        new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32); a
+        new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32), and
+        the role `environment` where they were generated and may not be trained; a
         posted message that the service went on with is a new one; `extra_env_info`; `total_reward` (float32 [B]),
         without the rewards of posted messages; `truncated` (bool [B]); `status` and `rollout_id` (lists of str); with
         `mask`, `loss_multiplier` and `masked_loss_multiplier` (float32 [B]); every other field unchanged.
@@ -185,7 +188,13 @@ def posted_fields(message: Mapping[str, Any]) -> JsonObject:
 
 def sent_message(message: Mapping[str, Any]) -> JsonObject:
     sent: JsonObject = json_value(posted_fields(message))
-    return sent
+    return sent | ({"role": "assistant"} if is_response(message) else {})
+
+
+def is_response(message: Mapping[str, Any]) -> bool:
+    """Whether the policy generated the message. NeMo-RL itself gives log-probabilities to all, of 0."""
+    is_left_out = message.get("generation_logprobs") is not None and not may_be_trained(message)
+    return is_left_out or (message["role"] == "assistant" and "generation_logprobs" in message)
 
 
 def changed_fields(
@@ -223,8 +232,12 @@ def merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message])
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """The message in NeMo-RL's form, with finish reason, weight versions and reward if the service sent them."""
+    """The message in NeMo-RL's form, with finish reason, weight versions and reward if the service sent them.
+
+    NeMo-RL trains on all messages of the assistant: a response that may not be trained has another role there."""
     fields = message.model_dump(exclude_none=True)
+    if message.generation_logprobs is not None and not may_be_trained(message):
+        fields["role"] = UNTRAINED_ROLE
     return fields | {
         name: torch.tensor(fields[name], dtype=dtype) for name, dtype in MESSAGE_TENSORS.items() if name in fields
     }
@@ -232,7 +245,7 @@ def message_of(message: Message) -> dict[str, Any]:
 
 def prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """Tokens before the first response, which the rollouts of one prompt share even when they are resumed."""
-    prompt = takewhile(lambda message: message["role"] != "assistant" or "generation_logprobs" not in message, log)
+    prompt = takewhile(lambda message: not is_response(message), log)
     return tuple(token for message in prompt for token in json_value(message["token_ids"]))
 
 

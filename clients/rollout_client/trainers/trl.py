@@ -29,7 +29,7 @@ from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row, turn_rewards
+from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import (
     GenerationOptions,
     Prompt,
@@ -40,6 +40,7 @@ from rollout_client.trainers.dataset_rows import (
     sampling_fields,
 )
 from rollout_client.trainers.trl_reports import Expected, LossReports
+from rollout_client.turn_rewards import turn_rewards
 from rollout_client.weights.torch_tensors import GatheredState
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
@@ -199,10 +200,11 @@ class ServiceRolloutFunc:
         """The columns that TRL expects, one entry per prompt, in order.
 
         `prompt_ids`; `completion_ids`, from the first generated token to the last; `logprobs` and `env_mask` (1 for a
-        generated token), both as long as the completion; and for the reward functions `total_reward` (float or None),
-        `rewards`, `turn_rewards` (one for each response; they sum to the total), `status`, `answer`,
-        `finish_reason` (of the last response: `stop` or `length`) and `rollout_id`. A rollout that failed or was cut
-        off has the reward None, which TRL leaves out of its group's statistics, and an `env_mask` of zeros.
+        generated token that may be trained), both as long as the completion; and for the reward functions
+        `total_reward` (float or None), `rewards`, `turn_rewards` (one for each response that may be trained; they sum
+        to the total), `status`, `answer`, `finish_reason` (of the last response: `stop` or `length`) and `rollout_id`.
+        A rollout that failed or was cut off has the reward None, which TRL leaves out of its group's statistics, and an
+        `env_mask` of zeros.
 
         Raises:
             TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.

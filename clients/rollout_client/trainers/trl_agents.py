@@ -23,11 +23,12 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, last_finish_reason, token_row, turn_rewards
+from rollout_client.results import TokenRow, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import Prompt, messages_of
 from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
+from rollout_client.turn_rewards import turn_rewards
 
-NOTHING = TokenRow([], [], [], [], 0)
+NOTHING = TokenRow([], [], [], [], 0, 0)
 OF_A_SESSION = frozenset({"sampling", "policy", "deadline_s"})
 Returned = TypeVar("Returned")
 

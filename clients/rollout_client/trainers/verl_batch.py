@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.training import may_be_trained
 from rollout_client.results import (
     UNKNOWN_VERSION,
     TokenRow,
     filled_in,
     last_finish_reason,
     prompt_length,
-    turn_rewards,
 )
+from rollout_client.turn_rewards import turn_rewards
 
 EMPTY_COLUMNS = ("tool_rewards", "min_global_steps", "max_global_steps", "extras")
 """Columns that verl's own manager always has. `*_global_steps` count verl's steps; the service knows its versions."""
@@ -69,11 +70,12 @@ def score_tensor(rows: Sequence[Row], scores: Sequence[float], rollout_config: A
 
 
 def turn_ends(row: Row) -> list[int]:
-    """The index after the last token of each turn in the response; the response's end for a turn that was cut away."""
+    """The index after the last token of each turn that may be trained, in the response; the response's end for a turn
+    that was cut away."""
     ends, end = [], -prompt_length(row.sample.message_log)
     for message in row.sample.message_log:
         end += len(message.token_ids)
-        if message.generation_logprobs is not None:
+        if may_be_trained(message):
             # One without tokens has none before it if it is the first.
             ends.append(max(min(end, len(row.response.token_ids)), 1))
     return ends

@@ -17,6 +17,7 @@ from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
 from deployments.generation.engine_requests import likeliest_tokens
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import answered_failures, refusal_of
+from deployments.generation.serving.sampling_marks import is_constrained, sampled_with
 from deployments.generation.serving.served_call import CURRENT_CALL, ColumnReader, ServedCall
 from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -67,6 +68,7 @@ class RecordingClient:
                 # Before the engine generates what nobody could record.
                 call.session.refuse_unprepared()
             call.is_constrained = is_constrained(params)
+            call.sampled_with = sampled_with(params, call.request.session_sampling)
             # Its caller is shown no more than it asked for.
             params = copy(params)
             ask_for_logprobs(params)
@@ -203,13 +205,6 @@ def ask_for_columns(params: SamplingParams, request: GenerationRequest, model: M
     params.routed_experts_prompt_start = request.experts_from
     named = model.get_vocab_size() if params.logprobs == ALL_LOGPROBS else params.logprobs or 0
     return ColumnReader(asked, named, model.get_num_experts() if request.include.routed_experts else 0)
-
-
-def is_constrained(params: SamplingParams) -> bool:
-    """Whether some tokens cannot be sampled, or are made more or less likely, whatever the policy says."""
-    wanted = params.structured_outputs
-    fits = wanted is not None and not wanted.all_constraints_none()
-    return fits or bool(params.allowed_token_ids or params.bad_words or params.logit_bias)
 
 
 def reject_unsatisfiable_schema(output: RequestOutput, params: SamplingParams) -> None:

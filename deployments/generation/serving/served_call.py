@@ -22,7 +22,7 @@ from deployments.protocols.model_server import (
     ServedTokens,
 )
 from deployments.protocols.token_columns import Columns, all_rows
-from rollout_client.contract.messages import PackedNumbers
+from rollout_client.contract.messages import PackedNumbers, SampledWith
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
@@ -91,7 +91,9 @@ class ServedCall:
     session: "SessionCall | None" = None
     """The session's part of a call of a session."""
     is_constrained: bool = False
-    """Whether only tokens that fit something could be sampled."""
+    """Whether it makes tokens more or less likely whatever the policy says (`sampling_marks.py`)."""
+    sampled_with: SampledWith | None = None
+    """The distribution that it samples from, if it is not the session's."""
     oldest_version: int | None = None
     """Oldest version that generated a part of the prompt."""
     new_prompt_tokens: int | None = None

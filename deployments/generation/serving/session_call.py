@@ -280,6 +280,7 @@ class SessionCall:
             finish_reason=FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
             is_constrained=self._call.is_constrained,
+            sampled_with=self._call.sampled_with,
             columns=choice.columns,
         )
 

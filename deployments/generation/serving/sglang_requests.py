@@ -223,7 +223,7 @@ def params_of(
         "stop": sampling.stop,
         "stop_token_ids": sampling.stop_token_ids,
         "ignore_eos": sampling.ignore_eos,
-        "logit_bias": sampling.logit_bias,
+        "logit_bias": sampling.logit_bias or None,
         "structured_outputs": sampling.grammar,
     }
     if call.session is not None:

@@ -45,6 +45,9 @@ def two_turns(reward: float = 1.0, first: str = "Three.", generation: int = 0) -
     return played(reward, *log, generation=generation)
 
 
+COLD: Json = {"temperature": 0.0}
+
+
 def chat(role: str, content: str) -> Json:
     return {"role": role, "content": content}
 
@@ -418,6 +421,41 @@ def test_verl_takes_no_message_that_it_must_not_train() -> None:
         export_rollouts([played(1.0, ASKED, few_shot, ASKED, said("Two.", 5))], "verl")
     with pytest.raises(NothingToExport, match="1 left out: an assistant message that must not be trained"):
         export_rollouts([two_turns()], "verl", ExportSelection(turns="last"))
+
+
+def test_what_was_not_sampled_freely_is_trained_in_no_format() -> None:
+    forced = said("{}", 3, 4, constrained=True)
+    sample = played(1.0, ASKED, forced, OBSERVED, said("Two.", 5, 6), OBSERVED, said("So.", 8, sampled_with=COLD))
+    [labelled] = export_rollouts([sample], "trl").rows
+    assert labelled == {"input_ids": [1, 2, 3, 4, 7, 5, 6], "labels": [-100] * 5 + [5, 6]}
+    [datum] = export_rollouts([sample], "tinker").rows
+    assert datum["loss_fn_inputs"]["weights"] == [0, 0, 0, 0, 1, 1]
+    [chats] = export_rollouts([sample], "openai").rows
+    assert [message.get("weight") for message in chats["messages"]] == [None, 0, None, 1]
+    [sft] = export_rollouts([sample], "sft").rows
+    assert [message["content"] for message in sft["completion"]] == ["Two."]
+    with pytest.raises(NothingToExport, match="1 left out: an assistant message that must not be trained"):
+        export_rollouts([sample], "verl")
+
+
+@pytest.mark.parametrize("format", ["sft", "kto", "dpo"])
+def test_a_response_between_others_that_must_not_be_trained_gives_no_row_but_of_the_last_turn(
+    format: ExportFormat,
+) -> None:
+    between = [said("{}", 5, constrained=True), OBSERVED]
+    rollouts = [
+        played(reward, ASKED, said(str(reward), 3), OBSERVED, *between, said(f"{reward}.", 6), generation=place)
+        for place, reward in enumerate((0.0, 1.0))
+    ]
+    with pytest.raises(NothingToExport):
+        export_rollouts(rollouts, format)
+    alike = [played(reward, ASKED, *between, said(f"{reward}.", 6)) for reward in (0.0, 1.0)]
+    assert export_rollouts(alike, format, ExportSelection(turns="last")).rows
+
+
+def test_a_rollout_of_which_nothing_may_be_trained_is_left_out_with_its_reason() -> None:
+    with pytest.raises(NothingToExport, match="1 left out: no response that may be trained: each was constrained"):
+        export_rollouts([played(1.0, ASKED, said("{}", 3, constrained=True))], "tinker")
 
 
 def test_verl_reads_no_json_lines_and_tools_that_a_column_would_change_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rollout_client.results import TokenRow, token_row
-from tests.clients.message_logs import TWO_TURNS, generated, given_message, rollout
+from tests.clients.message_logs import NOT_FREE, TWO_TURNS, generated, given_message, rollout
 
 
 def test_a_row_is_the_concatenated_log_with_the_generated_tokens_marked() -> None:
@@ -16,6 +16,7 @@ def test_a_row_is_the_concatenated_log_with_the_generated_tokens_marked() -> Non
         generation_logprobs=[0, 0, -0.25, -0.25, 0, -1.5, 0, 0],
         weight_versions=[-1, -1, 7, 8, -1, 8, -1, -1],
         prompt_length=2,
+        generated_length=6,
     )
 
 
@@ -26,13 +27,22 @@ def test_without_its_tail_a_row_ends_at_its_last_generated_token() -> None:
         generation_logprobs=[0, 0, -0.25, -0.25, 0, -1.5],
         weight_versions=[-1, -1, 7, 8, -1, 8],
         prompt_length=2,
+        generated_length=6,
     )
 
 
 def test_a_row_without_a_generated_token_is_all_prompt_and_keeps_all_its_tokens_without_its_tail() -> None:
     row = token_row(rollout(given_message(1, 2), generated(), given_message(3)))
-    assert row == TokenRow([1, 2, 3], [0, 0, 0], [0, 0, 0], [-1, -1, -1], prompt_length=3)
+    assert row == TokenRow([1, 2, 3], [0, 0, 0], [0, 0, 0], [-1, -1, -1], prompt_length=3, generated_length=3)
     assert row.without_tail() == row
+
+
+def test_what_the_policy_did_not_sample_freely_is_context_that_stays_in_the_row() -> None:
+    row = token_row(NOT_FREE).without_tail()
+    assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert row.loss_mask == [0, 0, 0, 1, 0, 1, 0]
+    assert (row.prompt_length, row.generated_length) == (1, 7)
+    assert row.part(2, 9).generated_length == 5
 
 
 def test_the_versions_of_a_message_that_was_not_generated_are_unknown() -> None:

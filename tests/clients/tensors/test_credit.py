@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_client import SampleResult
 from rollout_client.tensors import to_tensors, turn_advantages
-from tests.clients.message_logs import failed, generated, given_message, rollout
+from tests.clients.message_logs import GREEDY, failed, generated, given_message, rollout
 from tests.clients.scripted_service import Json, result
 
 PAD = 99
@@ -170,6 +170,100 @@ def test_a_function_gets_the_rewards_of_one_group_and_its_results_are_the_advant
 def test_a_function_must_return_an_advantage_for_each_turn() -> None:
     with pytest.raises(ValueError, match="one advantage for each turn"):
         of_turns([turns(1, 2)], credit=lambda _: [[1.0]])
+
+
+# What the policy did not sample freely
+
+
+def test_what_was_not_sampled_freely_is_no_turn_and_earns_for_the_one_before_it_or_else_the_first() -> None:
+    forced: Json = {"constrained": True}
+    log = [
+        given_message(1),
+        generated(2, reward=1, **forced),
+        generated(3, reward=2),
+        generated(4, reward=4, **GREEDY),
+        generated(5, reward=8),
+    ]
+    seen: list[Sequence[Sequence[float]]] = []
+
+    def credit(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        seen.append(rewards)
+        return [[-1.0] * len(of_rollout) for of_rollout in rewards]
+
+    tensors = to_tensors(
+        [played(*log, reward=31.0), played(given_message(1), generated(2, **forced))], pad_token_id=PAD, credit=credit
+    )
+    assert seen == [[[7, 24], []]]
+    assert tensors.advantages.tolist() == [[0, 0, -1, 0, -1], [0, 0, 0, 0, 0]]
+
+
+# Branches
+
+
+def branch(*message_log: Json) -> Json:
+    return {"message_log": list(message_log)}
+
+
+def test_branches_are_in_no_statistic_and_have_the_advantages_of_their_rollout() -> None:
+    branches = [branch(given_message(1), generated(20 + number)) for number in range(6)]
+    first = played(given_message(1), generated(3, reward=1.0), branches=branches)
+    group = [first, *(played(given_message(1), generated(4 + place, reward=0.0)) for place in range(3))]
+    options: dict[str, Any] = {"pad_token_id": PAD, "credit": "turn", "epsilon": 0.0}
+    alone, merged = to_tensors(group, **options), to_tensors(group, merge="prefix", **options)
+    assert alone.advantages[:, 1].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert merged.advantages[:, 1].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5] + [1.5] * 6)
+
+
+def test_a_branch_goes_on_with_the_advantage_of_the_turn_where_it_left_its_rollout() -> None:
+    prompt, first, asked, second = given_message(1), generated(2), given_message(3), generated(4)
+    sample = played(
+        prompt,
+        first,
+        asked,
+        second,
+        branches=[
+            branch(prompt, first, given_message(5), generated(6), given_message(7), generated(8)),
+            branch(given_message(9), generated(10), given_message(11), generated(12)),
+            branch(prompt, first, asked, second, given_message(13), generated(14)),
+        ],
+    )
+    seen: list[Sequence[Sequence[float]]] = []
+
+    def credit(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        seen.append(rewards)
+        return [[0.5, 0.25]]
+
+    tensors = to_tensors([sample], pad_token_id=PAD, credit=credit, merge="prefix")
+    assert seen == [[[0, 0]]]
+    assert tensors.advantages.tolist() == [
+        [0, 0.5, 0, 0.25, 0, 0],
+        [0, 0.5, 0, 0.25, 0, 0.25],
+        [0, 0.5, 0, 0.5, 0, 0],
+        [0, 0.5, 0, 0.25, 0, 0.25],
+    ]
+
+
+@pytest.mark.parametrize("credit", ["total", "turn"])
+@given(
+    rewards=st.lists(st.integers(-4, 4), min_size=2, max_size=5),
+    counts=st.lists(st.integers(0, 3), min_size=5, max_size=5),
+)
+def test_branches_change_the_advantages_of_no_rollout(credit: Any, rewards: list[int], counts: list[int]) -> None:
+    def group(with_branches: bool) -> list[SampleResult]:
+        return [
+            turns(
+                reward,
+                0,
+                branches=[branch(given_message(1), generated(7 + number)) for number in range(count * with_branches)],
+            )
+            for reward, count in zip(rewards, counts, strict=False)
+        ]
+
+    alone, merged = (
+        to_tensors(group(with_branches), pad_token_id=PAD, credit=credit, merge="prefix")
+        for with_branches in (False, True)
+    )
+    assert merged.advantages[: len(rewards)].tolist() == alone.advantages.tolist()
 
 
 def test_no_samples_have_no_advantages() -> None:

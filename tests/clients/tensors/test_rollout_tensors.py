@@ -1,5 +1,6 @@
 """Rollouts as tensors: exact values of what counts, and laws that hold for any batch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
-from rollout_client.calls.arrow_bodies import read_response
+from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from tests.clients.message_logs import ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
+from tests.clients.message_logs import NOT_FREE, ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
 from tests.clients.scripted_service import SUMMARY
 
 PAD = 99
@@ -129,12 +130,30 @@ def test_a_report_of_another_shape_or_without_ids_is_refused() -> None:
         to_tensors([ONE_TURN], pad_token_id=PAD).report(torch.zeros(1, 2))
 
 
-def test_rows_of_an_arrow_answer_have_the_same_ids() -> None:
-    samples = [*named_rollouts(), ONE_TURN]
+def in_arrow(samples: Sequence[SampleResult]) -> ArrowResponse:
     encoder = ArrowResponseEncoder()
     for position, sample in enumerate(samples):
         encoder.add(position, sample)
-    response = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    return read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+
+
+def test_what_the_policy_did_not_sample_freely_is_not_in_the_loss_in_any_form() -> None:
+    samples = [failed(*NOT_FREE.model_dump(exclude_unset=True)["message_log"]), TWO_TURNS, NOT_FREE]
+    for response in (samples, in_arrow(samples)):
+        tensors = to_tensors(response, pad_token_id=PAD)
+        assert tensors.loss_mask.tolist() == [[0, 0, 1, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 1, 0, 0]]
+        assert tensors.generation_logprobs[1].tolist() == [0, -0.5, -0.5, -1, -0.5, -0.5, -0.5, 0]
+        assert tensors.prompt_lengths.tolist() == [2, 1]
+
+
+def test_words_of_a_message_do_not_take_it_out_of_the_loss() -> None:
+    call = {"id": "c", "function": {"constrained": True, "name": '"constrained":true'}}
+    said = rollout(generated(3, tool_calls=[call], reasoning_content='{"sampled_with":{"temperature":0}}'))
+    assert to_tensors(in_arrow([said]), pad_token_id=PAD).loss_mask.tolist() == [[1]]
+
+
+def test_rows_of_an_arrow_answer_have_the_same_ids() -> None:
+    response = in_arrow([*named_rollouts(), ONE_TURN])
     assert to_tensors(response, pad_token_id=PAD).rollout_ids == ["first", "third", None]
     assert to_tensors(response, pad_token_id=PAD, not_final="mask").rollout_ids == ["first", "second", "third", None]
 

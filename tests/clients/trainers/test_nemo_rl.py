@@ -510,3 +510,33 @@ def test_what_json_does_not_have_is_named_by_its_row(run: Run) -> None:
     with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: ") as refused:
         run({"message_log": [log, log], "task_name": ["math"] * 2, "extra_env_info": infos})
     assert refused.value.sample == 1
+
+
+def test_a_response_that_may_not_be_trained_is_none_of_the_assistant_and_is_posted_as_one(
+    service: ScriptedService, run: Run
+) -> None:
+    forced = {**WHOLE, "constrained": True}
+    greedy = {**WHOLE, "sampled_with": {"temperature": 0.0}}
+    answering_in_turn(service, lambda log: [*log, forced, RIGHT, greedy, RIGHT, PART], **CUT)
+    once, _ = run(batch(1), not_final="mask")
+    [log] = once["message_log"]
+    assert [message["role"] for message in log] == [
+        "user",
+        "environment",
+        "environment",
+        "environment",
+        "environment",
+        "assistant",
+    ]
+    answering_in_turn(service, lambda log: [*log[:-1], WHOLE], total_reward=1.0)
+    run(once)
+    posted = service.bodies[1]["samples"][0]["message_log"]
+    assert [message["role"] for message in posted] == [
+        "user",
+        "assistant",
+        "environment",
+        "assistant",
+        "environment",
+        "assistant",
+    ]
+    assert (posted[1]["constrained"], posted[3]["sampled_with"]["temperature"]) == (True, 0.0)

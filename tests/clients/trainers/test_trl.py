@@ -422,7 +422,7 @@ def test_a_report_that_fails_and_rows_that_are_unknown_are_logged_and_the_loss_i
         return 0.5
 
     training.compute_loss = compute_loss
-    row = TokenRow([258, 30, 31], [0, 1, 1], [0.0, -0.5, -0.75], [-1, 1, 1], 1)
+    row = TokenRow([258, 30, 31], [0, 1, 1], [0.0, -0.5, -0.75], [-1, 1, 1], 1, 3)
     inputs = {
         "prompt_ids": torch.tensor([[258], [258]]),
         "prompt_mask": torch.ones(2, 1),

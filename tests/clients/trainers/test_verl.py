@@ -317,6 +317,17 @@ def test_turns_are_scored_at_the_last_tokens_of_their_responses_where_the_config
     ]
 
 
+def test_a_turn_that_may_not_be_trained_is_masked_and_scored_with_the_one_that_may(
+    service: ScriptedService, manager: Manager
+) -> None:
+    log = rewarded_turns(0.25, 0.5)
+    next(message for message in log if "generation_logprobs" in message)["constrained"] = True
+    service.rollouts.append(answering({"message_log": log, "total_reward": 0.75}))
+    came = manager({"turn_rewards": True}).generate_sequences(gen_batch("a"))
+    assert came.batch["response_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 0, 0]]
+    assert came.batch["rm_scores"].tolist() == [[0, 0, 0, 0, 0, 0.75, 0, 0]]
+
+
 def test_the_reward_of_a_turn_that_was_cut_away_is_where_the_response_ends(
     service: ScriptedService, manager: Manager
 ) -> None:

@@ -1,5 +1,7 @@
 """Each cause of a mismatch is told by its pattern, and named with what to do."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -107,6 +109,34 @@ def test_a_mask_with_tokens_of_the_environment_is_told_with_the_rollout() -> Non
     assert found.kind == "missing_mask"
     assert "2 in r0" in found.message
     assert ledger.all.mean_ratio == pytest.approx(1)
+
+
+def record_of_three() -> dict[str, Any]:
+    """A response that a call has bound, one of the policy, and one that was sampled colder than the request says."""
+    record = record_of("r0", np.array([5, 6]), [-1.0, -2.0])
+    log = record["rollout"]["message_log"]
+    forced = log[1] | {"generation_logprobs": [0.0, 0.0], "constrained": True}
+    colder = log[1] | {"generation_logprobs": [-0.25, -0.25], "sampled_with": {"temperature": 0.5}}
+    record["rollout"]["message_log"] = [log[0], forced, log[1], colder, log[2]]
+    record["generations"][0]["message"] = 2
+    return record
+
+
+@pytest.mark.parametrize("count", [4, 6, 8, 10, 11])
+def test_only_what_the_policy_sampled_as_the_request_says_is_compared(count: int) -> None:
+    """With a report of the trained tokens, of the generated ones, and of those from the prompt on or from its begin."""
+    numbers = [-7.0, -7.0, -1.5, -2.5, -9.0, -9.0]
+    whole = np.array([np.nan] * PROMPT + numbers + [np.nan] * 2)
+    given = {4: whole[5:9], 6: whole[3:9], 8: whole[3:], 10: whole[1:], 11: whole}[count]
+    rollout = compared(record_of_three(), TrainerReport("r0", given))
+    assert (rollout.sampled.tolist(), rollout.difference.tolist()) == ([-1, -2], [-0.5, -0.5])
+    assert [(one.start, one.end, one.label) for one in rollout.labels["replica"]] == [(0, 2, "a")]
+
+
+def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
+    mask = np.array([False] * PROMPT + [True] * 6 + [False] * 2)
+    rollout = compared(record_of_three(), TrainerReport("r0", np.zeros(len(mask)), mask=mask))
+    assert rollout.unmasked == 2
 
 
 @pytest.mark.parametrize(

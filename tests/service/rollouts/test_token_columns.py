@@ -22,12 +22,12 @@ from deployments.protocols.token_columns import (
     rows_between,
 )
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
+from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
 from rollout_client.contract.rollouts import SampleResult
 from service.jobs.journal import state_of, turn_entry
 from service.rollouts.episode import Episode
 from service.rollouts.loop import play_sample
-from service.rollouts.messages import continued
+from service.rollouts.messages import continued, first_tokens_of
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     InterruptedGenerator,
@@ -220,6 +220,14 @@ def test_the_first_tokens_of_a_generation_keep_the_first_rows(sizes: list[int], 
         MASK_SIZES: packed_rows(sizes[:kept], "uint16"),
         EXPERTS: packed_rows(range(prompt + kept), "uint8", [1, 1]),
     }
+
+
+@pytest.mark.parametrize("said", [{"constrained": True}, {"sampled_with": SampledWith(temperature=0.0)}, {}])
+def test_a_part_of_a_response_was_sampled_as_the_whole_one(said: dict[str, Any]) -> None:
+    whole = Message(role="assistant", content="ab", token_ids=ids_of("ab"), generation_logprobs=[-1.0, -2.0], **said)
+    part = first_tokens_of(whole, 1, EpisodeRecipe().tokenizer)
+    assert list(part.token_ids) == ids_of("a")
+    assert {name: getattr(part, name) for name in part.model_fields_set & {"constrained", "sampled_with"}} == said
 
 
 def test_rows_know_their_shape() -> None:

@@ -22,6 +22,7 @@ from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.contract.messages import JsonObject, Message
 from rollout_client.contract.sessions import SessionSample
+from rollout_client.contract.training import may_be_trained
 from rollout_client.trainers.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 
 SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")
@@ -121,12 +122,12 @@ class AgentSessionFactory(ResourceSessionFactory[AgentRunSession]):
 
 
 def training_trace(samples: Sequence[SessionSample]) -> TrainingTrace:
-    """Each response of a session's branches once: its prompt, its tokens and their log-probabilities."""
+    """Each response of a session's branches that may be trained once: its prompt, tokens and log-probabilities."""
     return TrainingTrace(turns=[turn for sample in samples for turn in turns_of(sample)])
 
 
 def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
-    """Responses that no earlier branch has."""
+    """Responses that may be trained and that no earlier branch has."""
     prompt: list[int] = []
     messages: list[JsonObject] = []
     generation_ids = iter(sample.generation_ids)
@@ -134,7 +135,7 @@ def turns_of(sample: SessionSample) -> Iterable[TrainingTurn]:
         sent = chat_message(message)
         if message.generation_logprobs is not None:
             generation_id = next(generation_ids)
-            if place not in sample.shared_messages:
+            if place not in sample.shared_messages and may_be_trained(message):
                 yield TrainingTurn(
                     node_id=generation_id,
                     prompt_token_ids=list(prompt),

@@ -2,7 +2,7 @@
 
 import { h } from "../app/dom.js";
 import { reward } from "../app/numbers.js";
-import { isGenerated } from "./data/rollout_row.js";
+import { isGenerated, isTrained } from "./data/rollout_row.js";
 import { picturesOf } from "./pictures.js";
 import { tokensOf } from "./tokens.js";
 
@@ -43,6 +43,7 @@ function notes(message) {
       const mean = logprobs.reduce((sum, one) => sum + one, 0) / logprobs.length;
       parts.push(`mean logprob ${mean.toFixed(3)}`);
     }
+    if (!isTrained(message)) parts.push("not in the loss");
   } else if (message.token_ids.length) {
     parts.push(`${message.token_ids.length} tokens`, "not in the loss");
   }

@@ -1,7 +1,7 @@
 // The tokens of one message as elements, coloured, with the loss mask.
 
 import { h } from "../app/dom.js";
-import { isGenerated } from "./data/rollout_row.js";
+import { isGenerated, isTrained } from "./data/rollout_row.js";
 import { ratio } from "../app/numbers.js";
 import { ratioOf, stepOf, stepOfRatio, versionsOf } from "./colours.js";
 
@@ -23,11 +23,11 @@ export function tokensOf(message, pieces, look) {
     if (piece && !piece.special && piece.text.includes("\n")) classes += " newline";
     if (piece && piece.text === "") classes += " within";
     if (generated && look.colour === "logprob") classes += ` p${stepOf(message.generation_logprobs[at])}`;
-    if (generated && look.colour === "ratio" && message.trainer_logprobs) {
+    if (generated && look.colour === "ratio" && message.trainer_logprobs?.[at] !== undefined) {
       classes += ` p${stepOfRatio(ratioOf(message.generation_logprobs[at], message.trainer_logprobs[at]))}`;
     }
     if (generated && versions && versions[at] !== null) classes += ` v${look.versions.of(versions[at])}`;
-    if (look.mask) classes += generated ? " trained" : " masked";
+    if (look.mask) classes += isTrained(message) ? " trained" : " masked";
     part.className = classes;
     part.dataset.at = at;
     part.textContent = piece ? (piece.special ? piece.text.replaceAll("\n", "↵") : piece.text) : String(id);
@@ -52,7 +52,7 @@ export function described(message, pieces, at) {
     if (replica) parts.push(`replica ${replica}`);
     const trained = message.trainer_logprobs?.[at];
     if (trained !== undefined) parts.push(`the trainer's ${trained.toFixed(4)}`, `ratio ${ratio(ratioOf(logprob, trained))}`);
-    parts.push("in the loss");
+    parts.push(isTrained(message) ? "in the loss" : "not in the loss");
   }
   return parts.join(" · ");
 }
@@ -60,12 +60,12 @@ export function described(message, pieces, at) {
 /** What of a rollout is trained, as a bar from its first token to its last. */
 export function maskBar(messages) {
   const total = messages.reduce((sum, message) => sum + message.token_ids.length, 0);
-  const trained = messages.reduce((sum, message) => sum + (isGenerated(message) ? message.token_ids.length : 0), 0);
+  const trained = messages.reduce((sum, message) => sum + (isTrained(message) ? message.token_ids.length : 0), 0);
   const label = `Loss mask: ${trained} of ${total} tokens are in the loss`;
   const bar = h("div", { class: "mask-bar", role: "img", "aria-label": label, title: label });
   for (const message of messages) {
     if (!message.token_ids.length) continue;
-    const part = h("span", { class: isGenerated(message) ? "trained" : "masked" });
+    const part = h("span", { class: isTrained(message) ? "trained" : "masked" });
     part.style.flexGrow = message.token_ids.length;
     bar.append(part);
   }

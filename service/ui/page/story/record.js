@@ -1,6 +1,6 @@
 // What a story shows, from the record of `GET /rollouts/{rollout_id}`. Pure functions.
 
-import { isGenerated } from "../reader/data/rollout_row.js";
+import { isCompared, isGenerated } from "../reader/data/rollout_row.js";
 
 /** The turn of each message of a log; null for those that were not generated. */
 export function turnsOf(messages) {
@@ -70,18 +70,16 @@ export function placeOf(event, record) {
 }
 
 /**
- * The rollout, whose generated messages also have `made` (what made their tokens `[start, end)`) and, where a trainer has
- * reported, `trainer_logprobs`.
+ * The rollout, whose generated messages also have `made` (what made their tokens `[start, end)`) and, where a trainer's
+ * report was compared with them, `trainer_logprobs`: undefined for a token that it has left out.
  */
 export function explained({ rollout, generations = [], mismatch = null }) {
-  let before = 0;
+  let next = -(mismatch?.start ?? 0);
   const messages = rollout.message_log.map((message, at) => {
     if (!isGenerated(message)) return message;
     const made = generations.filter((one) => one.message === at);
-    const count = message.generation_logprobs.length;
-    const trained = mismatch ? { trainer_logprobs: mismatch.logprobs.slice(before, before + count) } : {};
-    before += count;
-    return { ...message, made, ...trained };
+    if (!mismatch || !isCompared(message)) return { ...message, made };
+    return { ...message, made, trainer_logprobs: message.token_ids.map(() => mismatch.logprobs[next++]) };
   });
   return { ...rollout, message_log: messages };
 }

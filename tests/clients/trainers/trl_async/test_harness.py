@@ -102,6 +102,14 @@ def test_a_response_that_branches_share_is_one_turn() -> None:
     assert [message["content"] for message in turns[2].request["messages"]] == ["Q", "A", "again"]
 
 
+def test_a_response_that_may_not_be_trained_is_part_of_the_prompt_alone() -> None:
+    log = branch(said("user", "Q"), generated("A"), said("user", "on"), generated("B"), ids=["a", "b"])
+    log.message_log[1].constrained = True
+    [turn] = training_trace([log]).turns
+    assert turn.node_id == "b"
+    assert turn.prompt_token_ids == [token_id for message in log.message_log[:3] for token_id in message.token_ids]
+
+
 @pytest.mark.slow
 def test_trls_own_loop_plays_groups_of_runs_and_scores_them() -> None:
     agents = AgentService()

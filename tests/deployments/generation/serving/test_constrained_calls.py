@@ -13,7 +13,8 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.journal import generated_fields, generated_of, written
 from deployments.sessions.records import GeneratedMessage
-from rollout_client.contract.messages import GivenMessage, Message
+from rollout_client.contract.messages import GivenMessage, Message, SampledWith
+from rollout_client.contract.training import may_be_trained
 from tests.deployments.generation.serving.vllm_layers import Served
 from tests.virtual_time import runs
 
@@ -72,7 +73,14 @@ async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(p
         ("chat/completions", {"response_format": {"type": "json_object"}, "tools": None}),
         ("chat/completions", {"logit_bias": {"5": 1.0}}),
         ("chat/completions", {"allowed_token_ids": [53, 258]}),
+        ("chat/completions", {"logit_bias": {"5": 0.0}}),
         ("chat/completions", {"bad_words": ["no"]}),
+        ("chat/completions", {"presence_penalty": 0.5}),
+        ("chat/completions", {"frequency_penalty": -0.5}),
+        ("chat/completions", {"repetition_penalty": 1.1}),
+        ("chat/completions", {"min_tokens": 1}),
+        ("responses", {"presence_penalty": 0.5}),
+        ("responses", {"repetition_penalty": 1.1}),
         ("responses", {"strict": True}),
         ("responses", {"tool_choice": "required"}),
         ("messages", {"tool_choice": {"type": "any"}}),
@@ -90,6 +98,75 @@ async def test_the_record_says_which_messages_were_generated_under_a_constraint_
     assert TypeAdapter(GivenMessage).validate_python(message).constrained
 
 
+PROMPT = [72, 105]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("generate", {"input_ids": PROMPT, "sampling_params": {"min_new_tokens": 1}}),
+        ("generate", {"input_ids": PROMPT, "sampling_params": {"frequency_penalty": 0.5}}),
+        ("generate", {"input_ids": PROMPT, "sampling_params": {"regex": "[0-9]"}}),
+        ("inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {"repetition_penalty": 1.1}}),
+        ("inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {"allowed_token_ids": [53, 258]}}),
+    ],
+)
+@runs
+async def test_calls_of_token_ids_say_it_too(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    served = await Served().open()
+    await generated(served, endpoint, body, "s")
+    [sample] = await served.samples()
+    assert [message.constrained for message in sample.message_log] == [None, True]
+
+
+@runs
+async def test_empty_switches_of_sglang_constrain_nothing() -> None:
+    served = await Served().open()
+    asked = {"logit_bias": {}, "min_new_tokens": 0, "repetition_penalty": 1.0, "json_schema": None, "regex": ""}
+    await generated(served, "generate", {"input_ids": PROMPT, "sampling_params": asked}, "s")
+    [sample] = await served.samples()
+    assert [message.constrained for message in sample.message_log] == [None, None]
+
+
+CALLS: dict[Endpoint, dict[str, Any]] = {
+    "chat/completions": {"messages": [QUESTION], "max_tokens": 9},
+    "responses": {"input": "2 + 3?", "max_output_tokens": 9},
+    "messages": {"model": "small", "messages": [QUESTION], "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("endpoint", [*CALLS, "generate", "inference/v1/generate"])
+@runs
+async def test_a_message_says_its_own_distribution_where_it_is_not_that_of_the_session(endpoint: Endpoint) -> None:
+    def body(**asked: Any) -> dict[str, Any]:
+        if endpoint in CALLS:
+            return {**CALLS[endpoint], **asked}
+        return {"input_ids" if endpoint == "generate" else "token_ids": PROMPT, "sampling_params": asked}
+
+    served = await Served().open(sampling={"temperature": 0.7, "top_p": 0.9})
+    for asked in ({}, {"temperature": 0.7}, {"temperature": 0}, {"temperature": 0.5}, {"top_k": 4}):
+        await generated(served, endpoint, body(**asked), "s")
+    told = [sample.message_log[-1].sampled_with for sample in await served.samples()]
+    assert told == [
+        None,
+        None,
+        SampledWith(temperature=0.0),
+        SampledWith(temperature=0.5, top_p=0.9),
+        SampledWith(temperature=0.7, top_p=0.9, top_k=4),
+    ]
+    trained = [may_be_trained(sample.message_log[-1]) for sample in await served.samples()]
+    assert trained == [True, True, False, True, True]
+
+
+@runs
+async def test_a_greedy_call_of_a_greedy_session_is_as_the_session_says() -> None:
+    served = await Served().open(sampling={"greedy": True, "top_p": 0.9})
+    await generated(served, "chat/completions", CALLS["chat/completions"], "s")
+    [sample] = await served.samples()
+    assert sample.message_log[-1].sampled_with is None
+    assert "sampled_with" not in sample.message_log[-1].model_dump(exclude_unset=True)
+
+
 def test_a_message_that_was_not_constrained_has_no_such_field() -> None:
     assert Message(role="user", content="", token_ids=[]).model_dump(exclude_unset=True).keys() == {
         "role",
@@ -102,7 +179,8 @@ def test_a_record_that_is_read_again_still_says_it_and_one_from_before_says_no()
     made = GeneratedMessage(
         "a", {"role": "assistant", "content": "5"}, "5", packed_ids([53]), packed_logprobs([-0.5]), "stop"
     )
-    for one in (made, replace(made, is_constrained=True)):
+    colder = SampledWith(temperature=0.5, top_k=4)
+    for one in (made, replace(made, is_constrained=True), replace(made, sampled_with=colder)):
         assert generated_of(json.loads(written(generated_fields(one))), BytesIO()) == one
     before = {name: value for name, value in generated_fields(made).items() if name != "is_constrained"}
     assert generated_of(before, BytesIO()) == made

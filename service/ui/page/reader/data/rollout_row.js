@@ -15,6 +15,16 @@ export function isGenerated(message) {
   return Array.isArray(message.generation_logprobs);
 }
 
+/** Whether its tokens may be in a loss, as `may_be_trained` of the client's `contract/training.py` says. */
+export function isTrained(message) {
+  return isGenerated(message) && !message.constrained && message.sampled_with?.temperature !== 0;
+}
+
+/** Whether a trainer's report is compared with it, as `may_be_compared` says there. */
+export function isCompared(message) {
+  return isTrained(message) && (message.sampled_with ?? null) === null;
+}
+
 /** Args: `group` as `GroupNumbers` counts. */
 export function rowOf(rollout, n, group) {
   const log = rollout.message_log;

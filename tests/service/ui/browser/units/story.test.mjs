@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { duration, ratio } from "../../../../../service/ui/page/app/numbers.js";
 import { ratioOf, stepOfRatio } from "../../../../../service/ui/page/reader/colours.js";
+import { isCompared, isTrained } from "../../../../../service/ui/page/reader/data/rollout_row.js";
 import { attributesOf, linesOf } from "../../../../../service/ui/page/story/ledger.js";
 import { eventsOf, explained, placeOf, timesOf } from "../../../../../service/ui/page/story/record.js";
 
@@ -52,6 +53,25 @@ test("each generated message gets its own part of the trainer's numbers, and wha
   assert.deepEqual(messages.map(({ trainer_logprobs: logprobs }) => logprobs), [undefined, [-1, -2], undefined, [-3, -4]]);
   assert.deepEqual(messages[3].made.map(({ replica }) => replica), ["a", "b"]);
   assert.equal(explained(RECORD).message_log[1].trainer_logprobs, undefined);
+});
+
+test("numbers of the trainer belong to the messages that are compared, from the token on at which they start", () => {
+  const forced = { ...generated(), constrained: true };
+  const log = [forced, generated(), { ...generated(), sampled_with: { temperature: 0.5 } }, generated()];
+  const explain = (mismatch) => explained({ rollout: { message_log: log }, mismatch }).message_log.map((message) => message.trainer_logprobs);
+  assert.deepEqual(explain({ logprobs: [-1, -2, -3, -4] }), [undefined, [-1, -2], undefined, [-3, -4]]);
+  assert.deepEqual(explain({ logprobs: [-2, -3], start: 1 }), [undefined, [undefined, -2], undefined, [-3, undefined]]);
+});
+
+test("a response is in the loss unless it was bound, or greedy in a request that samples", () => {
+  assert.deepEqual(
+    [{}, { constrained: true }, { constrained: null, sampled_with: null }, { sampled_with: { temperature: 0 } }, { sampled_with: { temperature: 0.5 } }].map((fields) => [
+      isTrained({ ...generated(), ...fields }),
+      isCompared({ ...generated(), ...fields }),
+    ]),
+    [[true, true], [false, false], [true, true], [false, false], [true, false]],
+  );
+  assert.equal(isTrained({ token_ids: [1] }), false);
 });
 
 test("a ratio is at least 1, whoever has the larger number, and has the colour of its step", () => {
