@@ -28,6 +28,7 @@ from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
+from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
 from service.scheduling.priority import share_of
 from service.settings import RequestLimits
@@ -136,9 +137,10 @@ class EpisodeFactory:
         chat = replace(chat, images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
+        stop_strings = tuple(stop_strings_of(request, sample))
         if failure is None and agent is None:
             try:
-                message_log = self._message_log(sample, chat, max_seq_len)
+                message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
             except PromptRejected as error:
                 failure = error
                 log_rejected_prompt(error, context.request_id, sample_position, sample)
@@ -149,7 +151,7 @@ class EpisodeFactory:
             retries=request.retries,
             token_timeout_s=self.limits.generation_timeout_s,
         )
-        prompt, stop_strings = Prompt.of(message_log, request.policy.name), tuple(stop_strings_of(request, sample))
+        prompt = Prompt.of(message_log, request.policy.name)
         start = EpisodeStart(
             prompt=prompt,
             extra_env_info=sample.extra_env_info,
@@ -178,11 +180,13 @@ class EpisodeFactory:
                 episode.fail(failure_of(failure))
             yield episode
 
-    def _message_log(self, sample: SampleInput, chat: ChatOptions, max_seq_len: int) -> Sequence[Message]:
-        """The prompt with its tokens.
+    def _message_log(
+        self, sample: SampleInput, chat: ChatOptions, max_seq_len: int, stop_strings: Sequence[str]
+    ) -> Sequence[Message]:
+        """The prompt with its tokens; a partial response at its end only up to what could begin a stop string.
 
         Raises:
-            PromptRejected: it cannot be rendered, or has more than `max_seq_len` tokens.
+            PromptRejected: it cannot be rendered, has more than `max_seq_len` tokens, or none that stay.
         """
         if sample.message_log is not None:
             message_log: Sequence[Message] = sample.message_log
@@ -191,7 +195,13 @@ class EpisodeFactory:
         else:
             message_log = self.tokenizer.prompt(sample.messages, chat, max_seq_len)
         refuse_too_many(sum(len(message.token_ids) for message in message_log), max_seq_len)
-        return message_log
+        closed = log_without_open_stop_string(message_log, stop_strings, self.tokenizer)
+        if not any(message.token_ids for message in closed):
+            raise PromptRejected(
+                "message_log is a partial response alone, whose text could begin one of stop_strings, so none of its "
+                "tokens stays: post the messages before it too."
+            )
+        return closed
 
 
 @cache

@@ -1,5 +1,6 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -172,14 +173,13 @@ class RolloutService:
         name = request.policy.name
         context = self._context(request, caller, progress)
         current = partial(self.policy.current, name)
-        return RunningRollout(request, request_id, prepared, context, current, self._note_end)
+        return RunningRollout(request, request_id, prepared, context, current, self._note_end, self._sign)
 
-    def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
+    def _note_end(self, episode: Episode, result: SampleResult, version: int | None, ended_at: float) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._sign is not None:
-            self._sign(result)
+        self._observer.ended(result, episode.versions.at_end)
         if self._records is not None:
-            self._records.note(episode, result)
+            self._records.note(episode, result, asyncio.get_running_loop().time() - ended_at)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

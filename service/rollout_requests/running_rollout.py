@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
@@ -57,8 +58,16 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        note_end: Callable[[Episode, SampleResult, int | None], None],
+        note_end: Callable[[Episode, SampleResult, int | None, float], None],
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
+        """Plays nothing yet.
+
+        Args:
+            note_end: called once for each rollout, when it is delivered, with the version that was current at its end,
+                and the time of that by the clock of the event loop.
+            sign: adds the service's signature to a result.
+        """
         self.request_id = request_id
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
@@ -72,6 +81,7 @@ class RunningRollout:
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
+        self._sign = sign
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
@@ -172,10 +182,18 @@ class RunningRollout:
                         yield size * place + index, result, episode.start.echo
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
-        if self._context.progress is not None:
-            self._context.progress.ended(episode)
-        self._report_end(episode, result, self._current_version())
-        self.observer.ended(result, episode.versions.at_end)
+        """Everything that counts or keeps the end of a rollout is told of it from here, by its delivery."""
+        progress = self._context.progress
+        if progress is not None and progress.was_delivered(episode):
+            return
+        if self._sign is not None:
+            self._sign(result)
+        ended_at = asyncio.get_running_loop().time()
+        note = partial(self._report_end, episode, result, self._current_version(), ended_at)
+        if progress is None:
+            note()
+        else:
+            progress.ended(episode, note)
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
         self._note_end(episode, result)

@@ -16,7 +16,7 @@ from deployments.protocols.token_columns import EXPERTS, RoutedExperts
 from rollout_client.contract.messages import Message
 from rollout_env import ChatMessage
 from service.rollouts.episode_records import EpisodeLimits, Prompt
-from service.rollouts.messages import continued, observation_message, response_of
+from service.rollouts.messages import continued, is_partial, observation_message, response_of
 
 
 class MessageLog:
@@ -58,7 +58,7 @@ class MessageLog:
     def partial(self) -> Message | None:
         """The response at the end of the log, if its generation was interrupted."""
         last = self.last
-        return last if last and last.finish_reason is None and last.generation_logprobs is not None else None
+        return last if last and is_partial(last) else None
 
     @property
     def token_ids(self) -> "array[int]":

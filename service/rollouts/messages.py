@@ -3,13 +3,13 @@
 A response is made from one generation, or from the parts of one that was interrupted, and has what was parsed out of
 it. An observation has the tokens that it got.
 
-How much of an interrupted generation can stay, so that no stop string is missed across the cut: the engine looks for
-stop strings only in the text of one generation. One that begins before the cut and ends after it would be missed. So
-tokens at the end are dropped, and generated again, as long as the text ends with what could be the beginning of a stop
-string. Proof that the rest finds what an uncut generation finds: let T be the text that stays. No end of T is the
-beginning of a stop string, so no occurrence begins in T and ends after it. T holds no whole occurrence either: the
-engine would have ended the generation there. Hence every occurrence begins after T, where the next generation sees all
-of it.
+How much of a response that goes on can stay, so that no stop string is missed across the cut: of an interrupted
+generation, and of a partial response that a fork leaves or a caller posts (`closed_length`). The engine looks for stop
+strings only in the text of one generation. One that begins before the cut and ends after it would be missed. So tokens
+at the end are dropped, and generated again, as long as the text ends with what could be the beginning of a stop string.
+Proof that the rest finds what an uncut generation finds: let T be the text that stays. No end of T is the beginning of
+a stop string, so no occurrence begins in T and ends after it. T holds no whole occurrence either: the engine would have
+ended the generation there. Hence every occurrence begins after T, where the next generation sees all of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ from deployments.protocols.chat import (
 from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
 from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns, rows_between
 from deployments.protocols.weight_versions import joined_spans
+from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, WeightVersionSpan
 from rollout_env import ChatMessage
 
@@ -34,6 +35,8 @@ HOW_SAMPLED = frozenset({"constrained", "sampled_with"})
 """Fields of a message that are as true of a part of it."""
 FIRST_WINDOW = 16
 """Tokens at the end that are searched first; four times as many each time that all of them would have to go."""
+OF_WHOLE = frozenset({"reward", "tool_calls", "reasoning_content", "parsed_content", "parse_error"})
+"""Fields of a response that are of all of its tokens together."""
 Pieces = Sequence[str | None]
 
 
@@ -134,22 +137,50 @@ def version_span(version: str, start: int, end: int) -> WeightVersionSpan:
     return WeightVersionSpan.model_construct(version=version, start=start, end=end)
 
 
-def without_open_stop_string(
-    interrupted: Generation, before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
-) -> Generation:
-    """The interrupted generation without the tokens at its end that could be the beginning of a stop string.
+def closed_length(
+    token_ids: Sequence[int], before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
+) -> int:
+    """How many of the first tokens of a response that goes on can stay: those after them could begin a stop string.
 
     Args:
-        before: the token ids before the generation.
+        before: the token ids before the response, at least the last `CONTEXT_TOKENS`.
     """
-    token_ids = interrupted.token_ids
 
     def pieces_from(first: int) -> list[str | None]:
         context = [*before[-CONTEXT_TOKENS:], *token_ids[max(first - CONTEXT_TOKENS, 0) : first]]
         return tokenizer.pieces(token_ids[first:], context[-CONTEXT_TOKENS:])
 
-    kept = tokens_to_keep(len(token_ids), stop_strings, pieces_from)
-    return interrupted if kept == len(token_ids) else first_tokens(interrupted, kept)
+    return tokens_to_keep(len(token_ids), stop_strings, pieces_from)
+
+
+def without_open_stop_string(
+    interrupted: Generation, before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
+) -> Generation:
+    """The interrupted generation without the tokens that `closed_length` leaves out."""
+    kept = closed_length(interrupted.token_ids, before, stop_strings, tokenizer)
+    return interrupted if kept == len(interrupted.token_ids) else first_tokens(interrupted, kept)
+
+
+def log_without_open_stop_string(
+    message_log: Sequence[Message], stop_strings: Sequence[str], tokenizer: ChatTokenizer
+) -> Sequence[Message]:
+    """The log without the tokens of a partial response at its end that `closed_length` leaves out.
+
+    A partial response of which nothing stays leaves the log.
+    """
+    if not (message_log and is_partial(message_log[-1])):
+        return message_log
+    *messages, partial = message_log
+    before = [token_id for message in messages[-CONTEXT_TOKENS:] for token_id in message.token_ids[-CONTEXT_TOKENS:]]
+    kept = closed_length(partial.token_ids, before, stop_strings, tokenizer)
+    if kept == len(partial.token_ids):
+        return message_log
+    return [*messages, first_tokens_of(partial, kept, tokenizer)] if kept else messages
+
+
+def is_partial(message: Message) -> bool:
+    """Whether the message is a response whose generation was interrupted."""
+    return message.finish_reason is None and message.generation_logprobs is not None
 
 
 def first_tokens(generation: Generation, count: int) -> Generation:
@@ -169,6 +200,7 @@ def first_tokens(generation: Generation, count: int) -> Generation:
 def first_tokens_of(response: Message, count: int, tokenizer: ChatTokenizer) -> Message:
     """The response as if its generation had been interrupted after its first `count` tokens, fewer than it has."""
     token_ids = packed_ids(response.token_ids[:count])
+    fields = {name: value for name, value in set_fields(response).items() if name not in OF_WHOLE | COLUMN_FIELDS}
     columns = {name: getattr(response, name) for name in COLUMN_FIELDS & response.model_fields_set}
     columns = {name: column for name, column in columns.items() if column is not None}
     # Those of routed experts are the message's own here, and the last tokens of a log have none.
@@ -181,14 +213,10 @@ def first_tokens_of(response: Message, count: int, tokenizer: ChatTokenizer) -> 
         kept["weight_versions"] = [
             version_span(span.version, span.start, min(span.end, count)) for span in spans if span.start < count
         ]
-    return Message.model_construct(
-        role=response.role,
-        content=tokenizer.decode(token_ids),
-        token_ids=token_ids,
-        generation_logprobs=(response.generation_logprobs or [])[:count],
-        finish_reason=None,
-        **kept,
-    )
+    kept["content"] = tokenizer.decode(token_ids)
+    kept["token_ids"] = token_ids
+    kept["generation_logprobs"] = (response.generation_logprobs or [])[:count]
+    return Message.model_construct(**fields | kept | {"finish_reason": None})
 
 
 def with_parsed(response: Message, parsed: ParsedResponse) -> Message:

@@ -193,7 +193,7 @@ class Message(Lenient):
     finish_reason: FinishReason | None = None
     """Why a generation ended. `stop`: end token or stop string; `length`: `max_new_tokens` or `max_seq_len`. Null on a
     message with `generation_logprobs`: its generation was interrupted. As the last one of a posted log it goes on from
-    its last token; with a reason it is stepped next."""
+    its last token, or from before what could begin a stop string; with a reason it is stepped next."""
     weight_versions: list[WeightVersionSpan] | None = Field(default=None, fail_fast=True)
     """Which weights sampled the tokens of a generated message, as spans that cover them in order."""
     reward: float | None = None

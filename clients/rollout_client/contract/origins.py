@@ -16,8 +16,8 @@ class Fork(Strict):
     """Number of its first turn that is played anew; 0 is its first one. The turns before it stay, with what the
     environment has answered, and the environment's state is that of then."""
     token: Annotated[int, Field(ge=1)] | None = None
-    """In place of `turn`: how many of its first tokens stay. Within a generated message, that message is gone on with;
-    at its end, the environment judges it again."""
+    """In place of `turn`: how many of its first tokens stay. Within a generated message, that message is gone on with,
+    from before what could begin a stop string; at its end, the environment judges it again."""
 
 
 class GenerationOrigin(Lenient):

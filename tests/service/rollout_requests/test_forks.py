@@ -168,6 +168,10 @@ def test_a_thousand_random_forks_are_played_as_their_logs_are_when_they_are_post
         for fork, log, given_log in zip(forked, await played(http, logs), logs, strict=True):
             assert fork.model_dump(exclude=OWN) == log.model_dump(exclude=OWN)
             tokens = sum(len(message["token_ids"]) for message in given_log["message_log"])
+            last = given_log["message_log"][-1]
+            if last.get("finish_reason", "") is None and given_log["stop_strings"]:
+                # Each stop string begins with an s, which is generated again.
+                tokens -= len(last["content"]) - len(last["content"].rstrip("s"))
             assert fork.parent == parent.rollout_id
             assert fork.forked_at is not None
             assert fork.forked_at.token == tokens
@@ -245,6 +249,94 @@ def test_a_fork_in_arrow_is_the_fork_in_json() -> None:
     assert in_arrow.model_dump(exclude={"rollout_id"}) == in_json.model_dump(exclude={"rollout_id"})
     assert in_arrow.parent == parent.rollout_id
     assert in_arrow.forked_at == in_json.forked_at
+
+
+# Stop strings
+
+STORY = "so it is 7</answer> and it goes on"
+ANSWERED = len("so it is 7</answer>")
+IDS = {tokenizer.decode([token_id]): token_id for token_id in range(262)}
+
+
+class StoryGenerator(ScriptedGenerator):
+    """Goes on with the story from where the prompt ends; ends as an engine does, by the text of its own tokens."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        story = [IDS[character] for character in STORY]
+        prompt = list(request.prompt_token_ids)
+        said = next(count for count in range(len(story), -1, -1) if prompt[len(prompt) - count :] == story[:count])
+        ends = (end for end in range(said + 1, len(story)) if request.stop_strings[0] in STORY[said:end])
+        token_ids = story[said : next(ends, len(story))]
+        return Generation(token_ids, [-0.5] * len(token_ids), "stop")
+
+
+def story_http() -> tuple[ScriptedHttp, SampleResult]:
+    """With a rollout that has told the story up to its stop string."""
+    http = forking_http()
+    http.rollouts._generator = StoryGenerator([])
+    sample = {**SAMPLE, "stop_strings": ["</answer>"]}
+    [parent] = asyncio.run(played(http, [sample], max_rollout_turns=1))
+    assert parent.message_log[1].content == STORY[:ANSWERED]
+    return http, parent
+
+
+def cut_log(parent: SampleResult, kept: int, **fields: Any) -> dict[str, Any]:
+    """The sample with the log up to so many tokens of the response, which is then partial."""
+    prompt, response = dumped(parent.message_log[:2])
+    cut: dict[str, Any] = {"content": STORY[:kept], "finish_reason": None, "weight_versions": []}
+    cut |= {name: response[name][:kept] for name in ("token_ids", "generation_logprobs")} | fields
+    return {**SAMPLE, "messages": None, "message_log": [prompt, {"role": "assistant", **cut}]}
+
+
+def test_a_response_that_goes_on_anywhere_ends_at_its_stop_string() -> None:
+    http, parent = story_http()
+    before = len(parent.message_log[0].token_ids)
+    forks = [fork_of(parent, token=before + kept) for kept in range(1, ANSWERED)]
+    posts = [{**cut_log(parent, kept), "stop_strings": ["</answer>"]} for kept in range(1, ANSWERED)]
+    for results in (asyncio.run(played(http, samples, max_rollout_turns=1)) for samples in (forks, posts)):
+        for result in results:
+            response = result.message_log[1]
+            assert (response.content, response.finish_reason) == (STORY[:ANSWERED], "stop")
+            assert response.token_ids == parent.message_log[1].token_ids
+            assert len(response.generation_logprobs or ()) == ANSWERED
+
+
+def test_a_fork_inside_a_stop_string_says_that_it_left_its_parent_before_it() -> None:
+    http, parent = story_http()
+    before = len(parent.message_log[0].token_ids)
+    inside = fork_of(parent, token=before + len("so it is 7</ans"))
+    [fork] = asyncio.run(played(http, [inside], max_rollout_turns=1))
+    assert fork.forked_at is not None
+    assert fork.forked_at.model_dump() == {"turn": 0, "token": before + len("so it is 7")}
+
+
+def test_a_partial_response_of_which_nothing_stays_is_generated_anew() -> None:
+    http, parent = story_http()
+    posted_log = {**cut_log(parent, 1), "stop_strings": ["so far"]}
+    [result] = asyncio.run(played(http, [posted_log], max_rollout_turns=1))
+    [generation] = http.rollouts._generator.requests[-1:]  # type: ignore[attr-defined]
+    assert (list(generation.prompt_token_ids), generation.turn) == (parent.message_log[0].token_ids, 0)
+    assert result.message_log[1].content == STORY
+
+
+def test_a_log_of_nothing_but_what_could_begin_a_stop_string_is_rejected() -> None:
+    http, parent = story_http()
+    sample = cut_log(parent, 1)
+    alone = {**sample, "message_log": sample["message_log"][1:], "stop_strings": ["so far"]}
+    [result] = asyncio.run(played(http, [alone], max_rollout_turns=1))
+    assert result.error is not None
+    assert result.error.kind == "request"
+    assert "post the messages before it too" in result.error.message
+
+
+def test_the_part_of_a_response_that_stays_keeps_its_marks_and_loses_what_was_of_the_whole() -> None:
+    http, parent = story_http()
+    marked = cut_log(parent, ANSWERED - 1, constrained=True, reasoning_content="so", parse_error="It is not whole.")
+    [result] = asyncio.run(played(http, [{**marked, "stop_strings": ["</answer>"]}], max_rollout_turns=1))
+    response = result.message_log[1]
+    assert response.content == STORY[:ANSWERED]
+    assert (response.constrained, response.reasoning_content, response.parse_error) == (True, None, None)
 
 
 # Refusals
