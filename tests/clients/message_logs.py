@@ -39,7 +39,7 @@ TWO_TURNS = rollout(
     generated(6, logprob=-1.5, weight_versions=[{"version": "8", "start": 0, "end": 1}]),
     given_message(7, 8, role="environment"),
 )
-GREEDY = {"sampled_with": {"temperature": 0.0}}
+GREEDY: Json = {"sampled_with": {"temperature": 0.0}}
 NOT_FREE = rollout(
     given_message(1),
     generated(2, 3, constrained=True, reward=0.5),

@@ -25,8 +25,7 @@ from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.tensors import image_inputs, images_shown, to_tensors
-from rollout_client.tensors.rollout_tensors import PaddingSide
+from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_tensors
 from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample

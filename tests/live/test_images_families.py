@@ -27,9 +27,8 @@ from deployments.policy.versions.weight_checks import layout_of, validate_full, 
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.tensors import image_inputs, images_shown, to_tensors
+from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_tensors
 from rollout_client.tensors.images import TOKEN_TYPES
-from rollout_client.tensors.rollout_tensors import PaddingSide
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_service import result
 from tests.deployments.images.pictures import ImagesInProcess

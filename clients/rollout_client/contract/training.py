@@ -1,4 +1,4 @@
-"""What of a rollout may be trained: the predicate that every reader of its tokens asks. No I/O."""
+"""The predicate that says what of a rollout may be trained; every reader of tokens asks it. No I/O."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the record of a session says of how a call sampled: the two fields of a message that a loss looks at. No I/O."""
+"""Marks of how a call of a session sampled: the two fields of its messages that a loss looks at. No I/O."""
 
 from vllm.sampling_params import SamplingParams
 

@@ -428,11 +428,11 @@ def test_what_was_not_sampled_freely_is_trained_in_no_format() -> None:
     sample = played(1.0, ASKED, forced, OBSERVED, said("Two.", 5, 6), OBSERVED, said("So.", 8, sampled_with=COLD))
     [labelled] = export_rollouts([sample], "trl").rows
     assert labelled == {"input_ids": [1, 2, 3, 4, 7, 5, 6], "labels": [-100] * 5 + [5, 6]}
-    [datum] = export_rollouts([sample], "tinker").rows
+    datum: Any = export_rollouts([sample], "tinker").rows[0]
     assert datum["loss_fn_inputs"]["weights"] == [0, 0, 0, 0, 1, 1]
-    [chats] = export_rollouts([sample], "openai").rows
+    chats: Any = export_rollouts([sample], "openai").rows[0]
     assert [message.get("weight") for message in chats["messages"]] == [None, 0, None, 1]
-    [sft] = export_rollouts([sample], "sft").rows
+    sft: Any = export_rollouts([sample], "sft").rows[0]
     assert [message["content"] for message in sft["completion"]] == ["Two."]
     with pytest.raises(NothingToExport, match="1 left out: an assistant message that must not be trained"):
         export_rollouts([sample], "verl")

@@ -324,7 +324,7 @@ def test_a_turn_that_may_not_be_trained_is_masked_and_scored_with_the_one_that_m
     next(message for message in log if "generation_logprobs" in message)["constrained"] = True
     service.rollouts.append(answering({"message_log": log, "total_reward": 0.75}))
     came = manager({"turn_rewards": True}).generate_sequences(gen_batch("a"))
-    assert came.batch["response_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 0, 0]]
+    assert came.batch["response_mask"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0]]
     assert came.batch["rm_scores"].tolist() == [[0, 0, 0, 0, 0, 0.75, 0, 0]]
 
 
