@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from ray.serve import metrics
@@ -49,6 +50,8 @@ class TrainerReports:
         self._replicas = replicas
         self._latest_versions = latest_versions
         self._checks = BackgroundTasks()
+        self._turns = count()
+        """Of judges: a rollout has other ones than the one before, where there are enough."""
         self._mean_ratio = metrics.Gauge(
             "rollout_mismatch_mean_ratio",
             description="Mean ratio between a trainer's and the sampled probabilities, each 4 at most, of a report.",
@@ -99,9 +102,9 @@ class TrainerReports:
         at fault."""
         suspect, log_fields = suspicion.replica, {"replica_id": suspicion.replica}
         said = Counter[Vote]()
-        for number, rollout in enumerate(suspicion.rollouts):
+        for rollout in suspicion.rollouts:
             try:
-                vote = await self._vote(suspect, rollout, number)
+                vote = await self._vote(suspect, rollout)
                 reason = await self._store.vote(suspect, vote)
             except (RolloutFailure, RolloutUnknown) as failure:
                 logger.info("A rollout of a replica was not scored again: %s", failure, extra=log_fields)
@@ -112,24 +115,23 @@ class TrainerReports:
                 self._causes.inc(tags={"kind": "replica"})
                 self._replicas.take_out_of_service(suspect, reason)
                 return
-        logger.warning(
+        logger.info(
             "The rollouts of a replica part from a trainer more than those of its siblings. %s of them were looked at: "
-            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service.",
+            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service so far.",
             len(suspicion.rollouts),
             said[Vote.AGAINST],
             said[Vote.IN_FAVOUR],
             extra=log_fields,
         )
 
-    async def _vote(self, suspect: str, rollout: MadeRollout, number: int) -> Vote:
+    async def _vote(self, suspect: str, rollout: MadeRollout) -> Vote:
         """What a rollout says of the replica; nothing if it cannot be scored, or there are no two others."""
         kept = await self._store.record(rollout.rollout_id, rollout.owner)
         part = next(scorable_parts(fields_of_record(kept), suspect), None)
         others = [name for name in self._replicas.replicas() if name != suspect]
         if part is None or len(others) < JUDGES:
             return Vote.NOTHING
-        # Each rollout has other judges than the one before, where there are enough.
-        judges = [others[(number * JUDGES + place) % len(others)] for place in range(JUDGES)]
+        judges = [others[turn % len(others)] for turn in islice(self._turns, JUDGES)]
         scores = await asyncio.gather(*(self._score(replica, part) for replica in (suspect, *judges)))
         known = [score for score in scores if score is not None]
         return Vote(votes(part.logprobs, *known).item()) if len(known) == len(scores) else Vote.NOTHING

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from deployments.failures import GenerationLost
@@ -17,28 +18,32 @@ from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.calls import records as record_calls
-from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.mismatch import MOST_REPORTS, ReportAnswer
 from service.access.keys import ANYBODY
 from service.canary.background_canary import ComparedReplicas
+from service.problems import RequestProblem
 from service.rollout_records.recorder import RolloutRecorder
-from service.rollout_records.trainer_reports import TrainerReports
+from service.rollout_records.report_bodies import reports_of_arrow
+from service.rollout_records.trainer_reports import NO_NUMBERS, REPORTED_TWICE, TrainerReports
+from service.settings import RequestLimits
 from tests.service.scripted import ScriptedGenerator
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import LIMITS, ScriptedHttp
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
 
 class ScriptedReplicas(ComparedReplicas):
-    """Four replicas that give tokens the log-probability -1, and one, `faulty`, another one."""
+    """Replicas that give tokens the log-probability -1, and one, `faulty`, another one."""
 
-    def __init__(self, faulty: str = "", fails: bool = False) -> None:
+    def __init__(self, faulty: str = "", fails: bool = False, running: str = "abcd") -> None:
         self.faulty = faulty
         self.fails = fails
+        self.running = running
         self.taken_out: list[str] = []
         self.asked: list[str] = []
 
     def replicas(self) -> Sequence[str]:
-        return ["a", "b", "c", "d"]
+        return list(self.running)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
         if self.fails:
@@ -52,10 +57,12 @@ class ScriptedReplicas(ComparedReplicas):
         self.taken_out.append(replica)
 
 
-def reporting_http() -> ScriptedHttp:
+def reporting_http(limits: RequestLimits = LIMITS) -> ScriptedHttp:
     store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    reports = TrainerReports(store, ScriptedReplicas())
-    return ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store), reports=reports)
+    reports = TrainerReports(store, ScriptedReplicas(), lambda: {"": 99})
+    return ScriptedHttp(
+        limits or RequestLimits(), generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store), reports=reports
+    )
 
 
 async def with_client(http: ScriptedHttp, scenario: Any) -> Any:
@@ -139,15 +146,15 @@ def test_a_body_that_is_no_report_is_refused_with_its_field(body: str, status: i
 
 
 def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, Any]:
-    tokens = [5, 6, 7, 8]
-    sampled = [-1.2 if replica == "c" else -1.0] * 4
-    spans = [{"version": "3", "start": 0, "end": 4}]
+    tokens = [5, 6, 7, 8] * 2
+    sampled = [-1.2 if replica == "c" else -1.0] * 8
+    spans = [{"version": "3", "start": 0, "end": 8}]
     messages = [
         {"role": "user", "token_ids": [1, 2], "content": ""},
         {"role": "assistant", "token_ids": tokens, "generation_logprobs": sampled, "weight_versions": spans},
     ]
     replay = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    made = {"message": 1, "start": 0, "end": 4, "replica": replica, "node": "", "cached_tokens": 0, "batch_size": 1}
+    made = {"message": 1, "start": 0, "end": 8, "replica": replica, "node": "", "cached_tokens": 0, "batch_size": 1}
     return {
         "rollout": {"rollout_id": name, "message_log": messages, "replay": replay},
         "group_id": name,
@@ -159,25 +166,34 @@ def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, An
 async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) -> tuple[RolloutRecordStore, list[str]]:
     """Reports 64 rollouts on four replicas, of which `c` has sampled with other log-probabilities than the trainer."""
     store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    reports = TrainerReports(store, replicas)
+    reports = TrainerReports(store, replicas, lambda: {"": 3})
     random = np.random.default_rng(3)
     for number in range(64):
         name = f"r{number}"
         fields = record_by("abcd"[number % 4], name, temperature)
         await store.keep([KeptRecord(name, "", pickle.dumps(fields), 60.0)])
-        trained = -1.0 + random.normal(0, 0.002, 4)
+        trained = -1.0 + random.normal(0, 0.002, 8)
         await reports.report([TrainerReport(name, trained)], ANYBODY)
         await reports._checks.ended()
     mismatch = await store.mismatch("")
     return store, [cause["kind"] for cause in mismatch["causes"]]
 
 
-def test_a_replica_that_others_do_not_agree_with_is_taken_out_of_service_and_named() -> None:
-    replicas = ScriptedReplicas()
+def test_a_replica_that_scores_as_it_has_sampled_and_as_no_other_is_taken_out_of_service_and_named() -> None:
+    replicas = ScriptedReplicas(faulty="c")
     _, causes = asyncio.run(after_reports(replicas))
     assert replicas.taken_out == ["c"]
     assert causes == ["replica"]
-    assert set(replicas.asked) == {"a", "b", "d"}
+    # Four rollouts, each scored by the replica itself and by two others in turn.
+    assert sorted(replicas.asked) == ["a"] * 3 + ["b"] * 3 + ["c"] * 4 + ["d"] * 2
+
+
+def test_a_replica_that_scores_as_the_others_do_stays_in_service() -> None:
+    """What its trainer says of it is as before, and so is what it has sampled."""
+    replicas = ScriptedReplicas()
+    _, causes = asyncio.run(after_reports(replicas))
+    assert (replicas.taken_out, causes) == ([], [])
+    assert "c" in replicas.asked
 
 
 def test_a_replica_that_others_agree_with_stays_in_service() -> None:
@@ -191,8 +207,89 @@ def test_a_replica_that_others_agree_with_stays_in_service() -> None:
     assert (replicas.taken_out, causes) == ([], [])
 
 
+def test_of_two_replicas_that_run_none_is_taken_out_of_service() -> None:
+    replicas = ScriptedReplicas(faulty="c", running="ac")
+    _, causes = asyncio.run(after_reports(replicas))
+    assert (replicas.taken_out, causes, replicas.asked) == ([], [], [])
+
+
+async def lied_to(replicas: ScriptedReplicas) -> None:
+    """A trainer says of the rollouts of one replica, which are sound, what it likes."""
+    store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+    in_process: Any = store
+    reports = TrainerReports(in_process, replicas, lambda: {"": 3})
+    for number in range(240):
+        fields, name = record_by("abd"[number % 3], f"r{number}"), f"r{number}"
+        await store.keep([KeptRecord(name, "", pickle.dumps(fields), 60.0)])
+        trained = np.full(8, -9.0 if number % 3 == 0 else -1.001)
+        await reports.report([TrainerReport(name, trained)], ANYBODY)
+        await reports._checks.ended()
+
+
+def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> None:
+    replicas = ScriptedReplicas()
+    asyncio.run(lied_to(replicas))
+    assert replicas.taken_out == []
+    # It is looked at, and at a bounded rate: 16 rollouts, each on three replicas.
+    assert len(replicas.asked) == 48
+
+
+def test_a_report_without_numbers_or_a_second_one_of_a_rollout_is_refused_and_costs_no_record() -> None:
+    async def scenario() -> tuple[Any, list[str]]:
+        store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+        in_process: Any = store
+        await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")), 60.0)])
+        read: list[str] = []
+        record = store._book.record
+        store._book.record = lambda name, owner: (read.append(name), record(name, owner))[1]  # type: ignore[method-assign]
+        reports = TrainerReports(in_process, ScriptedReplicas(), lambda: {"": 3})
+        given = [np.zeros(0), np.full(8, -1.0), np.full(8, -9.0), np.zeros(0)]
+        return await reports.report([TrainerReport("r", numbers) for numbers in given], ANYBODY), read
+
+    outcome, read = asyncio.run(scenario())
+    assert (outcome.compared, outcome.all.mean_ratio, read) == (1, 1.0, ["r"])
+    assert outcome.refused == [("r", NO_NUMBERS), ("r", REPORTED_TWICE), ("r", NO_NUMBERS)]
+
+
+def test_an_arrow_body_has_as_many_reports_as_one_of_json() -> None:
+    def body(rows: int) -> bytes:
+        columns = {"rollout_id": ["r"] * rows, "logprobs": pa.array([[-1.0]] * rows, pa.list_(pa.float32()))}
+        sink, table = pa.BufferOutputStream(), pa.table(columns)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue())
+
+    assert len(reports_of_arrow(body(MOST_REPORTS))) == MOST_REPORTS
+    with pytest.raises(RequestProblem) as refused:
+        reports_of_arrow(body(MOST_REPORTS + 1))
+    [error] = refused.value.problem.errors
+    assert (error.field, refused.value.problem.status) == ("reports", 422)
+    assert error.message == "65537 reports, and a body may have 65536: send them in several"
+
+
+@pytest.mark.parametrize("path", ["/rollouts/logprobs", "/rollouts/r/logprobs"])
+def test_a_report_larger_than_the_bound_of_bodies_is_refused(path: str) -> None:
+    http = reporting_http(RequestLimits(max_body_bytes=100))
+    response = http.request("POST", path, content='{"logprobs": [' + "-1," * 100 + "-1]}")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (413, "body")
+
+
+def test_a_label_of_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
+    async def scenario() -> Any:
+        store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+        in_process: Any = store
+        reports = TrainerReports(in_process, ScriptedReplicas(), lambda: {"": 2})
+        await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")), 60.0)])
+        await reports.report([TrainerReport("r", np.full(8, -1.0))], ANYBODY)
+        return await store.mismatch("")
+
+    told = asyncio.run(scenario())
+    assert list(told["by"]["version"]) == ["unknown"]
+    assert [one["version"] for one in told["history"]] == ["unknown"]
+
+
 @pytest.mark.parametrize("case", ["scores fail", "another temperature"])
 def test_a_replica_that_cannot_be_checked_stays_in_service(case: str) -> None:
-    replicas = ScriptedReplicas(fails=case == "scores fail")
+    replicas = ScriptedReplicas(faulty="c", fails=case == "scores fail")
     _, causes = asyncio.run(after_reports(replicas, temperature=0.7 if case == "another temperature" else 1.0))
     assert (replicas.taken_out, causes) == ([], [])
