@@ -37,7 +37,9 @@ class KeptRecord:
     owner: str
     data: bytes
     ended_at: float
-    """Seconds of any clock."""
+    """In seconds since 1970, by the clock of the ingress that played it."""
+    kept_at: float = 0.0
+    """When the store took it, by its own clock."""
     notes: tuple[RecordNote, ...] = ()
     """In the order in which they came."""
 
@@ -111,7 +113,7 @@ class RecordBook:
     def expire(self, now: float) -> None:
         """Forgets the records whose time is over."""
         for owner, records in list(self._by_owner.items()):
-            while records and next(iter(records.values())).ended_at + self._settings.keep_s <= now:
+            while records and next(iter(records.values())).kept_at + self._settings.keep_s <= now:
                 self._remove(owner, next(iter(records)))
                 records = self._by_owner.get(owner, OrderedDict())
 

@@ -7,7 +7,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -57,9 +57,10 @@ class RolloutRecordStore:
         self._expiring: asyncio.Task[None] | None = None
 
     async def keep(self, records: Sequence[KeptRecord]) -> None:
-        """Keeps records of rollouts that have ended, `ended_at` in seconds since 1970."""
+        """Keeps records of rollouts that have ended, for `keep_s` from now on."""
+        now = self._time_s()
         for record in records:
-            self._book.put(record)
+            self._book.put(replace(record, kept_at=now))
         if self._expiring is None:
             self._expiring = asyncio.create_task(self._expire())
 

@@ -62,6 +62,7 @@ class ModelCalls:
         self._server = server
         self._admission = admission
         self._token_timeout_s = token_timeout_s
+        self._name = uuid4().hex
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class ModelCalls:
         Raises:
             GenerationLost: no replica answers.
         """
-        await self._server.abort_calls(CallsToAbort(caller.name, rid, time.time()))
+        await self._server.abort_calls(CallsToAbort(caller.name, rid, self._name, time.monotonic()))
 
     async def answer(
         self,
@@ -130,7 +131,8 @@ class ModelCalls:
             endpoint=endpoint,
             body=body,
             choices=choices,
-            received_at=time.time(),
+            ingress=self._name,
+            received_at=time.monotonic(),
         )
 
     async def _counted(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:

@@ -15,7 +15,7 @@ import typer
 from ray.exceptions import RayError
 from rich.console import Console
 
-from deployments.upstream.ray_serve.ray_internals import give_notice
+from deployments.upstream.ray_serve.ray_internals import give_notice, time_of_node
 from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ServiceNotStarted
 from service.startup.local_service import sentences_for_the_user
@@ -73,8 +73,10 @@ def leave(node_id: str | None, within_s: float, cluster: ReloadableCluster, cons
     """
     own: str = ray.get_runtime_context().get_node_id()
     leaving = node_to_leave(node_id or own, ray.nodes())  # type: ignore[no-untyped-call]
+    began = time.monotonic()
     try:
-        refusal = give_notice(leaving, within_s, ANSWER_WITHIN_S)
+        now_s = time_of_node(leaving, ANSWER_WITHIN_S)
+        refusal = give_notice(leaving, now_s + within_s - (time.monotonic() - began), ANSWER_WITHIN_S)
     except RayError as error:
         raise ServiceNotStarted(f"Ray's control service did not take the notice: {error}") from error
     if refusal is not None:

@@ -1,15 +1,18 @@
 """Calls of SGLang's API that are aborted by their request ids: they end with the tokens that they have.
 
-`AbortedCalls` decides without I/O. Guarantee: a call that its ingress received before an abort of it is aborted, also
-if it reaches the replica later, because it has waited for its turn or is made again.
+`AbortedCalls` decides without I/O. Guarantees: a call that an ingress received before an abort of it is aborted, also
+if it reaches the replica later, because it has waited for its turn or is made again; one that was received after the
+answer to an abort is not. Where another ingress received the abort, the first holds for calls that were received
+earlier by more than they take from there to the replica. No clock is compared with that of another process.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from deployments.protocols.model_server import CallsToAbort
+from deployments.protocols.model_server import CallsToAbort, ServedRequest
 
 MOST_REMEMBERED = 1000
 INTERRUPT_EVERY_S = 0.05
@@ -17,15 +20,13 @@ WITHIN_S = 10.0
 """An engine that hangs ends nothing: its replica is replaced."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AbortableCall:
     """A prompt of a call, and all that is generated for it."""
 
-    key: str | None
-    """The name of its caller's key."""
+    request: ServedRequest
+    """The call. Its caller's key and the times are those of the prompt too."""
     rid: str
-    received_at: float
-    """When the ingress received it, in seconds since 1970."""
     generation_id: str
 
 
@@ -33,19 +34,26 @@ class AbortedCalls:
     """Aborts so far, the last `MOST_REMEMBERED` of them."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str | None, str], float] = {}
-        """By key and beginning of request ids, the one that was given last at the end."""
+        self._until: dict[tuple[str | None, str, str], tuple[float, float]] = {}
+        """By key, beginning of request ids and ingress, the one that was given last at the end: the last time of the
+        ingress, and when the replica was told, by its own clock."""
 
-    def note(self, calls: CallsToAbort) -> None:
-        name = calls.key, calls.rid
-        self._until[name] = max(calls.until, self._until.pop(name, calls.until))
+    def note(self, calls: CallsToAbort, now: float) -> None:
+        """`now` is of the monotonic clock of this process."""
+        name = calls.key, calls.rid, calls.ingress
+        last, _ = self._until.pop(name, (calls.until, now))
+        self._until[name] = max(calls.until, last), now
         if len(self._until) > MOST_REMEMBERED:
             del self._until[next(iter(self._until))]
 
     def has(self, call: AbortableCall) -> bool:
+        request = call.request
+        here = request.arrived_at - request.age_s
         return any(
-            key == call.key and call.rid.startswith(rid) and call.received_at < until
-            for (key, rid), until in self._until.items()
+            key == request.share.key
+            and call.rid.startswith(rid)
+            and (request.received_at < until if ingress == request.ingress else here < told_at)
+            for (key, rid, ingress), (until, told_at) in self._until.items()
         )
 
 
@@ -72,7 +80,7 @@ class CallAborts:
 
     async def abort(self, calls: CallsToAbort) -> None:
         """Returns when all of them have ended, after `WITHIN_S` seconds at the latest."""
-        self._aborted.note(calls)
+        self._aborted.note(calls, time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
                 # Again and again, because a call reaches the engine some time after it has begun here.

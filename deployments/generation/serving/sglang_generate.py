@@ -250,9 +250,7 @@ class AnsweredGenerate(GenerateBaseServing):
             if call.session is not None:
                 refuse_without_columns(params, call, self.model_config.max_logprobs)
             first = len(answers) * params.n
-            abortable = AbortableCall(
-                call.request.share.key, one.rid, call.request.received_at, call.generation_id(first)
-            )
+            abortable = AbortableCall(call.request, one.rid, call.generation_id(first))
             answers.append(PromptAnswer(one, ids, call, first, text_of, version))
             if self._aborts.is_aborted(abortable):
                 call.begin_prompt(params.n)

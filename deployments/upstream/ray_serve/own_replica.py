@@ -80,6 +80,7 @@ def has_died(caller: str) -> bool:
 def seconds_until_node_leaves() -> float:
     """Seconds until the deadline that Ray was told for this node, at least 0; infinite where it stays.
 
+    The deadline is read by the clock of this node, by which `leave` gives it.
     Serve shuts the replicas of a node that leaves down in time for their own `graceful_shutdown_timeout_s`, or at once
     if the notice is shorter than that: then it waits for longer than the node lives. Blocks.
     """

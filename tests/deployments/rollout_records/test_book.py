@@ -1,5 +1,7 @@
 """Which records of rollouts are kept: bounds, owners and time."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,10 +53,10 @@ def test_a_record_that_is_larger_than_all_may_be_costs_no_other_one() -> None:
     assert ids(kept) == ["a"]
 
 
-def test_records_expire_in_the_order_in_which_they_ended() -> None:
+def test_records_expire_in_the_order_in_which_they_came_whatever_the_clocks_of_the_ingresses_say() -> None:
     kept = book(9, keep_s=10)
-    for second in (1.0, 2.0, 3.0):
-        kept.put(record(f"r{second:g}", ended_at=second))
+    for second, ended_at in ((1.0, 5000.0), (2.0, -5000.0), (3.0, 3.0)):
+        kept.put(replace(record(f"r{second:g}", ended_at=ended_at), kept_at=second))
     kept.expire(12.0)
     assert ids(kept) == ["r3"]
     kept.expire(13.0)

@@ -18,6 +18,10 @@ NODES: list[dict[str, Any]] = [
 ]
 
 
+CLOCKS = {"head": 9000.0, "spot": 1000.0}
+"""What the clock of each node shows."""
+
+
 class ScriptedCluster:
     """Each time it is asked, one replica less is on the node `spot`, until `stays` are left."""
 
@@ -40,8 +44,9 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Those that Ray was given; it takes all but the one of 13 seconds, and does not answer to that of 14."""
     given: list[tuple[str, float]] = []
 
-    def take(node_id: str, within_s: float, timeout_s: float) -> str | None:
+    def take(node_id: str, deadline_s: float, timeout_s: float) -> str | None:
         assert timeout_s == leave.ANSWER_WITHIN_S
+        within_s = round(deadline_s - CLOCKS[node_id], 2)
         given.append((node_id, within_s))
         if within_s == 14:
             raise RayError("Deadline Exceeded")
@@ -52,6 +57,7 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
             return "spot"
 
     monkeypatch.setattr(leave, "give_notice", take)
+    monkeypatch.setattr(leave, "time_of_node", lambda node_id, _timeout_s: CLOCKS[node_id])
     monkeypatch.setattr(leave, "POLL_S", 0.001)
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     monkeypatch.setattr(ray, "get_runtime_context", OnSpot)
