@@ -61,7 +61,7 @@ def named_if_not_json(value: object, place: str = "") -> Iterator[None]:
 
 
 def converted(value: Any) -> object:
-    """What pydantic takes in place of a value that it does not know. Raises `TypeError` for what is not a number."""
+    """The numbers in a value that pydantic does not know. Raises `TypeError` if it has others or none."""
     if CONVERTED.match(str(getattr(value, "dtype", ""))) is None or not hasattr(value, "tolist"):
         raise TypeError(f"{type(value).__name__} is no number")
     plain = value.tolist()

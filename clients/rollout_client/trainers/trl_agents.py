@@ -12,10 +12,12 @@ and calls the model under `base_url`. The service records the generations, on wh
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
+from rollout_client.calls.async_twin import async_twin
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
@@ -50,7 +52,7 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         concurrency: runs at the same time.
         timeout_s: limit of one run, in seconds.
         limits: bounds of each session.
-        connect: makes the client of the sessions; by default one with the address and the headers of `client`.
+        connect: makes the client of the sessions; by default one that sends through `client`, with its settings.
         options: those of `ServiceRolloutFunc`. Of the request's fields, sessions have only `sampling` and `deadline_s`.
 
     Raises:
@@ -77,9 +79,7 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._limits: dict[str, Any] = {} if limits is None else {"limits": limits}
-        self._connect = connect or (
-            lambda: AsyncRolloutClient(client.base_url, headers=client._connection.defaults.headers)
-        )
+        self._connect = connect or partial(async_twin, client)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:  # noqa: ARG002 - an agent gets messages
         return {"messages": [*messages_of(prompt)]}
