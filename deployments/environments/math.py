@@ -65,9 +65,12 @@ def compare(ground_truth: str, response: str) -> MathComparison:
     expected = expected_of(ground_truth)
     if not expected:
         return MathComparison(correct=None, extracted=None)
-    given = read(response)
-    extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
-    correct = is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
+    for text in dict.fromkeys((normalized(response, keeps_words=True), normalized(response))):
+        given = parsed(text)
+        extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
+        correct = is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
+        if correct:
+            break
     return MathComparison(correct, extracted)
 
 
@@ -86,9 +89,12 @@ def expected_of(ground_truth: str) -> list[Any]:
 
 def read(text: str) -> list[Any]:
     """Expressions, and the text in which they were found. A number outside of an unreadable box is not an answer."""
+    return parsed(normalized(text))
+
+
+def parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
-    text = normalized(text)
     limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
     return [with_imaginary_unit(item) for item in parse(text, **limited, parsing_timeout=None)]
 

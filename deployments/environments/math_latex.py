@@ -3,6 +3,7 @@
 Each rule is for a form that math-verify 0.9 reads as another number, or not at all.
 """
 
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -44,6 +45,26 @@ PLAIN_UNIT = (
 )
 TOO_LONG = r"{1,20}+"
 """How often a part may come where a longer text would be looked through again and again."""
+NEXT_NUMBER = r"(?:and|or)\s++[-$\\\d]"
+LETTERS = rf"(?!{NEXT_NUMBER})[^\W\d_]++(?:['\u2019-][^\W\d_]++)*+"
+END_OF_WORDS = rf"(?:{END}|(?=[)\]]|{NEXT_NUMBER}))"
+COUNTED = (
+    r"(?:(?<=[\d}!)])|(?<=\\pi))((?:\$|\\\))?+\s*+)"
+    rf"((?:{LETTERS}(?:\s*+/\s*+|\s++)?+){TOO_LONG}){END_OF_WORDS}"
+)
+NUMBER = re.compile(r"(?:(?:\A|[^\w\s.]|(?:\\[a-zA-Z]++|\b(?:and|or)\s)\s*+)[\d.,/ ]*\d|\d[^{}]*\}|\d\)|\\pi)!?\Z")
+LONGEST_NUMBER = 30
+"""Characters before words in which their number is looked for."""
+NO_UNIT = re.compile(
+    r"and|n?or|all|any|every|if|when|where|unless|not?|none|squared|cubed|factorial|pi|inf(?:inity|inite|ty)?|undefined"
+    r"|base|binary|octal|hex(?:adecimal)?|percent(?:age)?|pct|mille|permille|mod(?:ulo)?|sqrt"
+    r"|(?:sin|cos|tan|cot|csc|log|exp)[ntx-z]?|sec[x-z]|arc(?:sin|cos|tan)|half|halves|(?:quarter|third)s?"
+    r"|(?:hundred|thousand)(?:th)?s?|\w*illion(?:th)?s?|(?:dozen|lakh|crore)s?|(?:four|fif|six|seven|eigh|nin|ten)ths?"
+    r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
+    r"|january|february|march|april|may|june|july|august|september|october|november|december"
+)
+"""Words behind a number that make another number of it, or a condition, or a date."""
+WORD_OR_VARIABLES = re.compile(r"(?=.*[aeiouy])[a-z'\u2019-]{3,}+|(?=.*[^\x00-\x7f])[^\u0370-\u03ff万萬億亿百千分半]++")
 
 
 def digits_of(number: re.Match[str]) -> str:
@@ -73,6 +94,32 @@ def repeating_decimal(number: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
+def number_alone(text: re.Match[str]) -> str:
+    """A number without the words behind it that say what is counted: `73 people per hour` is 73."""
+    between, words = text.groups()
+    first, *others = words.replace("/", " ").lower().split()
+    if (
+        not (is_word(first, is_attached=between == "") or (first in ("of", "in") and others))
+        or any(word not in CONNECTIVES and (len(word) < 2 or NO_UNIT.fullmatch(word)) for word in others)
+        or NUMBER.search(text.string[max(0, text.start() - LONGEST_NUMBER) : text.start()]) is None
+    ):
+        return text[0]
+    return between.strip() + " " * text.string[text.end() : text.end() + 1].isalpha()
+
+
+CONNECTIVES = ("a", "and", "or", "all")
+"""Words that may stand among those that say what is counted."""
+
+
+def is_word(letters: str, is_attached: bool) -> bool:
+    """Whether small letters behind a number are a word, not variables: these stand in the order of the alphabet."""
+    if not WORD_OR_VARIABLES.fullmatch(letters) or NO_UNIT.fullmatch(letters):
+        return False
+    if all(map(operator.lt, letters, letters[1:])) and letters.isascii():
+        return "o" in letters or ("i" in letters and len(letters) > 3)
+    return not is_attached or len(letters) > 3 or not letters.isascii()
+
+
 RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     (r"\fbox", r"\\fbox(?=\s*+\{)", r"\\boxed"),
     ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", digits_of),
@@ -99,8 +146,11 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("{", r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])", "{"),
     ("**", r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]*+)\*\*", r"\1"),
     (r"\circ", rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?:[CFK]|\\text\{{\s*+[CFK]\s*+\}})?+{END}", ""),
-    (r"\text", rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}{END}", ""),
+    (r"\text", rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}(?:{END}|(?=[)\]]))", ""),
     ("", rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
+    ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    ("sqrt", r"(?<![\\a-zA-Z])sqrt\s*+\(([^()]*+)\)", r"\\sqrt{\1}"),
+    ("", COUNTED, number_alone),
     ("!!", r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
     ("", r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
     (
@@ -125,11 +175,11 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
 COMPILED = [(literal, re.compile(pattern), replacement) for literal, pattern, replacement in RULES]
 
 
-def normalized(text: str) -> str:
-    """The text with these forms brought to those of math-verify."""
+def normalized(text: str, keeps_words: bool = False) -> str:
+    """The text with these forms brought to those of math-verify; words behind numbers stay if they may be variables."""
     text = text.translate(CHARACTERS)
     for literal, pattern, replacement in COMPILED:
-        if literal in text:
+        if literal in text and not (keeps_words and replacement is number_alone):
             text = pattern.sub(replacement, text)
     return text
 

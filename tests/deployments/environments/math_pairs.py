@@ -141,6 +141,39 @@ RIGHT: dict[str, list[str]] = {
         "4, 3",
         r"3\text{ or }4",
     ],
+    # What is counted.
+    "73": [
+        *(
+            "73 people",
+            "73 persons",
+            "73 People",
+            "73 PEOPLE",
+            "73people",
+            "73 people.",
+            r"73 \text{ people}",
+            "73~people",
+        ),
+        *(r"73\ people", r"73\,people", "73 red balls", "73 people per hour", "73 people/hour"),
+        *("73 cats and dogs", "73 more people", "73 in total", "73 of the people", "73 people in all", "73 years old"),
+        *("$73 dollars", r"\$73 dollars", r"\$73 per hour", "$73$ people", r"\(73\) people", "x = 73 apples"),
+        *("73 boxes", "73 boys", "73 chips", "73 knots", "73 months", "73 times", "73 min", "73 sec", "73 o'clock"),
+        *("73人", "73 años", "73 元", r"\mathbf{73} people", r"\frac{146}{2} apples", "(73) people", "73.0 apples"),
+    ],
+    "73 people": ["73", "73 people", "73 persons", r"73\text{ people}"],
+    "1234": ["1,234 apples", r"1{,}234 apples", "1 234 apples", r"1\,234\text{ apples}", r"\approx 1234 apples"],
+    "2.25": [r"2\frac{1}{4} cups", "2 1/4 cups of flour", "2.25 cups", "9/4 cups"],
+    "5!": ["120 ways", "5! ways", r"\binom{10}{3} ways to choose"],
+    "3000": ["3 \\times 10^3 bacteria", "3000 people per square mile"],
+    "(7,3)": ["(7 wins, 3 losses)", r"(7\text{ wins}, 3\text{ losses})"],
+    "10, 12": ["10 or 12", "10 or 12 people", "10 cats and 12 dogs", "10 cats, 12 dogs"],
+    # Variables and constants behind a number.
+    "2x": ["2x", "2 x", "x + x"],
+    "2xyz": ["2xyz", "2 xyz", "2 zyx", "2 x y z"],
+    "6abc": ["6abc", "6 abc", "6bca"],
+    r"3\pi": ["3 pi", "3pi", "3*pi", r"3 \pi", "3 pi meters"],
+    r"5\sqrt{2}": ["5 sqrt(2)", "5sqrt(2)", "5*sqrt(2)", "5 sqrt(2) meters"],
+    "2e": ["2 e", "2e", r"2 \text{e}"],
+    "3i": ["3 i", "3i"],
     # Percentages.
     "50": [r"50\%", "50%", r"50\text{ percent}", r"50\ \%"],
     r"\frac12": [
@@ -245,6 +278,9 @@ RIGHT: dict[str, list[str]] = {
     "Yes": ["yes", r"\text{Yes}", r"\textbf{yes}"],
 }
 WRONG: dict[str, list[str]] = {
+    # Words that make another number, or that are another date.
+    "73 people": ["74 people", "people", "73 million people"],
+    "20 June": ["20 July", "20"],
     "i": ["-i", "1", "-1", "i^2"],
     # Commas between numbers.
     "44091": ["x=44,091,5", "x=44,090", "(44,091)"],
@@ -274,7 +310,37 @@ WRONG: dict[str, list[str]] = {
     r"\sqrt{2}": ["1.41", "1.414", r"\sqrt{3}", r"-\sqrt{2}", r"\frac{7}{5}"],
     r"1-\frac{1}{e}": [r"1-\frac{1}{e^2}", "1-e", r"\frac{1}{e}", "0.63"],
     # Mixed numbers are one number.
-    "2": ["2 2/3", r"2\frac{2}{3}", "2.0001", "3", "22", "2½", r"2\frac12", r"\frac{2}{3}"],
+    "2": [
+        *("2 2/3", r"2\frac{2}{3}", "2.0001", "3", "22", "2½", r"2\frac12", r"\frac{2}{3}"),
+        # Words that are more than a unit, and letters that are none.
+        *(
+            "2x",
+            "2 x",
+            "2 xy",
+            "2 xyz",
+            "2abc",
+            "2 pi",
+            "2pi",
+            "2 e",
+            "2 i",
+            "2 sqrt(2)",
+            "2 sin x",
+            "2sinx",
+            "2 log n",
+        ),
+        *("2 million", "2 dozen", "2 hundred people", "2 thirds", "2 and a half", "2 halves", "2 squared"),
+        *(
+            "2 or 3",
+            "2 mod 3",
+            "2 mod n",
+            "2 people or 3 people",
+            "2 when even",
+            "2 base three",
+            "2 to 3",
+            "2 x people",
+        ),
+        *("3 people", "2 people, 3 cats", "1 hour 2 minutes", "22 people", "20 people", "-2 people", "1/2 cup"),
+    ],
     "-2": ["-2 2/3", r"-2\frac{2}{3}", "2"],
     r"\frac{8}{3}": ["2", r"\frac{2}{3}", r"\frac{4}{3}", "2.67", r"3\frac{2}{3}", "2 1/3", r"2\cdot\frac{2}{3}"],
     r"\frac{4}{3}": ["2 2/3", r"2\frac{2}{3}"],

@@ -288,6 +288,9 @@ UNITS = st.sampled_from(
         "\\text{ of them}",
         " \\mbox{ kg}",
         "\\ \\mathrm{m\\,s^{-1}}",
+        " people",
+        "\\ cats and dogs",
+        "~red balls per hour",
     ]
 )
 WRAPPERS = st.sampled_from(
