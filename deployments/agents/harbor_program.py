@@ -126,7 +126,9 @@ class HarborProgram(AgentProgram):
             with timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
             with timed(said, "judge"):
-                rewards = await judged(sandbox, task, first)
+                rewards, ended = await judged(sandbox, task, first)
+            if ended:
+                said.metrics["agent_processes_ended"] = float(ended)
         except (NotJudged, ProcessesLeft) as error:
             raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
         if MAIN_REWARD not in rewards:

@@ -22,6 +22,8 @@ CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 ROOT = (None, "root", 0, "0")
 SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
+LARGEST_REWARD_BYTES, MOST_REWARDS = 2**16, 1000
+"""Bounds of what a verifier writes. Every number of it is in the result of its rollout."""
 
 
 class HarborTaskRefused(ValueError):
@@ -279,13 +281,22 @@ def problem_of(error: ValidationError) -> str:
 
 def rewards_in(content: bytes, name: str) -> dict[str, float]:
     """The rewards that a verifier wrote to `reward.json` or `reward.txt`. Raises `ValueError` with a sentence."""
+    if len(content) > LARGEST_REWARD_BYTES:
+        raise ValueError(f"{name} has more than {LARGEST_REWARD_BYTES} bytes")
     if not content.strip():
         raise ValueError(f"{name} is empty")
-    if name.endswith(".txt"):
-        given: Any = {"reward": float(content)}
-    else:
-        given = orjson.loads(content)
+    is_number = name.endswith(".txt")
+    try:
+        given: Any = float(content) if is_number else orjson.loads(content)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must hold {'a number' if is_number else 'JSON with finite numbers'}, got {content[:200]!r}"
+        ) from error
     rewards = given if isinstance(given, dict) else {"reward": given}
+    if not rewards:
+        raise ValueError(f"{name} names no number, got {content[:200]!r}")
+    if len(rewards) > MOST_REWARDS:
+        raise ValueError(f"{name} names {len(rewards)} numbers, and may name {MOST_REWARDS}")
     numbers = {key: float(value) for key, value in rewards.items() if isinstance(value, int | float)}
     if numbers.keys() != rewards.keys() or not all(abs(value) < float("inf") for value in numbers.values()):
         raise ValueError(f"{name} must hold finite numbers, got {content[:200]!r}")

@@ -6,8 +6,9 @@ folder is made anew, so that nobody else writes its reward or reads its variable
 """
 
 from collections.abc import Set
+from typing import NamedTuple
 
-from deployments.harbor.tasks import HarborTask, resolved, rewards_in
+from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, resolved, rewards_in
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
 from deployments.sandbox.providers.leftover import end_others, processes_of
@@ -20,14 +21,27 @@ REWARD_FILES = (f"{OF_VERIFIER}/reward.json", f"{OF_VERIFIER}/reward.txt")
 OUTPUT = f"{OF_VERIFIER}/test-stdout.txt"
 KILLED = 128 + 9
 MOST_SHOWN = 1000
+JUDGE = f"""({TESTS}/test.sh) > {OUTPUT} 2>&1
+code=$?
+for file in {" ".join(REWARD_FILES)}; do [ -f $file ] && wc -c $file; done
+[ -f {OUTPUT} ] && tail -c {4 * MOST_SHOWN} {OUTPUT} >&2
+exit $code"""
+"""Writes the sizes of the rewards to stdout, and what the verifier printed last to stderr."""
 
 
 class NotJudged(Exception):
     """The verifier gave no reward. The message is a sentence with what it wrote last."""
 
 
-async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> dict[str, float]:
-    """The rewards of the task's verifier, by name.
+class Verdict(NamedTuple):
+    rewards: dict[str, float]
+    """By name."""
+    ended: int
+    """Processes that the agent had left, and that were ended before the verifier ran."""
+
+
+async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> Verdict:
+    """Has the task's verifier judge what the agent has left.
 
     Args:
         first: the processes that go on beside it, as `prepare` returned them; by default the first one alone.
@@ -38,32 +52,42 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
         SandboxLost: the sandbox is gone, or the verifier was killed from outside.
     """
     verifier = task.config.verifier
-    await end_others(sandbox, first)
+    ended = await end_others(sandbox, first)
     # What is there already is the agent's.
     await checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
     await checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
     await sandbox.write_files(files_below(task.tests, TESTS))
     await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
-    command = f"({TESTS}/test.sh) > {OUTPUT} 2>&1"
     variables = resolved(verifier.env, f"{task.folder / 'task.toml'}: verifier.env")
     try:
-        done = await sandbox.exec(["bash", "-c", command], environment=variables, timeout_s=verifier.timeout_sec)
+        done = await sandbox.exec(["bash", "-c", JUDGE], environment=variables, timeout_s=verifier.timeout_sec)
     except ExecTimedOut as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
     if done.exit_code == KILLED:
         raise SandboxLost("The verifier was killed, so what it has written counts for nothing.")
     for path in REWARD_FILES:
-        if (content := await sandbox.read_file(path)) is None:
-            continue
         try:
-            return rewards_in(content, path)
+            if (content := await reward_file(sandbox, path, done.stdout)) is not None:
+                return Verdict(rewards_in(content, path), ended)
         except ValueError as error:
-            raise NotJudged(f"The verifier gave no reward: {error}.") from error
-    output = (await sandbox.read_file(OUTPUT) or b"").decode(errors="replace").strip()[-MOST_SHOWN:]
+            raise NotJudged(f"The verifier gave no reward: {str(error).removesuffix('.')}.") from error
     raise NotJudged(
         f"The verifier ended with exit code {done.exit_code} and wrote neither {' nor '.join(REWARD_FILES)}. "
-        f"It printed last: {output or 'nothing'}"
+        f"It printed last: {done.stderr.strip()[-MOST_SHOWN:] or 'nothing'}"
     )
+
+
+async def reward_file(sandbox: RunningSandbox, path: str, sizes: str) -> bytes | None:
+    """The content of the file; None if there is none. Raises `ValueError` if it is no file, or too large.
+
+    Args:
+        sizes: of the files, as `JUDGE` writes them. A false one is noticed when the file has been read.
+    """
+    for line in sizes.splitlines():
+        size, _, name = line.strip().partition(" ")
+        if name == path and size.isdecimal() and int(size) > LARGEST_REWARD_BYTES:
+            raise ValueError(f"{path} has {size} bytes, and at most {LARGEST_REWARD_BYTES} are read")
+    return await sandbox.read_file(path)
 
 
 async def prepare(sandbox: RunningSandbox) -> Set[str]:

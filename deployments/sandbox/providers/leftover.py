@@ -61,7 +61,7 @@ done
 """Writes the processes that have not ended yet."""
 FIRST = """trap 'exit 0' TERM
 while :; do (read -r pid _ < /proc/self/stat; kill -STOP "$pid") & wait $!; done"""
-"""What the first process of a container runs: it reaps the others, and starts no program, which might be replaced."""
+"""The program of a container's first process: it reaps the others, and starts no program, which might be replaced."""
 TRIES, TRY_EVERY_S = 50, 0.1
 ANSWERS_WITHIN_S = 60.0
 KILLED = 128 + 9
@@ -81,8 +81,8 @@ async def processes_of(sandbox: RunningSandbox) -> Set[str]:
     return frozenset(done.stdout.split())
 
 
-async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> None:
-    """Returns when all processes of the sandbox have ended but those that are kept.
+async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> int:
+    """Returns when all processes of the sandbox have ended but those that are kept: how many there were of the others.
 
     Args:
         kept: what `processes_of` has listed before.
@@ -92,12 +92,14 @@ async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> None:
         SandboxLost: the sandbox is gone.
         OutOfMemory: as `RunningSandbox.exec`.
     """
+    ended = 0
     for _ in range(TRIES):
-        left = (await told(sandbox, END, *kept)).stdout.strip()
+        left = (await told(sandbox, END, *kept)).stdout.splitlines()
         if not left:
-            return
+            return ended
+        ended = ended or len(left)
         await asyncio.sleep(TRY_EVERY_S)
-    raise ProcessesLeft(f"Processes of the sandbox cannot be ended: {left[:MOST_SHOWN]}.")
+    raise ProcessesLeft(f"Processes of the sandbox cannot be ended: {', '.join(left)[:MOST_SHOWN]}.")
 
 
 async def told(sandbox: RunningSandbox, line: str, *arguments: str) -> ExecResult:

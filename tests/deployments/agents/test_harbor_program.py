@@ -107,7 +107,7 @@ def test_the_verifier_of_each_example_rewards_a_solution_and_nothing_else(number
     reward, metrics = played(sample_of(number))
     assert reward == {"reward": reward_of(number)}
     assert {"sandbox_create_s", "agent_run_s", "verifier_s", "sandbox_destroy_s"} <= metrics.keys()
-    assert "agent_failed" not in metrics
+    assert {"agent_failed", "agent_processes_ended"}.isdisjoint(metrics)
 
 
 def test_several_numbers_of_a_verifier_are_the_reward_and_metrics() -> None:
@@ -143,6 +143,19 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
         ("echo nan > /logs/verifier/reward.txt", "", "must hold finite numbers"),
         (": > /logs/verifier/reward.txt", "", "reward.txt is empty"),
         ('echo \'{"reward": "high"}\' > /logs/verifier/reward.json', "", "must hold finite numbers"),
+        (
+            "echo {} > /logs/verifier/reward.json",
+            "",
+            r"verifier gave no reward: .*reward\.json names no number",
+        ),
+        ("mkdir /logs/verifier/reward.json", "", r"The verifier gave no reward: .*reward\.json cannot be read"),
+        ("seq 20000 > /logs/verifier/reward.txt", "", r"reward\.txt has 108894 bytes, and at most 65536 are read\."),
+        (
+            """seq 1001 | sed 's/.*/"&": 1,/; 1s/^/{/; $s/,/}/' > /logs/verifier/reward.json""",
+            "",
+            "names 1001 numbers, and may name 1000",
+        ),
+        ("seq 10000000", "", r"\n9999999\n10000000$"),
         ("sleep 60", "[verifier]\ntimeout_sec = 0.5", "was ended after 0.5 s, its timeout_sec"),
     ],
 )
@@ -170,9 +183,10 @@ def test_what_an_agent_has_left_neither_writes_the_reward_nor_reads_the_variable
     )
     test = "sleep 0.5; cat /root/stolen > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
     tasks = task_with(tmp_path, test, '[verifier.env]\nJUDGE_KEY = "secret"')
-    assert played(sample(start.format(f"{shlex.quote(spies)} > /dev/null 2>&1 < /dev/null")), harbor={"tasks": tasks})[
-        0
-    ] == {"reward": 0.0}
+    script = start.format(f"{shlex.quote(spies)} > /dev/null 2>&1 < /dev/null")
+    reward, metrics = played(sample(script), harbor={"tasks": tasks})
+    assert reward == {"reward": 0.0}
+    assert metrics["agent_processes_ended"] >= 1.0
 
 
 def test_where_processes_of_the_agent_cannot_be_ended_the_verifier_does_not_run(

@@ -10,7 +10,16 @@ from pydantic import ValidationError
 from deployments.agents.settings import AgentSettings
 from deployments.harbor.environment import HarborTasks
 from deployments.harbor.settings import HarborSettings
-from deployments.harbor.tasks import HarborTaskRefused, load_task, load_tasks, resolved, rewards_in, without_canary
+from deployments.harbor.tasks import (
+    LARGEST_REWARD_BYTES,
+    MOST_REWARDS,
+    HarborTaskRefused,
+    load_task,
+    load_tasks,
+    resolved,
+    rewards_in,
+    without_canary,
+)
 from service.settings import HARBOR_TASKS, EnvironmentSettings
 from tests.paths import REPOSITORY
 
@@ -24,6 +33,11 @@ def task(folder: Path, toml: str = "", instruction: str = "Do it.", name: str = 
     (folder / name / "instruction.md").write_text(instruction)
     (folder / name / "tests" / "test.sh").write_text("#!/bin/bash\n")
     return folder / name
+
+
+def named_numbers(count: int) -> bytes:
+    """A `reward.json`."""
+    return json.dumps({f"n{number}": number for number in range(count)}).encode()
 
 
 def test_the_examples_are_the_same_by_folder_and_by_registry() -> None:
@@ -126,6 +140,31 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
     for content, name in ((b"", "reward.txt"), (b"inf", "reward.txt"), (b'{"a": "1"}', "reward.json"), (b"x", "a.txt")):
         with pytest.raises(ValueError, match=r"."):
             rewards_in(content, name)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"{}", "reward.json", r"^reward\.json names no number, got b'{}'$"),
+        (b'{"a": NaN}', "reward.json", "^reward.json must hold JSON with finite numbers, got b'{\"a\": NaN}'$"),
+        (b"\xff", "reward.json", r"^reward\.json must hold JSON with finite numbers, got b'\\xff'$"),
+        (b"[" * 3000, "reward.json", r"^reward\.json must hold JSON"),
+        (b"null", "reward.json", r"^reward\.json must hold finite numbers, got b'null'$"),
+        (b"high", "reward.txt", r"^reward\.txt must hold a number, got b'high'$"),
+        (b"\xff", "reward.txt", r"^reward\.txt must hold a number, got b'\\xff'$"),
+        (b"1" * 400, "reward.txt", r"^reward\.txt must hold finite numbers, got b'1{200}'$"),
+        (b" " * LARGEST_REWARD_BYTES + b"1", "reward.txt", r"^reward\.txt has more than 65536 bytes$"),
+        (named_numbers(MOST_REWARDS + 1), "reward.json", r"^reward\.json names 1001 numbers, and may name 1000$"),
+    ],
+)
+def test_what_is_no_reward_is_named_with_the_file_of_the_verifier(content: bytes, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rewards_in(content, name)
+
+
+def test_as_many_numbers_as_are_allowed_are_rewards() -> None:
+    assert len(rewards_in(named_numbers(MOST_REWARDS), "reward.json")) == MOST_REWARDS
+    assert rewards_in(b" " * (LARGEST_REWARD_BYTES - 1) + b"1", "reward.txt") == {"reward": 1.0}
 
 
 def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:

@@ -1,5 +1,6 @@
 #!/bin/bash
-cat > serve.py <<'PY'
+cat > serve <<'PY'
+#!/usr/bin/env python3
 import os
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -13,4 +14,4 @@ class Greeter(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Greeter).serve_forever()
 PY
-nohup python3 serve.py > server.log 2>&1 &
+chmod +x serve
