@@ -3,9 +3,9 @@
 Fields have SGLang's names. The bodies of `/generate` and vLLM's `/inference/v1/generate` are `ModelServerCall`s.
 """
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout_client.contract.base import Lenient, Strict
 
@@ -23,10 +23,16 @@ class VersionConstraint(Strict):
 class AbortRequest(Strict):
     """The body of `POST /abort_request`."""
 
-    rid: str | None = Field(default=None, min_length=1)
-    """The calls whose `rid` begins with it end with the tokens that they have, as `finish_reason` `abort`."""
+    rid: str | None = None
+    """The calls whose `rid` begins with it end with the tokens that they have, as `finish_reason` `abort`. SGLang's
+    clients send an empty one beside `abort_all`: it names nothing."""
     abort_all: bool = False
     """In its place: all calls of `/generate` of the caller's key, those of its sessions too."""
+
+    @field_validator("rid", mode="before")
+    @classmethod
+    def empty_names_nothing(cls, rid: Any) -> Any:
+        return None if rid in ("", []) else rid
 
     @model_validator(mode="after")
     def names_calls(self) -> Self:

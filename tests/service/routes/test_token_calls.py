@@ -113,7 +113,15 @@ def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_t
 
 
 @pytest.mark.parametrize(
-    ("body", "rid"), [({"abort_all": True}, ""), ({"rid": "a"}, "a"), ({"rid": "a", "abort_all": False}, "a")]
+    ("body", "rid"),
+    [
+        ({"abort_all": True}, ""),
+        ({"rid": "", "abort_all": True}, ""),
+        ({"rid": None, "abort_all": True}, ""),
+        ({"rid": [], "abort_all": True}, ""),
+        ({"rid": "a"}, "a"),
+        ({"rid": "a", "abort_all": False}, "a"),
+    ],
 )
 def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict[str, Any], rid: str) -> None:
     access, key = access_of_a_key(tmp_path)
@@ -128,7 +136,19 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"abort_all": False}, {"rid": "a", "abort_all": True}, {"rid": ""}, {"all": True}]
+    "body",
+    [
+        {},
+        {"abort_all": False},
+        {"rid": "a", "abort_all": True},
+        {"rid": ""},
+        {"rid": "", "abort_all": False},
+        {"rid": None, "abort_all": None},
+        {"rid": []},
+        {"rid": ["a"]},
+        {"rid": ["a"], "abort_all": True},
+        {"all": True},
+    ],
 )
 def test_an_abort_that_names_no_calls_is_refused(body: dict[str, Any]) -> None:
     http = Http()
