@@ -43,7 +43,7 @@ class CountedThreads(ThreadPoolExecutor):
         super().__init__()
         self._loop = loop
 
-    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:  # type: ignore[override]
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
         self._loop.thread_begins()
         future = super().submit(fn, *args, **kwargs)
         future.add_done_callback(self._tell)

@@ -117,8 +117,8 @@ class TrainerReports:
                 return
         logger.info(
             "The rollouts of a replica part from a trainer more than those of its siblings. %s of them were looked at: "
-            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service so "
-            "far.",
+            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service "
+            "so far.",
             len(suspicion.rollouts),
             said[Vote.AGAINST],
             said[Vote.IN_FAVOUR],
