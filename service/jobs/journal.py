@@ -9,7 +9,7 @@ summary or problem. The functions that write and read these bytes do no I/O.
 import asyncio
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -29,6 +29,7 @@ from service.jobs.writer import JobWriter
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState, MetricCounts, PlayedGeneration
+from service.rollouts.pacing import PacedWork
 from service.rollouts.progress import ProgressLog
 
 STARTS_PER_ENTRY = 64
@@ -172,7 +173,8 @@ MOST_TOKENS_INLINE = 8192
 
 
 class JobJournal(ProgressLog):
-    """Guarantees: a group is in exactly one event; with its event its turns leave the journal."""
+    """Guarantees: a group is in exactly one event; with its event its turns leave the journal, and the ends of its
+    rollouts are noted when the event is stored, by the process that has stored it."""
 
     def __init__(self, claim: Claim, writer: JobWriter) -> None:
         self._job_id, self._epoch = claim.record.job_id, claim.record.epoch
@@ -184,6 +186,9 @@ class JobJournal(ProgressLog):
         """By position."""
         self._outlines: dict[int, EpisodeState] = {}
         """Rollouts that have ended and whose groups have no event yet."""
+        self._notes: dict[int, Callable[[], None]] = {}
+        """Their ends are noted by these calls."""
+        self._noting = PacedWork[Callable[[], None]]()
         self._numbers = count(1 + max((name.number for name in claim.entries if name.kind == "journal"), default=0))
         self._next_event = claim.record.last_event + 1
         self._has_ledger = False
@@ -247,9 +252,10 @@ class JobJournal(ProgressLog):
         self._entries_of[position].append(name)
         await self._writer.write(self._write({name: entry}))
 
-    def ended(self, episode: Episode) -> None:
-        if episode.identity.position not in self.in_events:
-            self._outlines[episode.identity.position] = episode.state()
+    def ended(self, episode: Episode, note: Callable[[], None]) -> None:
+        position = episode.identity.position
+        self._outlines[position] = episode.state()
+        self._notes[position] = note
 
     async def begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """The job plays the samples of these ranges: what each event delivers is remembered."""
@@ -281,7 +287,7 @@ class JobJournal(ProgressLog):
             added[EntryName("ledger", number)] = entry
         removed = [name for position in settled for name in self._entries_of.pop(position, ())]
         self.in_events.update(settled)
-        self._writer.put(replace(self._write(added), removed=removed))
+        self._put(replace(self._write(added), removed=removed), [self._notes.pop(position) for position in settled])
 
     async def end(
         self, last_line: bytes, completed: bool, forgets_key: bool = False, selected: tuple[int, int] | None = None
@@ -296,7 +302,19 @@ class JobJournal(ProgressLog):
         if self._has_ledger and selected is not None:
             added[EntryName("ledger", number)] = selection_entry(*selected)
         ended: Ended = "completed" if completed else "failed"
-        await self._writer.write(replace(self._write(added), ended=ended, forgets_key=forgets_key))
+        # Rollouts of groups that are in no event are played by no process after this one.
+        notes, self._notes = self._notes, {}
+        write = replace(self._write(added), ended=ended, forgets_key=forgets_key)
+        await self._writer.until_made(self._put(write, list(notes.values())))
+
+    def _put(self, write: JobWrite, notes: Sequence[Callable[[], None]]) -> "asyncio.Future[bool]":
+        """Notes the ends of the rollouts that the write delivers, once it is made.
+
+        If it is not made, the job is another process's, which delivers and notes them.
+        """
+        made = self._writer.put(write)
+        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
+        return made
 
     def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
         return JobWrite(self._job_id, self._epoch, added)
@@ -307,3 +325,7 @@ class JobJournal(ProgressLog):
     def _next_number(self) -> int:
         self._next_event += 1
         return self._next_event - 1
+
+
+def call(note: Callable[[], None]) -> None:
+    note()

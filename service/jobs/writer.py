@@ -39,7 +39,11 @@ class JobWriter:
         return self._writes.put(write)
 
     async def write(self, write: JobWrite) -> None:
-        if not await asyncio.shield(self.put(write)):
+        await self.until_made(self.put(write))
+
+    async def until_made(self, made: "asyncio.Future[bool]") -> None:
+        """Returns when the write of this result was made, else never."""
+        if not await asyncio.shield(made):
             await asyncio.Event().wait()
 
     async def _write(self, writes: Sequence[JobWrite]) -> list[bool]:

@@ -52,9 +52,9 @@ class RolloutRecorder:
         self._time_s = time_s
         self._records = GroupCommit[tuple[KeptRecord, RecordNote | None], None](self._commit, lambda item: item[0].size)
 
-    def note(self, episode: Episode, result: SampleResult) -> None:
-        """The rollout has ended with this result."""
-        rollout_id, ended_at = episode.identity.rollout_id, self._time_s()
+    def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
+        """The rollout has ended with this result, so many seconds ago."""
+        rollout_id, ended_at = episode.identity.rollout_id, self._time_s() - ago_s
         fields = {
             "rollout": plain_fields(result),
             "request_id": episode.identity.request_id,

@@ -31,8 +31,8 @@ Kept = tuple[RolloutRecord, int]
 class RolloutRecords(Protocol):
     """Records of rollouts that have ended: `service/rollout_records/recorder.py`."""
 
-    def note(self, episode: Episode, result: SampleResult) -> None:
-        """The rollout has ended with this result."""
+    def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
+        """The rollout has ended with this result, so many seconds ago."""
         ...
 
     async def kept(self, rollout_id: str, caller: Caller) -> Kept | None:

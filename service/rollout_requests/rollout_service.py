@@ -172,14 +172,13 @@ class RolloutService:
         name = request.policy.name
         context = self._context(request, caller, progress)
         current = partial(self.policy.current, name)
-        return RunningRollout(request, request_id, prepared, context, current, self._note_end)
+        return RunningRollout(request, request_id, prepared, context, current, self._note_end, self._sign)
 
-    def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
+    def _note_end(self, episode: Episode, result: SampleResult, version: int | None, ago_s: float) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._sign is not None:
-            self._sign(result)
+        self._observer.ended(result, episode.versions.at_end)
         if self._records is not None:
-            self._records.note(episode, result)
+            self._records.note(episode, result, ago_s)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

@@ -57,8 +57,16 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        note_end: Callable[[Episode, SampleResult, int | None], None],
+        note_end: Callable[[Episode, SampleResult, int | None, float], None],
+        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
+        """Plays nothing yet.
+
+        Args:
+            note_end: called once for each rollout, when it is delivered, with the version that was current at its end,
+                and how many seconds ago that was.
+            sign: adds the service's signature to a result.
+        """
         self.request_id = request_id
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
@@ -72,6 +80,7 @@ class RunningRollout:
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
+        self._sign = sign
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
@@ -172,10 +181,18 @@ class RunningRollout:
                         yield size * place + index, result, episode.start.echo
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
-        if self._context.progress is not None:
-            self._context.progress.ended(episode)
-        self._report_end(episode, result, self._current_version())
-        self.observer.ended(result, episode.versions.at_end)
+        """Everything that counts or keeps the end of a rollout is told of it from here, by its delivery."""
+        progress = self._context.progress
+        if progress is not None and progress.was_delivered(episode):
+            return
+        if self._sign is not None:
+            self._sign(result)
+        version, time_s = self._current_version(), asyncio.get_running_loop().time
+        if progress is None:
+            self._report_end(episode, result, version, 0.0)
+            return
+        ended_at = time_s()
+        progress.ended(episode, lambda: self._report_end(episode, result, version, time_s() - ended_at))
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
         self._note_end(episode, result)

@@ -65,6 +65,8 @@ class Episode:
         """How often it was played anew from its prompt."""
         self.began_at: float | None = None
         """When this process began to play it, in seconds since 1970; `None` before that."""
+        self.has_ended_before = False
+        """Whether another process has played it to its end."""
         self.interrupted_by: CutOff | None = None
         """The status in which the episode ends with the generation that is under way."""
         self._begin()
@@ -367,6 +369,7 @@ class Episode:
         self._terminated, self._truncated = state.terminated, state.truncated
         self._steps, self.restarts, self.retries.left = state.steps, state.restarts, state.retries_left
         self.status, self.error = state.status, state.error
+        self.has_ended_before = self.done
         generated = (message.weight_versions or () for message in state.messages)
         self.versions.restore(chain.from_iterable(generated), state.staleness)
 

@@ -266,8 +266,8 @@ class RunningEpisodes:
             # The log that was posted is too old already.
             episode.cut_off("stale")
             self._put(episode)
-        if episode.was_cut_off:
-            # It was cut off before its turn came, or in the process before this one.
+        if episode.was_cut_off or episode.has_ended_before:
+            # It was cut off before its turn came, or has ended in the process before this one.
             self._put(episode)
             self._release(episode)
             return

@@ -4,7 +4,7 @@
 implements, keeps the `EpisodeState` of each turn, so that another process can continue a lost one's rollouts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Literal, Protocol, TypeVar
@@ -37,7 +37,10 @@ class RolloutObserver:
         """Records work that has ended after so many seconds."""
 
     def ended(self, result: SampleResult, staleness: int | None) -> None:
-        """Records the end of a rollout; `staleness` is the age of its oldest token in versions, if that is known."""
+        """Records the end of a rollout, once for each, when it is delivered.
+
+        `staleness` is the age of its oldest token in versions, if that is known.
+        """
 
 
 UNOBSERVED = RolloutObserver()
@@ -84,8 +87,12 @@ class ProgressLog(Protocol):
         """Records the turn. The next generation waits: after a loss of the process at most one turn is repeated."""
         ...
 
-    def ended(self, episode: Episode) -> None:
-        """Records the end of an episode, before it is yielded as a result. Called once for each."""
+    def ended(self, episode: Episode, note: Callable[[], None]) -> None:
+        """Records the end of an episode that was not delivered before, before it is yielded. Called once for each.
+
+        `note` is called when its delivery outlives this process, so at most once for a rollout, whichever processes
+        have played it.
+        """
         ...
 
 

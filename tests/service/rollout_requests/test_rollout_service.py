@@ -4,7 +4,7 @@ import asyncio
 import threading
 import weakref
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
@@ -246,7 +246,7 @@ async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
         async def turn_ended(self, episode: Episode) -> None:
             raise AssertionError
 
-        def ended(self, episode: Episode) -> None:
+        def ended(self, episode: Episode, note: Callable[[], None]) -> None:
             raise AssertionError
 
     progress = FiveBegun()

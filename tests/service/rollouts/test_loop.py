@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
@@ -372,7 +372,7 @@ async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_kee
         async def turn_ended(self, episode: Episode) -> None:
             await asyncio.Event().wait()
 
-        def ended(self, episode: Episode) -> None:
+        def ended(self, episode: Episode, note: Callable[[], None]) -> None:
             raise AssertionError
 
     episodes = episodes_of([EpisodeRecipe()] * 2)

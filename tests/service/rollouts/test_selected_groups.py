@@ -1,7 +1,7 @@
 """Groups that are selected while they play: what begins when, and how it ends."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
@@ -186,7 +186,7 @@ class DeliveredBefore(ProgressLog):
     async def turn_ended(self, episode: Episode) -> None:
         pass
 
-    def ended(self, episode: Episode) -> None:
+    def ended(self, episode: Episode, note: Callable[[], None]) -> None:
         raise AssertionError
 
 

@@ -1,0 +1,144 @@
+"""Ends of the rollouts of a job: counted and recorded once each, by their delivery, whichever processes play them."""
+
+import asyncio
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.protocols.generation import Generation, GenerationRequest
+from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.store import RolloutRecordStore
+from rollout_client.contract.rollouts import SampleResult
+from service.rollout_records.recorder import RolloutRecorder
+from service.rollouts.episode import Episode
+from service.rollouts.progress import RolloutObserver, Stage
+from tests import virtual_time
+from tests.service.jobs.scripted_ingresses import ScriptedIngress, ScriptedIngresses, request_of, run
+from tests.service.jobs.selected_groups import TableEnvironment, request_for
+from tests.service.jobs.test_ledger import Rows
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+Rollout = tuple[int, int]
+"""The index of its sample, and its number in the group."""
+
+
+class CountingObserver(RolloutObserver):
+    def __init__(self) -> None:
+        self.ended_rollouts: Counter[Rollout] = Counter()
+        self.played: Counter[Rollout] = Counter()
+
+    def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
+        self.played[episode.identity.idx, episode.identity.generation_index] += stage == "rollout"
+        return nullcontext()
+
+    def ended(self, result: SampleResult, staleness: int | None) -> None:
+        del staleness
+        self.ended_rollouts[result.idx, result.generation_index] += 1
+
+
+class CountedIngresses(ScriptedIngresses):
+    """Ingresses whose observer counts, with records of rollouts."""
+
+    def __init__(self, **options: Any) -> None:
+        self.observed = CountingObserver()
+        self.records = RolloutRecordStore(RolloutRecordsSettings(), virtual_time.now)
+        super().__init__(**options)
+
+    def _new(self) -> ScriptedIngress:
+        ingress = super()._new()
+        ingress.rollouts._observer = self.observed
+        store: Any = self.records
+        ingress.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
+        return ingress
+
+    async def submitted(self, request: dict[str, Any]) -> str:
+        return str((await self.post(0, request, path="/jobs")).json()["job_id"])
+
+    async def recorded(self) -> list[str]:
+        return sorted(record["rollout_id"] for record in await self.records.newest("", 1000))
+
+
+async def delivered(cluster: CountedIngresses, job_id: str) -> list[dict[str, Any]]:
+    return [each["sample"] for event in await cluster.events(job_id) for each in event.get("samples", ())]
+
+
+def names(samples: list[dict[str, Any]]) -> list[Rollout]:
+    return [(sample["idx"], sample["generation_index"]) for sample in samples]
+
+
+@settings(max_examples=15, deadline=None)
+@given(kills_after_s=st.lists(st.sampled_from([0.5, 1, 1.5, 2, 4, 7]), max_size=3))
+def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
+    async def scenario() -> None:
+        cluster = CountedIngresses()
+        job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
+        for seconds in kills_after_s:
+            await asyncio.sleep(seconds)
+            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs._players]
+            cluster.kill(playing[0] if playing else 0)
+        await cluster.ended(job_id)
+        await asyncio.sleep(1)
+        samples = await delivered(cluster, job_id)
+        assert len(samples) == 16
+        assert cluster.observed.ended_rollouts == Counter(names(samples))
+        assert await cluster.recorded() == sorted(sample["rollout_id"] for sample in samples)
+
+    run(scenario)
+
+
+@virtual_time.test
+async def test_a_rollout_that_was_delivered_is_not_played_by_the_process_that_goes_on() -> None:
+    cluster = CountedIngresses()
+    job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
+    while len(before := await delivered(cluster, job_id)) < 8:
+        await asyncio.sleep(0.25)
+    cluster.kill(0)
+    await cluster.ended(job_id)
+    assert {cluster.observed.played[rollout] for rollout in names(before)} == {1}
+
+
+class SecondIsSlow(ScriptedGenerator):
+    """The second rollout of each group takes 30 s, the first 10 s."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.delay_s = 30.0 if request.rollout_id.endswith("-1") else 10.0
+        return await super().generate(request)
+
+
+@virtual_time.test
+async def test_an_end_is_noted_when_its_group_is_delivered_with_the_time_at_which_the_rollout_ended() -> None:
+    judge = ScriptedEnvironment([outcome(terminated=True)])
+    cluster = CountedIngresses(generator=SecondIsSlow(["abc"]), environment=judge)
+    job_id = await cluster.submitted(request_of(groups=1))
+    begun = virtual_time.now()
+    await asyncio.sleep(20)
+    assert (cluster.observed.ended_rollouts.total(), await cluster.recorded()) == (0, [])
+    await cluster.ended(job_id)
+    assert cluster.observed.ended_rollouts == {(0, 0): 1, (0, 1): 1}
+    ended_at = sorted(record["ended_at"] - begun for record in await cluster.records.newest("", 2))
+    assert [round(seconds) for seconds in ended_at] == [10, 30]
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
+def test_the_ends_of_groups_that_are_dropped_are_counted_once_too(seed: int, kills_after_s: list[int]) -> None:
+    async def scenario() -> None:
+        cluster = CountedIngresses(generator=ScriptedGenerator(["A"]), environment=TableEnvironment(seed), data=Rows())
+        job_id = await cluster.submitted(request_for(4))
+        for seconds in kills_after_s:
+            await asyncio.sleep(seconds)
+            cluster.kill(0)
+            cluster.kill(1)
+        await cluster.ended(job_id)
+        await asyncio.sleep(1)
+        ends = cluster.observed.ended_rollouts
+        # The last group that is kept is the eighth.
+        assert {rollout: ends[rollout] for rollout in ends if rollout[0] < 8} == {
+            (place, number): 1 for place in range(8) for number in range(2)
+        }
+        assert set(ends.values()) == {1}
+
+    run(scenario)
