@@ -133,6 +133,8 @@ class GenerationRequest:
     """Where the prompt has tokens of images, in order."""
     experts_from: int = 0
     """The first token of the prompt whose routed experts are not known; with `include.routed_experts` alone."""
+    replica: str = ""
+    """The only replica that may generate; empty: whichever the scheduler chooses."""
 
 
 @dataclass(frozen=True, slots=True)

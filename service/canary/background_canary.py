@@ -37,7 +37,7 @@ class ComparedReplicas(ABC):
 
     @abstractmethod
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        """Scores on this replica. Raises `RolloutFailure`."""
+        """Scores on this replica, in a place that nothing else needs. Raises `RolloutFailure`."""
 
     @abstractmethod
     def take_out_of_service(self, replica: str, reason: str) -> None:
@@ -127,7 +127,6 @@ def scoring_of(request: GenerationRequest, generation: Generation) -> ScoringReq
         scoring,
         request_id=request.request_id,
         token_timeout_s=request.token_timeout_s,
-        virtual_time=request.virtual_time,
     )
 
 

@@ -35,6 +35,7 @@ from service.remote.replica_stream import ReplicaWatches, call_unless_gone
 from service.rollouts.retries import pause_s
 from service.scheduling.gap_filling import GAP_PART
 from service.scheduling.generation_scheduler import GenerationScheduler
+from service.scheduling.priority import as_check
 from service.scheduling.replica_queues import ScheduledGeneration
 from service.scheduling.replica_window import EngineCapacity
 
@@ -117,6 +118,9 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             if scheduled in self._interrupted:
                 self._interrupted.remove(scheduled)
                 return NOTHING_YET
+        if request.replica not in ("", scheduled.replica):
+            self._end(scheduled, None, failed=False)
+            raise GenerationLost(f"Generator replica {request.replica} takes no calls: it has ended, or is replaced.")
         calls = self._calls_of(scheduled.replica)
         self._running[request.rollout_id] = calls, request
         new_tokens: int | None = None
@@ -143,7 +147,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             del self._running[request.rollout_id]
             self._end(scheduled, new_tokens, failed)
-        if self._on_generation is not None and not failed:
+        if self._on_generation is not None and not failed and not request.replica:
             self._on_generation(request, generation, scheduled.replica)
         return generation
 
@@ -256,11 +260,13 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        return await self.generate_on(replica, request)
+        return await self.generate_on(replica, as_check(request))
 
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
-        """Generates on this replica, past the scheduler, which chooses it otherwise: the caller bounds concurrency."""
-        return await self._calls_of(replica).generate.call(request)
+        try:
+            return await self.generate(replace(request, replica=replica))
+        finally:
+            self.release(request.rollout_id)
 
     def ongoing_on(self, replica: str) -> int:
         """Generations that run or wait there, as far as the scheduler knows."""

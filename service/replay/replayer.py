@@ -72,7 +72,7 @@ class QuietReplicas(Protocol):
         ...
 
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
-        """Generates on this replica, past the scheduler. Raises `RolloutFailure`."""
+        """Generates on this replica, in turn with all others by the share of the request. Raises `RolloutFailure`."""
         ...
 
 

@@ -1,8 +1,10 @@
 """The share of the engines that a request gets by its `priority` and its caller's key."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from uuid import uuid4
 
-from deployments.protocols.generation import RequestShare
+from deployments.protocols.generation import RequestShare, ScoringRequest
 from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 
@@ -29,6 +31,13 @@ def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
     for weight, count in by_weight.items():
         counts[priority_name(weight)] += count
     return counts
+
+
+def as_check(request: ScoringRequest) -> ScoringRequest:
+    """The request as a check that the service makes of its own engines: a party by itself, with the lowest share."""
+    name = f"{request.rollout_id}-{uuid4().hex[:16]}"
+    share = RequestShare(name, weight_of(FILLS_GAPS), fills_gaps=True)
+    return replace(request, rollout_id=name, group=name, share=share)
 
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:

@@ -73,8 +73,8 @@ class ScheduledGeneration:
         return self.window is not None
 
     def may_try(self, replica: str) -> bool:
-        """Whether it may try a suspect replica: its rollout was not lost there last."""
-        return self.assignment.avoided != replica
+        """Whether it may try a suspect replica: its rollout was not lost there last, and it names no other one."""
+        return self.assignment.avoided != replica and self.request.replica in ("", replica)
 
     def estimate(self) -> None:
         """Sets its cost and its tokens in the KV cache, on the replica to which it is assigned now."""

@@ -38,11 +38,18 @@ class ReplicaSet:
         return all(window.is_suspect for window in self.windows.values())
 
     def admits(self, replica: str, request: GenerationRequest) -> bool:
-        """Whether the replica has a version that the request accepts, as far as known."""
+        """Whether the replica is one that the request accepts, and has such a version, as far as known."""
+        if request.replica not in ("", replica):
+            return False
         return self.rolling is None or self.rolling.admits(replica, request)
 
     def admitting(self, request: GenerationRequest) -> Collection[str]:
-        """Those with such a version. Where none has it, each refuses; the rollout learns from that how it goes on."""
+        """Those with such a version. Where none has it, each refuses; the rollout learns from that how it goes on.
+
+        For a request that names a replica: that one, or all if it is gone; its caller does not send it elsewhere.
+        """
+        if request.replica in self.windows:
+            return (request.replica,)
         if self.rolling is None:
             return self.windows
         return [replica for replica in self.windows if self.admits(replica, request)] or self.windows

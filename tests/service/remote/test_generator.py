@@ -433,17 +433,55 @@ async def test_each_generation_is_reported_with_its_replica_unless_it_failed() -
 
 
 @virtual_time.test
-async def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
+async def test_scores_go_to_the_replica_that_is_named_after_all_that_waits_for_it_and_count_for_no_key() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
 
-    busy = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    busy = [asyncio.create_task(generator.generate(request(f"{number}"))) for number in range(8)]
     await virtual_time.settled()
     assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
     await asyncio.gather(*busy)
     assert generator.replicas() == ("a", "b")
-    assert ("b", ["score"] * 3) in handle.generated
+    places = [(replica, name) for replica, names in handle.generated for name in names]
+    assert [replica for replica, name in places if name == "score"] == ["b"] * 3
+    assert {name for _, name in places[:8]} == {f"{number}" for number in range(8)}
+    assert (generator.waiting_generations, generator.ongoing_on("b"), generator._running) == (0, 0, {})
+
+
+def of_key(name: str, key: str, key_weight: float) -> GenerationRequest:
+    return replace(request(name), share=RequestShare(name, 16.0, key, key_weight))
+
+
+@virtual_time.test
+async def test_generations_for_a_replica_that_is_named_have_the_share_and_the_turn_of_their_key() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = await windowed(handle, "a")
+
+    replays = [generator.generate_on("a", of_key(f"light {number}", "light", 0.001)) for number in range(6)]
+    others = [generator.generate(of_key(f"heavy {number}", "heavy", 1.0)) for number in range(6)]
+    assert await asyncio.gather(*map(asyncio.ensure_future, replays + others)) == [DONE] * 12
+    assert max(len(names) for _, names in handle.generated) == 2
+    order = [name.split()[0] for _, names in handle.generated for name in names]
+    # Two start before anything else is there.
+    assert order == ["light"] * 2 + ["heavy"] * 6 + ["light"] * 4
+
+
+@virtual_time.test
+async def test_a_generation_for_a_replica_that_goes_while_it_waits_fails_and_is_sent_to_no_other() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = await windowed(handle, "a", "b")
+
+    running = [asyncio.create_task(generator.generate_on("b", request(f"{number}"))) for number in range(3)]
+    await virtual_time.settled()
+    record_live_replicas(handle.deployment_id, ["a"])
+    ends = await asyncio.gather(*running, generator.generate_on("b", request("later")), return_exceptions=True)
+    assert ends[:2] == [DONE, DONE]
+    for end in ends[2:]:
+        assert isinstance(end, GenerationLost)
+        assert str(end) == "Generator replica b takes no calls: it has ended, or is replaced."
+    assert {replica for replica, _ in handle.generated} == {"b"}
+    assert generator._scheduler._requests._requests == {}
 
 
 @pytest.mark.parametrize(
