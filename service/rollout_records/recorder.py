@@ -1,5 +1,5 @@
 """Writes a record of each rollout that has ended, and reads it. What is lost with the store is lost to the records
-alone: no rollout waits for them.
+alone: no rollout waits for them, and those that wait for the store take bounded memory.
 """
 
 import asyncio
@@ -9,10 +9,12 @@ import pickle
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from ray.serve import metrics
 
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RecordNote
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 KEPT_AFTER_S = (0.1, 0.3, 0.6)
 """Waits for a record: it is written beside the answer, which its caller may have sooner."""
+MOST_HELD_BYTES = 64 * 2**20
+"""Most bytes of records that wait for their store: the newest are dropped. One that is larger may wait alone."""
 logger = logging.getLogger("rollout_service.records")
 
 
@@ -39,6 +43,7 @@ class RolloutRecorder:
     Args:
         node_of: the node of a generator replica; empty if it is not known.
         time_s: seconds since 1970.
+        most_held_bytes: bound of the records that wait for the store.
     """
 
     def __init__(
@@ -46,10 +51,19 @@ class RolloutRecorder:
         store: "RolloutRecordStore",
         node_of: Callable[[str], str] = lambda _: "",
         time_s: Callable[[], float] = time.time,
+        most_held_bytes: int = MOST_HELD_BYTES,
     ) -> None:
         self.store = store
         self._node_of = node_of
         self._time_s = time_s
+        self._most_held_bytes = most_held_bytes
+        self._held_bytes = 0
+        self._is_dropping = False
+        """Whether some were dropped since the store took some."""
+        self._dropped = metrics.Counter(
+            "rollout_records_dropped",
+            description="Records of rollouts that were dropped, because their store did not take them.",
+        )
         self._records = GroupCommit[tuple[KeptRecord, RecordNote | None], None](self._commit, lambda item: item[0].size)
 
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
@@ -96,7 +110,27 @@ class RolloutRecorder:
         }
         owner = episode.start.share.key or ""
         record = KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at)
-        self._records.put((record, note_for_parent(episode, owner)))
+        if self._held_bytes and self._held_bytes + record.size > self._most_held_bytes:
+            self._drop()
+            return
+        self._held_bytes += record.size
+        kept = self._records.put((record, note_for_parent(episode, owner)))
+        kept.add_done_callback(partial(self._let_go, record.size))
+
+    def _drop(self) -> None:
+        self._dropped.inc()
+        if not self._is_dropping:
+            self._is_dropping = True
+            logger.warning(
+                "Records of rollouts are dropped: those that wait for their store have reached %s bytes. See whether "
+                "the deployment RolloutRecordStore runs; the metric rollout_records_dropped counts them.",
+                self._most_held_bytes,
+            )
+
+    def _let_go(self, size: int, kept: "asyncio.Future[None]") -> None:
+        self._held_bytes -= size
+        if (error := kept.exception()) is not None:
+            logger.error("A record could not be kept.", exc_info=error)
 
     async def record(self, rollout_id: str, caller: Caller) -> RolloutRecord:
         """Raises `RolloutUnknown`, `StoreLost`."""
@@ -135,6 +169,9 @@ class RolloutRecorder:
                 await self.store.annotate(notes)
         except StoreLost as lost:
             logger.warning("The records of %s rollouts are lost: %s", len(ended), lost)
+            self._dropped.inc(len(ended))
+        else:
+            self._is_dropping = False
         return [None] * len(ended)
 
 

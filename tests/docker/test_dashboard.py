@@ -29,6 +29,8 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
         "rollout_canary_mean_ratio",
         "rollout_canary_largest_ratio",
         "rollout_canary_mismatches",
+        # Of services that keep records of rollouts alone.
+        "rollout_records_dropped",
         # Of services whose trainers report log-probabilities alone.
         "rollout_mismatch_mean_ratio",
         "rollout_mismatch_largest_ratio",

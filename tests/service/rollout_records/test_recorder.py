@@ -1,6 +1,7 @@
 """The story in a record: times, moves between replicas with their causes, and notes that come after the end."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from deployments.failures import RolloutRecordsLost
 from deployments.protocols.generation import Generation
+from deployments.rollout_records.book import KeptRecord
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
@@ -109,6 +111,81 @@ def test_the_priority_is_that_of_the_requests_share() -> None:
     for weight, name in ((16.0, "interactive"), (2.5, "other")):
         episode.start = replace(episode.start, share=replace(episode.start.share, weight=weight))
         assert asyncio.run(recorded(episode)).priority == name
+
+
+class AwayStore:
+    """Takes nothing until it is back."""
+
+    def __init__(self) -> None:
+        self.is_back = asyncio.Event()
+        self.taken: list[KeptRecord] = []
+
+    async def keep(self, records: Sequence[KeptRecord]) -> None:
+        await self.is_back.wait()
+        self.taken += records
+
+
+def long_episode(number: int) -> Episode:
+    episode = EpisodeRecipe(max_seq_len=100_000, position=number).make()
+    episode.add_generation(Generation(ids_of("A" * 2000), [-1.0] * 2000, "stop", replica="a"))
+    return episode
+
+
+def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+    most = 2**20
+
+    async def story() -> tuple[int, list[str], list[str]]:
+        store: Any = AwayStore()
+        recorder = RolloutRecorder(store, most_held_bytes=most)
+        recorder._dropped = dropped = CountedUp()  # type: ignore[assignment]
+        tracemalloc.start()
+        for number in range(500):
+            episode = long_episode(number)
+            recorder.note(episode, episode.result())
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        warned = list(caplog.messages)
+        store.is_back.set()
+        await asyncio.sleep(0.1)
+        # The first ones were kept.
+        names = [record.rollout_id for record in store.taken]
+        assert names == [f"request-{number}-0" for number in range(len(names))]
+        assert sum(record.size for record in store.taken) <= most
+        assert dropped.count == 500 - len(names)
+        assert 0 < len(names) < 250
+        # Further ones are kept again.
+        recorder.note(long_episode(501), long_episode(501).result())
+        await asyncio.sleep(0.1)
+        return held, [record.rollout_id for record in store.taken[len(names) :]], warned
+
+    held, later, warned = asyncio.run(story())
+    assert held < 2 * most
+    assert later == ["request-501-0"]
+    [warning] = warned
+    assert warning.startswith("Records of rollouts are dropped: those that wait for their store have reached 1048576")
+
+
+class CountedUp:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def inc(self, value: int = 1) -> None:
+        self.count += value
+
+
+def test_a_record_larger_than_the_bound_waits_alone() -> None:
+    async def story() -> list[str]:
+        store: Any = AwayStore()
+        recorder = RolloutRecorder(store, most_held_bytes=1)
+        for number in range(2):
+            recorder.note(long_episode(number), long_episode(number).result())
+        store.is_back.set()
+        await asyncio.sleep(0.1)
+        return [record.rollout_id for record in store.taken]
+
+    assert asyncio.run(story()) == ["request-0-0"]
 
 
 class LostStore:
