@@ -1,6 +1,5 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -175,11 +174,11 @@ class RolloutService:
         current = partial(self.policy.current, name)
         return RunningRollout(request, request_id, prepared, context, current, self._note_end, self._sign)
 
-    def _note_end(self, episode: Episode, result: SampleResult, version: int | None, ended_at: float) -> None:
+    def _note_end(self, episode: Episode, result: SampleResult, version: int | None, ago_s: float) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
         self._observer.ended(result, episode.versions.at_end)
         if self._records is not None:
-            self._records.note(episode, result, asyncio.get_running_loop().time() - ended_at)
+            self._records.note(episode, result, ago_s)
 
     async def _with_named_images(
         self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None

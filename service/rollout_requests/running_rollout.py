@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
@@ -65,7 +64,7 @@ class RunningRollout:
 
         Args:
             note_end: called once for each rollout, when it is delivered, with the version that was current at its end,
-                and the time of that by the clock of the event loop.
+                and how many seconds ago that was.
             sign: adds the service's signature to a result.
         """
         self.request_id = request_id
@@ -188,12 +187,12 @@ class RunningRollout:
             return
         if self._sign is not None:
             self._sign(result)
-        ended_at = asyncio.get_running_loop().time()
-        note = partial(self._report_end, episode, result, self._current_version(), ended_at)
+        version, time_s = self._current_version(), asyncio.get_running_loop().time
         if progress is None:
-            note()
-        else:
-            progress.ended(episode, note)
+            self._report_end(episode, result, version, 0.0)
+            return
+        ended_at = time_s()
+        progress.ended(episode, lambda: self._report_end(episode, result, version, time_s() - ended_at))
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
         self._note_end(episode, result)
