@@ -56,7 +56,7 @@ class ScriptedStore:
 
     async def state(self, checksums_within_s: float) -> PolicyState:
         self.note("state", checksums_within_s)
-        info = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
+        info = VersionInfo(version=0, kind="initial")
         return PolicyState(current=self.current, versions=[info], replicas=[], transfer_world_size=1)
 
     async def layout(self) -> PolicyLayout:

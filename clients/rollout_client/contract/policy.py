@@ -165,8 +165,8 @@ class VersionInfo(Lenient):
     """Size of its full weights or its adapter as one file."""
     delta_bytes: int | None = None
     """Size of the file with what changed since `base`, if the version is stored as that; null for all others."""
-    created_at: datetime
-    """When all of the version had arrived."""
+    created_at: datetime | None = None
+    """When all of the version had arrived; null if nobody knows, as of the initial one."""
     rollback_of: Version | None = None
     """The version whose weights `POST /policy/rollback` made current again under this number; null for all others."""
     source: str | None = None

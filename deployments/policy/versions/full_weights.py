@@ -6,7 +6,6 @@ known by; from then on the version needs no other one.
 """
 
 import asyncio
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -23,7 +22,7 @@ from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
 
-INITIAL = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
+INITIAL = VersionInfo(version=0, kind="initial")
 
 
 class InitialVersion:

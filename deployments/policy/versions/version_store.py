@@ -69,6 +69,7 @@ DELTA_FILE = "delta.safetensors"
 
 
 class StoredVersion(VersionInfo):
+    created_at: datetime
     run: str | None = None
     """The training run that made it."""
     upload_digest: str | None = None

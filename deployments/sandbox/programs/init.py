@@ -196,8 +196,13 @@ def feed(pipe: "Any", content: bytes) -> None:
 
 
 def write(received: io.BufferedReader, frames: Frames, _workdir: str) -> None:
-    with tarfile.open(fileobj=received, mode="r|") as archive:
-        archive.extractall("/", **TRUSTED)
+    try:
+        with tarfile.open(fileobj=received, mode="r|") as archive:
+            archive.extractall("/", **TRUSTED)
+    finally:
+        # The owner reads the answer when all is sent.
+        while received.read(CHUNK_BYTES):
+            pass
     frames.end()
 
 

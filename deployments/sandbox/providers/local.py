@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
@@ -64,10 +65,10 @@ class LocalProvider(SandboxProvider):
         reap_dead_owners()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
-        image = await self._image(spec)
         if spec.network:
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
-        return await self._started(spec, image)
+        image, archive = await self._image(spec)
+        return await self._started(spec, image, archive)
 
     async def reap(self) -> int:
         return await asyncio.to_thread(reap_dead_owners)
@@ -77,27 +78,41 @@ class LocalProvider(SandboxProvider):
             sandbox.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _image(self, spec: SandboxSpec) -> _Image:
+    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO]:
         if spec.image is not None:
-            if spec.image not in self._images:
+            if (held := self._held(spec.image)) is None:
                 raise SandboxRefused(
                     f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile, and its own "
                     "snapshots. Use a provider that has images, such as docker."
                 )
-            return self._images[spec.image]
+            return held
         assert spec.folder is not None
         plan = await asyncio.to_thread(build_plan, spec.folder)
         key = key_of(plan, spec)
         async with self._building.setdefault(key, asyncio.Lock()):
-            if key not in self._images:
+            # While the sandbox of its build is destroyed, an image may be forgotten for newer ones.
+            while (held := self._held(key)) is None:
                 try:
                     async with asyncio.timeout(spec.build_timeout_s):
                         await self._build(key, plan, spec)
                 except TimeoutError as error:
                     limit = f"build_timeout_s of {spec.build_timeout_s:g} s"
                     raise SandboxRefused(f"{spec.folder} was not built within its {limit}.") from error
-            self._images.move_to_end(key)
-            return self._images[key]
+            return held
+
+    def _held(self, key: str) -> tuple[_Image, BinaryIO] | None:
+        """The image, and its archive open: what unlinks the file later takes nothing away. None if it is not kept."""
+        image = self._images.get(key)
+        if image is None:
+            return None
+        assert image.archive is not None
+        try:
+            archive = image.archive.open("rb")
+        except FileNotFoundError:
+            del self._images[key]
+            return None
+        self._images.move_to_end(key)
+        return image, archive
 
     async def _build(self, key: str, plan: BuildPlan, spec: SandboxSpec) -> None:
         sandbox = await self._started(replace(spec, workdir=None, environment={}), _Image())
@@ -133,15 +148,17 @@ class LocalProvider(SandboxProvider):
         await self._keep(key, sandbox, sandbox.variables, sandbox.workdir)
         return key
 
-    async def _started(self, spec: SandboxSpec, image: _Image) -> LocalRunningSandbox:
+    async def _started(self, spec: SandboxSpec, image: _Image, archive: BinaryIO | None = None) -> LocalRunningSandbox:
+        """A sandbox with the files of the archive, which is closed."""
         variables = {**FIRST_VARIABLES, **image.environment, **spec.environment}
         workdir = spec.workdir or image.workdir
         sandbox = LocalRunningSandbox(self._bubblewrap, spec, variables, workdir, self._keep_snapshot)
         self._running.add(sandbox)
         try:
-            await sandbox.start()
-            if image.archive is not None:
-                await sandbox.unpack(await asyncio.to_thread(image.archive.read_bytes))
+            with archive or contextlib.nullcontext():
+                await sandbox.start()
+                if archive is not None:
+                    await sandbox.unpack(archive)
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
             raise

@@ -177,6 +177,14 @@ def test_a_narrow_terminal_has_fewer_columns_of_a_version_and_no_broken_date_or_
     assert [name for name in columns if whole[name] not in "\n".join(lines)] == []
 
 
+def test_a_version_that_arrived_at_a_time_that_nobody_knows_shows_none() -> None:
+    console = Console(width=100, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    versions = [VersionInfo(version=0, kind="initial"), VersionInfo(version=1, kind="full")]
+    console.print(versions_table(PolicyState(current=1, versions=versions, replicas=[])))
+    rows = [line.strip("│").split("│") for line in console.export_text().splitlines() if "│" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [["0", "initial", *[""] * 4], ["1", "full", *[""] * 4]]
+
+
 def test_policy_asks_for_checksums_of_the_replicas_if_told_to(served_policy: ScriptedPolicy) -> None:
     assert rollout(served_policy, "policy", "--checksums-within", "2.5").exit_code == 0
     assert served_policy.asked == ["/policy?checksums_within_s=2.5"]

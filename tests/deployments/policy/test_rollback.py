@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from deployments.policy.failures import PinsFull, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.contract.policy import SwitchOptions, VersionPin
+from rollout_client.contract.policy import SwitchOptions, VersionInfo, VersionPin
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     World,
@@ -43,6 +43,15 @@ async def test_the_weights_stay_when_the_version_that_they_came_from_is_removed(
     assert [info.version for info in world.version_store.versions()] == [6, 20]
     await world.restart()
     assert world.version_store.weights(20).read_bytes() == weights(5)
+
+
+@in_world()
+async def test_a_version_has_the_time_at_which_it_arrived_and_the_initial_one_has_none(world: World) -> None:
+    await world.push(1, weights(2.0))
+    pinned = await world.store.pin(VersionPin(version=0, for_s=60.0))
+    initial, pushed = (await world.store.state(0)).versions
+    assert (initial, pinned.created_at) == (VersionInfo(version=0, kind="initial"), None)
+    assert pushed.created_at == world.version_store.info(1).created_at
 
 
 @in_world()

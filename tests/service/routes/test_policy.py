@@ -461,6 +461,8 @@ def test_the_state_and_the_layout_are_returned() -> None:
     service = ScriptedHttp()
     answer = service.request("GET", "/policy")
     assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 0.0)])
+    # Nobody knows when the model's own checkpoint was made.
+    assert [version["created_at"] for version in answer.json()["versions"]] == [None]
     service.request("GET", "/policy?checksums_within_s=2.5")
     assert service.store.named("state") == [(0.0,), (2.5,)]
     layout = service.request("GET", "/policy/layout")

@@ -47,7 +47,7 @@ class StoreWithReplicas(ScriptedStore):
     async def state(self, checksums_within_s: float) -> PolicyState:
         now = datetime.now(UTC)
         versions = [
-            VersionInfo(version=0, kind="initial", created_at=now - timedelta(hours=3)),
+            VersionInfo(version=0, kind="initial"),
             VersionInfo(version=6, kind="full", size_bytes=1_780_000, created_at=now - timedelta(minutes=4)),
             VersionInfo(version=7, kind="delta", base=6, size_bytes=1_780_000, created_at=now - timedelta(seconds=40)),
         ]

@@ -93,7 +93,7 @@ def versions_table(state: PolicyState) -> WeightsTable:
             kind=info.kind,
             base="" if info.base is None else str(info.base),
             size=size_of(info),
-            created="" if info.kind == "initial" else f"{info.created_at:{DATE}}",
+            created="" if info.created_at is None else f"{info.created_at:{DATE}}",
             checksum=shortened(info.checksum),
         )
     return table

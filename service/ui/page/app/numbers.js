@@ -44,3 +44,6 @@ export function ratio(value) {
 export function plural(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }
+
+/** Args: `date` as the service writes it, null where nobody knows it; `now` in milliseconds. */
+export const ago = (date, now) => (date === null || date === undefined ? "–" : `${seconds(Math.max(0, (now - Date.parse(date)) / 1000))} ago`);

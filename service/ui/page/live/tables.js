@@ -1,7 +1,7 @@
 // The tables and figures of the live view, as elements.
 
 import { h } from "../app/dom.js";
-import { count, percent, plural, rate, reward, seconds } from "../app/numbers.js";
+import { ago, count, percent, plural, rate, reward, seconds } from "../app/numbers.js";
 import { table } from "../app/table.js";
 import { sparkline } from "./sparkline.js";
 
@@ -76,7 +76,7 @@ export function policyElement(policy, age, now) {
     h("span", { class: one.version === policy.current ? "current" : null }, String(one.version)),
     [one.kind, one.rollback_of === null || one.rollback_of === undefined ? "" : ` of ${one.rollback_of}`].join(""),
     one.size_bytes ? `${(one.size_bytes / 1e6).toFixed(1)} MB` : "–",
-    `${seconds(Math.max(0, (now - Date.parse(one.created_at)) / 1000))} ago`,
+    ago(one.created_at, now),
   ]);
   const named = (policy.named ?? []).filter((one) => one.current !== null && one.current !== undefined);
   return h(

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { format, parse } from "../../../../../service/ui/page/app/link.js";
+import { ago } from "../../../../../service/ui/page/app/numbers.js";
 import { byLabel, parseExposition, total } from "../../../../../service/ui/page/live/exposition.js";
 import { COUNTERS, queue, replicas, tasks } from "../../../../../service/ui/page/live/figures.js";
 import { Rates } from "../../../../../service/ui/page/live/rates.js";
@@ -107,3 +108,10 @@ for (const [text, line, column, wanted] of [
     assert.deepEqual(firstFlaw(text), { line, column, wanted });
   });
 }
+
+test("a time that nobody knows was not long ago", () => {
+  const now = Date.parse("2026-11-28T00:01:00Z");
+  assert.equal(ago("2026-11-28T00:00:20Z", now), "40 s ago");
+  assert.equal(ago("2026-11-28T00:02:00Z", now), "0 s ago");
+  assert.deepEqual([ago(null, now), ago(undefined, now)], ["–", "–"]);
+});

@@ -1,0 +1,135 @@
+"""Images of the provider `local`, whose files go while somebody is about to read them."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.sandbox.interface import MIB
+from deployments.sandbox.providers import local
+from deployments.sandbox.providers.interface import (
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.local import LocalProvider
+from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+
+
+@pytest.fixture
+def provider() -> Iterator[LocalProvider]:
+    try:
+        provider = LocalProvider()
+    except ProviderUnusable as error:
+        pytest.skip(str(error))
+    yield provider
+    provider.close()
+
+
+def folder(path: Path, name: str, run: str = "") -> SandboxSpec:
+    (path / name).mkdir(exist_ok=True)
+    (path / name / "Dockerfile").write_text(f"FROM debian\nRUN echo {name} > /name{run}\n")
+    return SandboxSpec(folder=path / name)
+
+
+def remove_archives(provider: LocalProvider) -> None:
+    """As a cleaner of temporary files does."""
+    for archive in provider._folder.glob("*.tar"):
+        archive.unlink()
+
+
+async def name_of(sandbox: RunningSandbox) -> bytes | None:
+    name = await sandbox.read_file("/name")
+    await sandbox.destroy()
+    return name
+
+
+def test_an_archive_that_is_unlinked_while_its_sandbox_starts_is_read_all_the_same(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_IMAGES", 1)
+    start = LocalRunningSandbox.start
+
+    async def run() -> None:
+        first = folder(tmp_path, "first")
+        assert await name_of(await provider.create(first)) == b"first\n"
+
+        async def start_late(sandbox: LocalRunningSandbox) -> None:
+            monkeypatch.setattr(LocalRunningSandbox, "start", start)
+            await start(sandbox)
+            # Its image takes the place of the first one.
+            await (await provider.create(folder(tmp_path, "second"))).destroy()
+
+        monkeypatch.setattr(LocalRunningSandbox, "start", start_late)
+        assert await name_of(await provider.create(first)) == b"first\n"
+        assert await name_of(await provider.create(first)) == b"first\n"
+
+    asyncio.run(run())
+
+
+def test_an_image_whose_archive_somebody_has_removed_is_built_again_and_a_snapshot_is_none_any_more(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        spec = folder(tmp_path, "first")
+        sandbox = await provider.create(spec)
+        snapshot = await sandbox.snapshot()
+        await sandbox.destroy()
+        remove_archives(provider)
+        assert await name_of(await provider.create(spec)) == b"first\n"
+        with pytest.raises(SandboxRefused, match=f"has no image '{snapshot}'"):
+            await provider.create(SandboxSpec(image=snapshot))
+
+    asyncio.run(run())
+
+
+def test_an_image_that_is_forgotten_before_its_own_build_has_ended_is_built_again(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_IMAGES", 1)
+    destroy = LocalRunningSandbox.destroy
+
+    async def run() -> None:
+        async def destroy_late(sandbox: LocalRunningSandbox) -> None:
+            monkeypatch.setattr(LocalRunningSandbox, "destroy", destroy)
+            await destroy(sandbox)
+            await (await provider.create(folder(tmp_path, "second"))).destroy()
+
+        monkeypatch.setattr(LocalRunningSandbox, "destroy", destroy_late)
+        assert await name_of(await provider.create(folder(tmp_path, "first"))) == b"first\n"
+
+    asyncio.run(run())
+
+
+def test_the_archive_of_an_image_is_sent_part_by_part(provider: LocalProvider, tmp_path: Path) -> None:
+    spec = folder(tmp_path, "large", "; head -c 200M /dev/zero > /zeros")
+
+    async def run() -> int:
+        await (await provider.create(spec)).destroy()
+        tracemalloc.start()
+        try:
+            await (await provider.create(spec)).destroy()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert asyncio.run(run()) < 20 * MIB
+
+
+def test_files_that_do_not_fit_are_refused_with_what_was_said_and_the_sandbox_goes_on(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    async def run() -> bytes | None:
+        spec = folder(tmp_path, "small")
+        sandbox = await provider.create(SandboxSpec(folder=spec.folder, storage_mb=8))
+        with pytest.raises(
+            SandboxRefused, match=r"The files cannot be written in the sandbox: OSError: .*No space left"
+        ):
+            await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
+        return await name_of(sandbox)
+
+    assert asyncio.run(run()) == b"small\n"
