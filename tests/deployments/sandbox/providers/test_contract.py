@@ -43,7 +43,7 @@ from tests.paths import REPOSITORY
 
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
 """The images `debian:12-slim` and `python:3.12-slim` must be there."""
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 60.0
 
 
 def usable(name: str, options: dict[str, Any]) -> bool:
