@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-STUCK_AFTER_S = 20.0
+STUCK_AFTER_S = 60.0
 """Of true time; the longest that a thread may take."""
 GIVEN_UP_AFTER_S = 1000.0
 """Of the loop's time; the longest that a test waits for something."""

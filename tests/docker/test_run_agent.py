@@ -14,7 +14,7 @@ DOCKER = """#!/bin/sh
 echo "$@" >> "$NOTES"
 [ "$1" = rm ] || exec sleep "$RUNS_FOR_S"
 """
-REPLICA = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)"
+REPLICA = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def calls(notes: Path) -> list[str]:
 
 
 def wait_for(notes: Path, count: int) -> list[str]:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while len(calls(notes)) < count and time.monotonic() < until:
         time.sleep(0.05)
     return calls(notes)
@@ -49,7 +49,7 @@ def test_the_container_has_the_folder_of_its_run_and_the_variables_of_its_sessio
     script = subprocess.Popen(
         [SCRIPT, "--memory=2g", "my-agent", "python", "-m", "mine"], cwd=folder, start_new_session=True
     )
-    assert script.wait(10) == 0
+    assert script.wait(60) == 0
     os.killpg(script.pid, signal.SIGKILL)
     [call] = calls(notes)
     words = call.split()
@@ -68,7 +68,7 @@ def test_the_container_has_the_folder_of_its_run_and_the_variables_of_its_sessio
 
 @pytest.mark.slow
 def test_the_container_of_a_replica_that_is_killed_is_removed(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNS_FOR_S", "20")
+    monkeypatch.setenv("RUNS_FOR_S", "120")
     command = [sys.executable, "-c", REPLICA, str(SCRIPT), "my-agent"]
     with subprocess.Popen(command, cwd=notes.with_name("run"), start_new_session=True) as replica:
         try:

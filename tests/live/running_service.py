@@ -10,7 +10,7 @@ from service.startup.readiness import deploy, deployments_not_ready
 
 READY_WITHIN_S = 240.0
 """An engine that takes the place of a killed one, also on a machine that is three times slower than usual."""
-IDLE_WITHIN_S = 40.0
+IDLE_WITHIN_S = 60.0
 """Far more than it takes, and less than what tests ask for and leave would take."""
 
 

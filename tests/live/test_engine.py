@@ -194,7 +194,7 @@ def test_a_generation_of_a_hung_engine_is_given_up_with_its_tokens(
         for process in processes:
             process.suspend()
         try:
-            return await asyncio.wait_for(generating, 30)
+            return await asyncio.wait_for(generating, 60)
         finally:
             for process in processes:
                 process.resume()

@@ -15,8 +15,8 @@ from tests.live.forward_pass import perturbed, tiny_state
 from tests.live.played_with_weights import assert_of_weights, play, versions_of
 from tests.live.running_service import replicas
 
-REFUSED_WITHIN_S = 30.0
-GONE_WITHIN_S = 30.0
+REFUSED_WITHIN_S = 60.0
+GONE_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)

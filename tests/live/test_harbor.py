@@ -48,7 +48,7 @@ STRUCK = {
 }
 PAUSES_S = {"replica": 12.0, "ingress": 12.0}
 """Time in which another one takes the place of what was killed."""
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.paths import REPOSITORY
 
 INGRESSES = 2
 TURN_S = 0.15
-LEASE_S = 2.0
+LEASE_S = 5.0
 GROUPS = 8
 LEAST_TURNS = 6
 TURNS = sum(range(LEAST_TURNS, LEAST_TURNS + GROUPS))

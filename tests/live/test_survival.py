@@ -12,7 +12,7 @@ from rollout_client.contract.rollouts import RolloutResponse, Sampling
 from service.startup.processes import wait_for_ends
 from tests.live.running_service import controller, ended_generations, replicas
 
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = 60.0
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
 
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from rollout_env import check_rules
 from rollout_env.check_rules import StepTooSlow, longest_block
+from tests import virtual_time
 
 
 async def blocks_twice() -> str:
@@ -31,11 +34,12 @@ def test_the_longest_block_of_a_step_is_measured() -> None:
     assert longest_s > 0.25
 
 
-@pytest.mark.slow
-def test_a_step_that_waits_does_not_block() -> None:
-    result, longest_s = asyncio.run(longest_block(waits(1.0), timeout_s=60))
-    assert result == "done"
-    assert longest_s < 0.8
+@virtual_time.test
+async def test_a_step_that_waits_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_rules, "time", SimpleNamespace(monotonic=virtual_time.now))
+    result, longest_s = await longest_block(waits(10.0), timeout_s=60)
+    assert (result, round(longest_s, 9)) == ("done", 0.0)
+    assert virtual_time.now() == pytest.approx(10.0, abs=check_rules.BEAT_S)
 
 
 def test_a_step_that_takes_too_long_is_cancelled() -> None:

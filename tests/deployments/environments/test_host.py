@@ -23,6 +23,7 @@ from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironmen
 from rollout_env.loading import EnvironmentNotLoadable
 from rollout_env.steps import abandoned_threads
 from tests import virtual_time
+from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
 
 LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
@@ -242,32 +243,47 @@ def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pyte
 
 class Hanging(ObedientEnvironment):
     goes_on: ClassVar[threading.Event] = threading.Event()
+    begun: ClassVar[list[str]] = []
 
     def step(self, message_log: list[ChatMessage], extra_env_info: Mode) -> StepOutcome:  # type: ignore[override]
-        self.goes_on.wait(20)
+        self.begun.append(extra_env_info.mode)
+        self.goes_on.wait(120)
         return outcome("late")
 
 
 def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "MOST_ABANDONED_THREADS", 3)
 
-    async def run() -> None:
-        host = EnvironmentHost("obedient", f"{__name__}:Hanging", {}, step_timeout_s=0.05)
+    async def healths(step_timeout_s: float) -> list[str | None]:
+        """What the host says of itself before the steps, after two, after all three, and when they have ended."""
+        host = EnvironmentHost("obedient", f"{__name__}:Hanging", {}, step_timeout_s=step_timeout_s)
         requests = [StepRequest(LOG, {"mode": "a"}, step_id=f"{number}") for number in range(3)]
-        await host.check_health()
-        async for item in host.step(requests[:2]):
-            assert {type(result) for _, result in item.results} <= {TurnTimedOut}
-        await host.check_health()
-        async for _ in host.step(requests[2:]):
-            pass
-        with pytest.raises(TooManyThreads, match=r"^3 steps of task obedient hang in their threads\.$"):
-            await host.check_health()
+        said = [await health(host)]
+        for posted in (requests[:2], requests[2:]):
+            async for item in host.step(posted):
+                assert {type(result) for _, result in item.results} <= {TurnTimedOut}
+            said.append(await health(host))
         Hanging.goes_on.set()
         while abandoned_threads():
             await asyncio.sleep(0.01)
-        await host.check_health()
+        return [*said, await health(host)]
 
-    asyncio.run(run())
+    def attempt(step_timeout_s: float) -> list[str | None]:
+        Hanging.goes_on.clear()
+        Hanging.begun.clear()
+        return asyncio.run(healths(step_timeout_s))
+
+    said = in_the_middle(attempt, has_begun=lambda _: len(Hanging.begun) == 3)
+    assert said == [None, None, "3 steps of task obedient hang in their threads.", None]
+
+
+async def health(host: EnvironmentHost) -> str | None:
+    """Why the host is not healthy."""
+    try:
+        await host.check_health()
+    except TooManyThreads as refusal:
+        return str(refusal)
+    return None
 
 
 class ClosingAsync(ObedientEnvironment):

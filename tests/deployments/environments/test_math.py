@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
@@ -142,11 +143,13 @@ def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
 @pytest.mark.slow
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
     step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
+    began = time.monotonic()
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
+    took_s = time.monotonic() - began
     assert (
         outcome.observations[0]["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
     )
-    assert longest_block_s < 0.9
+    assert longest_block_s < took_s / 2
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def generated_while(
         engine.images = images
         generating = asyncio.create_task(engine.generate(request))
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await images.asked.wait()
                 await change(engine)
                 images.may_end.set()

@@ -59,7 +59,7 @@ def chat_server(answer: Callable[[int, dict[str, Any]], Answer]) -> Iterator[Cha
 
         def send(self, given: Answer) -> None:
             if given.waits_for is not None:
-                given.waits_for.wait(30)
+                given.waits_for.wait(60)
             with server.lock:
                 server.under_way -= 1
             if given.closes:

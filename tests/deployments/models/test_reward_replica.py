@@ -36,7 +36,7 @@ class LengthScorer:
 
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         self.batches.append([list(ids) for ids in conversations])
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         return [math.nan if len(ids) == 13 else float(len(ids)) for ids in conversations]
 
 

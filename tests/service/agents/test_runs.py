@@ -252,7 +252,7 @@ async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(s
     with pytest.raises(asyncio.CancelledError):
         await running
     goes_on.set()
-    await asyncio.wait_for(opened.wait(), 5)
+    await asyncio.wait_for(opened.wait(), 60)
     assert await service.sessions_left() == 0
     assert not service.program.requests
 

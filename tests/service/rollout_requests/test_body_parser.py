@@ -141,7 +141,7 @@ def test_a_process_ends_when_the_standard_input_that_its_parent_holds_ends() -> 
     assert joined_request(*process.parse(request(), JSON, BOUNDS)) == parsed_body(request(), JSON)
     assert process._process.stdin is not None
     process._process.stdin.close()
-    assert process._process.wait(timeout=30) == 0
+    assert process._process.wait(timeout=60) == 0
     assert process._process.stdout is not None
     process._process.stdout.close()
 
@@ -154,7 +154,7 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
     first, *rest = split_fields(checked_fields(request(), JSON, BOUNDS), 1000)
 
     def wait(*_arguments: Any) -> tuple[Any, list[bytes]]:
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return pickle.loads(first), rest
 
     async def parse_all() -> bool:

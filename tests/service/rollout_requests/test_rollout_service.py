@@ -47,7 +47,7 @@ from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outco
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
-THREAD_STUCK_AFTER_S = 20
+THREAD_STUCK_AFTER_S = 60
 UNUSED_ADMISSION = Admission(AdmissionSettings(), max_model_len=1)
 """The routes ask it, not the service."""
 

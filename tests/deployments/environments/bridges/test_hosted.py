@@ -163,7 +163,7 @@ def test_the_next_request_starts_a_host_that_has_died_and_only_one() -> None:
     async def story() -> None:
         [child] = children() - before
         child.kill()
-        child.wait(10)
+        child.wait(60)
         info = environment.ExtraEnvInfo(until=2)
         begun = await asyncio.gather(*(environment.start([], info) for _ in range(4)))
         assert [each.observation for each in begun] == [[{"role": "user", "content": "Go."}]] * 4
@@ -180,7 +180,7 @@ def test_a_host_that_was_too_slow_once_can_be_started_again() -> None:
     assert process is not None
     assert process._process is not None
     process._process.kill()
-    process._process.wait(10)
+    process._process.wait(60)
     process._start_timeout_s = 0.0
     with pytest.raises(HostNotStarted, match="did not answer within 0 s"):
         process.ensure()
