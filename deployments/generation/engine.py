@@ -51,7 +51,7 @@ from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.protocols.replicas import GeneratorDescription, PrefixCacheTokens, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
-from deployments.upstream.vllm.token_texts import install_logprob_text_skipping
+from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 ALL_LOGPROBS = -1
@@ -124,7 +124,7 @@ class VLLMEngine(Engine):
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
         )
-        install_logprob_text_skipping(llm)
+        install_token_texts(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         if images is not None:

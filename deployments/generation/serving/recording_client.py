@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +68,7 @@ class RecordingClient:
                 call.session.refuse_unprepared()
             call.is_constrained = is_constrained(params)
             # Its caller is shown no more than it asked for.
-            params = params.clone()
+            params = copy(params)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
         choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
@@ -97,16 +98,21 @@ class RecordingClient:
     ) -> None:
         """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted."""
 
-        async def read_choice(index: int) -> None:
+        async def read_choice(index: int, equal: range) -> None:
             of_choice = params_of_choice(params, index)
-            async for output in self._engine.completions.stream(request, prompt, of_choice, index, **options):
-                call.note(output, choices.is_delta, choices.first)
-                reject_unsatisfiable_schema(output, of_choice)
-                if (whole := choices.add(output)) is not None:
-                    await confirmed(call)
-                    outputs.put_nowait(whole)
+            async for made in self._engine.completions.stream(request, prompt, of_choice, index, **options):
+                reject_unsatisfiable_schema(made, of_choice)
+                for output in for_each(made, equal):
+                    call.note(output, choices.is_delta, choices.first)
+                    if (whole := choices.add(output)) is not None:
+                        await confirmed(call)
+                        outputs.put_nowait(whole)
 
-        reading = [asyncio.create_task(read_choice(index)) for index in range(params.n)]
+        # Nothing is drawn at temperature 0: one choice stands for all.
+        step = params.n if params.temperature == 0 else 1
+        reading = [
+            asyncio.create_task(read_choice(index, range(index, index + step))) for index in range(0, params.n, step)
+        ]
         reading.append(asyncio.create_task(confirmed(call)))
         try:
             await asyncio.gather(*reading)
@@ -140,6 +146,15 @@ async def confirmed(call: ServedCall) -> None:
     """Returns when the call may be answered. Raises what `SessionCall.wait_until_confirmed` raises."""
     if call.session is not None:
         await call.session.wait_until_confirmed()
+
+
+def for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
+    """The output of the first of these choices as those of all of them."""
+    [completion] = output.outputs
+    copies = [copy(output) for _ in choices[1:]]
+    for index, of_choice in zip(choices[1:], copies, strict=True):
+        of_choice.outputs = [replace(completion, index=index)]
+    return [output, *copies]
 
 
 class WholeChoices:

@@ -2,13 +2,14 @@
 
 Prompts and sampled tokens are ids; the answer has SGLang's fields (`meta_info`), with the log-probabilities of the
 distribution that was sampled from, and says which weights made which tokens. Events of a stream are cumulative, as
-SGLang's are by default.
+SGLang's are by default; the log-probabilities of a prompt are in those that end a choice.
 """
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -37,7 +38,10 @@ from deployments.generation.serving.sglang_requests import (
 JSON = "application/json"
 EVENTS = "text/event-stream"
 EVENT_EVERY_S = 0.05
-"""An event has all tokens so far: one for each token would make a long answer's stream quadratic in its length."""
+NUMBERS_OF_EVENT = 2000
+"""An event has all tokens so far: one for each token would make a long answer's stream quadratic in its length. Events
+with more tokens and log-probabilities than this are rarer in the same measure, so that no stream holds the replica for
+more than a small share of its time."""
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 TokenLogprob = tuple[float | None, int, str | None]
@@ -57,43 +61,51 @@ class PromptAnswer:
     """The text of a token; `None` where none are asked for."""
     version: str
     """The weights with which it begins."""
-    texts: list[str] = field(init=False)
-    """By choice."""
+    texts: list[list[str]] = field(init=False)
+    """The parts of each choice's text."""
+    lengths: list[int] = field(init=False)
+    """Tokens of each choice: the call may have more of them already."""
+    have_ended: list[bool] = field(init=False)
     stop_reasons: list[int | str | None] = field(init=False)
     top_logprobs: list[list[list[TokenLogprob]]] = field(init=False)
-    prompt_logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
-    last_event_at: float = 0.0
+    next_event_at: float = 0.0
+    _prompt_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = self.asked.sampling.n
-        self.texts, self.stop_reasons = [""] * count, [None] * count
-        self.top_logprobs = [[] for _ in range(count)]
+        self.texts, self.top_logprobs = [[] for _ in range(count)], [[] for _ in range(count)]
+        self.lengths, self.have_ended, self.stop_reasons = [0] * count, [False] * count, [None] * count
 
-    def add(self, output: RequestOutput, is_delta: bool) -> list[int]:
-        """Takes an output of the engine. Returns the choices in it."""
-        self.prompt_logprobs = list(output.prompt_logprobs or self.prompt_logprobs)
+    def add(self, output: RequestOutput) -> list[int]:
+        """Takes an output of the engine, with the tokens since the one before. Returns the choices in it."""
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
         for completion in output.outputs:
             place = completion.index
-            self.texts[place] = self.texts[place] + completion.text if is_delta else completion.text
+            self.texts[place].append(completion.text)
+            self.lengths[place] += len(completion.token_ids)
             if completion.finished():
-                self.stop_reasons[place] = completion.stop_reason
+                self.have_ended[place], self.stop_reasons[place] = True, completion.stop_reason
             if self.asked.top_logprobs and completion.logprobs is not None:
                 self.top_logprobs[place] += [self._likeliest(one) for one in shown_positions(completion)]
         return [completion.index for completion in output.outputs]
 
-    def is_finished(self, place: int) -> bool:
-        return self._choice(place).finish_reason is not None
+    def numbers(self, place: int) -> int:
+        """How many numbers of tokens an event of the choice has now."""
+        return self.lengths[place] * (1 + self.asked.top_logprobs)
 
     def choice(self, place: int) -> dict[str, Any]:
-        """One choice as SGLang's server answers it."""
+        """One choice as SGLang's server answers it. Until it has ended it is without what its prompt has in numbers."""
+        several = self.asked.sampling.n > 1
         choice, generates = self._choice(place), self.asked.generates
-        token_ids = list(choice.token_ids) if generates else []
-        spans = versions_of(self.call, self.first + place) if generates else []
+        token_ids = list(choice.token_ids[: self.lengths[place]]) if generates else []
+        spans = cut_versions(versions_of(self.call, self.first + place), len(token_ids)) if generates else []
         meta: dict[str, Any] = {
-            "id": self.asked.rid,
+            "id": f"{self.asked.rid}_{place}" if several else self.asked.rid,
             "finish_reason": self._finish_reason(place),
             "prompt_tokens": len(self.prompt_token_ids),
             "weight_version": spans[-1]["version"] if spans else self.version,
@@ -103,23 +115,23 @@ class PromptAnswer:
         }
         if self.call.session is not None:
             name = self.call.session.answer_id
-            meta["generation_id"] = f"{name}-{place}" if self.asked.sampling.n > 1 else name
+            meta["generation_id"] = f"{name}-{place}" if several else name
         if self.asked.shows_logprobs:
-            logprobs = choice.logprobs if generates else ()
-            shown = zip(logprobs, token_ids, strict=True)
+            shown = zip(choice.logprobs[: len(token_ids)], token_ids, strict=True)
             meta["output_token_logprobs"] = [self._entry(logprob, token_id) for logprob, token_id in shown]
             meta["output_token_logprobs_length"] = len(token_ids)
-            meta |= self._of_prompt()
+            if self.have_ended[place]:
+                meta |= self._of_prompt()
             if self.asked.top_logprobs:
                 meta["output_top_logprobs"] = self.top_logprobs[place] if generates else []
-        return {"text": self.texts[place] if generates else "", "output_ids": token_ids, "meta_info": meta}
+        return {"text": "".join(self.texts[place]) if generates else "", "output_ids": token_ids, "meta_info": meta}
 
     def _choice(self, place: int) -> GeneratedChoice:
         return self.call.choices.get(self.first + place) or GeneratedChoice()
 
     def _finish_reason(self, place: int) -> dict[str, Any] | None:
         choice, stop_reason = self._choice(place), self.stop_reasons[place]
-        match choice.finish_reason:
+        match choice.finish_reason if self.have_ended[place] else None:
             case None:
                 return None
             case "abort":
@@ -132,7 +144,13 @@ class PromptAnswer:
                 return {"type": reason, "length": len(choice.token_ids)}
 
     def _of_prompt(self) -> dict[str, Any]:
-        """The log-probabilities of the prompt. The first one is null, wherever they begin."""
+        """The log-probabilities of the prompt, made once. The first one is null, wherever they begin."""
+        if not self._prompt_fields:
+            made = self._prompt_numbers()
+            self._prompt_fields = {name: orjson.Fragment(orjson.dumps(numbers)) for name, numbers in made.items()}
+        return self._prompt_fields
+
+    def _prompt_numbers(self) -> dict[str, Any]:
         start = self.asked.logprobs_from
         if start == NO_INPUT_LOGPROBS:
             return {"input_token_logprobs": []}
@@ -157,6 +175,11 @@ def shown_positions(completion: CompletionOutput) -> Sequence[Any]:
     """Those of the tokens that the output has, each with the log-probabilities that vLLM names."""
     assert completion.logprobs is not None
     return [completion.logprobs[place] for place in range(len(completion.token_ids))]
+
+
+def cut_versions(spans: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+    """Those of the first `tokens`."""
+    return [span | {"end": min(span["end"], tokens)} for span in spans if span["start"] < max(tokens, 1)]
 
 
 def aborted() -> dict[str, Any]:
@@ -205,7 +228,7 @@ class AnsweredGenerate(GenerateBaseServing):
         async with aclosing(outputs):
             async for place, output in outputs:
                 self._refuse_failed(output)
-                answers[place].add(output, is_delta=False)
+                answers[place].add(output)
         if call.session is not None:
             await record(call.session, {})
         choices = [answer.choice(place) for answer in answers for place in range(answer.asked.sampling.n)]
@@ -218,7 +241,8 @@ class AnsweredGenerate(GenerateBaseServing):
         """The answers, without anything yet, and the outputs that make them, each with the place of its prompt."""
         answers: list[PromptAnswer] = []
         running: list[AsyncGenerator[RequestOutput, None]] = []
-        text_of = self._decoded if request.return_text_in_logprobs else no_text
+        # The same tokens are named again and again.
+        text_of = cache(self._decoded) if request.return_text_in_logprobs else no_text
         version = self._current_version(call.request.policy)
         for one, engine_input in zip(asked, inputs, strict=True):
             ids = engine_input["prompt_token_ids"]
@@ -253,11 +277,11 @@ class AnsweredGenerate(GenerateBaseServing):
                 async for number, output in outputs:
                     self._refuse_failed(output)
                     answer = answers[number]
-                    for place in answer.add(output, is_delta=True):
-                        ends = answer.is_finished(place)
-                        if not ends and time.monotonic() - answer.last_event_at < EVENT_EVERY_S:
+                    for place in answer.add(output):
+                        ends, now = answer.have_ended[place], time.monotonic()
+                        if not ends and now < answer.next_event_at:
                             continue
-                        answer.last_event_at = time.monotonic()
+                        answer.next_event_at = now + EVENT_EVERY_S * max(answer.numbers(place) / NUMBERS_OF_EVENT, 1)
                         choice = answer.choice(place)
                         if not is_single:
                             choice["index"] = answer.first + place

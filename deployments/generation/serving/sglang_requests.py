@@ -210,7 +210,6 @@ def params_of(
     """
     sampling = asked.sampling
     fields: dict[str, Any] = {
-        "n": sampling.n,
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
         "temperature": sampling.temperature,
@@ -240,6 +239,8 @@ def params_of(
     scores_prompt = NO_INPUT_LOGPROBS < asked.logprobs_from < len(prompt_token_ids)
     params = SamplingParams(
         **fields,
+        # vLLM refuses several greedy choices. They are equal, and the recording client makes one of them.
+        n=1 if fields["temperature"] == 0 else sampling.n,
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         include_stop_str_in_output=sampling.no_stop_trim,
@@ -250,6 +251,7 @@ def params_of(
         flat_logprobs=not scores_prompt,
         output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
     )
+    params.n = sampling.n
     skip_logprob_texts(params)
     return params
 

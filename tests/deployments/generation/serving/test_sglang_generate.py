@@ -1,13 +1,16 @@
 """SGLang's `/generate` over vLLM's own layers: what is asked of the engine, and how its outputs are answered."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
+from deployments.generation.serving import sglang_generate
+from deployments.generation.serving.sglang_generate import PromptAnswer
 from deployments.protocols.generation import RequestShare, SamplingOptions
-from deployments.protocols.model_server import CallsToAbort, ServedRequest, ServedTokens
+from deployments.protocols.model_server import CallsToAbort, Endpoint, ServedRequest, ServedTokens
 from tests.deployments.generation.serving.vllm_layers import Served
 from tests.virtual_time import runs
 
@@ -218,9 +221,77 @@ async def test_the_prompts_of_a_batch_have_their_choices_in_their_order() -> Non
     sampling = {"n": 2, "max_new_tokens": 9, "sampling_seed": 4}
     answers = await answered(served, {"input_ids": [FIRST, SECOND], "sampling_params": sampling, "rid": "r"})
     assert [answer["text"] for answer in answers] == replies
-    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_0", "r_1", "r_1"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0_0", "r_0_1", "r_1_0", "r_1_1"]
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 2, 2]
     assert [params.seed for params in served.core.params] == [4, 5, 4, 5]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@runs
+async def test_several_greedy_samples_are_one_that_the_engine_makes(is_streamed: bool) -> None:
+    served = Served()
+    ids = served.reply("42")
+    body = {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}, "return_logprob": True, "rid": "g"}
+    if is_streamed:
+        events = await served.events("generate", body)
+        answers = [event for event in events if event["meta_info"]["finish_reason"]]
+        assert [answer.pop("index") for answer in answers] == [0, 1, 2]
+    else:
+        answers = await answered(served, body)
+    assert [answer["meta_info"].pop("id") for answer in answers] == ["g_0", "g_1", "g_2"]
+    assert answers == [answers[0]] * 3
+    assert (answers[0]["output_ids"], answers[0]["text"]) == (ids, "42")
+    assert [params.n for params in served.core.params] == [1]
+
+
+@runs
+async def test_several_greedy_samples_of_a_session_are_messages_of_their_own() -> None:
+    served = await Served().open(sampling={"greedy": True})
+    ids = served.reply("42")
+    answers = await answered(served, {"input_ids": FIRST, "sampling_params": {"n": 2}}, "s")
+    assert [answer["output_ids"] for answer in answers] == [ids, ids]
+    samples = await served.samples()
+    assert [list(sample.message_log[-1].token_ids or ()) for sample in samples] == [ids, ids]
+    assert len({answer["meta_info"]["generation_id"] for answer in answers}) == 2
+
+
+@pytest.mark.parametrize(
+    ("stop", "spelled", "text"),
+    [
+        ("<|im_start|>", "ab<|im_start|>cd", "ab"),
+        ("b<|im_start|>", "ab<|im_start|>cd", "ab"),
+        ("<|im_start|>c", "ab<|im_start|>cd", "abc"),
+        ("x<|im_start|>", "ab<|im_start|>c", "abc"),
+    ],
+)
+@runs
+async def test_a_stop_string_with_a_special_token_ends_the_answer_though_its_text_leaves_the_token_out(
+    stop: str, spelled: str, text: str
+) -> None:
+    served = Served()
+    ids = served.reply(spelled)
+    kept = ids if stop.startswith("x") else served.core.get_tokenizer().encode(
+        spelled[: spelled.index(stop) + len(stop)], add_special_tokens=False
+    )  # fmt: skip
+    answer = await answered(served, {"input_ids": FIRST, "sampling_params": {"stop": ["never", stop]}})
+    assert (answer["text"], answer["output_ids"]) == (text, kept)
+    matched = ids[-1] if stop.startswith("x") else stop
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
+@runs
+async def test_other_calls_end_at_a_special_token_in_their_stop_too(endpoint: Endpoint) -> None:
+    served = Served()
+    ids = served.reply("ab<|im_start|>cd")
+    prompt = {"messages": [{"role": "user", "content": "?"}]} if endpoint == "chat/completions" else {"prompt": FIRST}
+    body = {**prompt, "stop": "<|im_start|>", "return_token_ids": True}
+    status, answer = await served.answer(endpoint, body)
+    assert status == 200, answer
+    [choice] = answer["choices"]
+    assert choice["token_ids"] == ids[:3]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "<|im_start|>")
+    assert (choice["text"] if endpoint == "completions" else choice["message"]["content"]) == "ab"
 
 
 @runs
@@ -246,6 +317,51 @@ async def test_the_events_of_a_stream_are_cumulative_and_its_last_one_is_the_ans
     lengths = [event["meta_info"]["output_token_logprobs_length"] for event in events]
     assert lengths == sorted(lengths)
     assert all(event["output_ids"] == ids[:length] for event, length in zip(events, lengths, strict=True))
+
+
+@runs
+async def test_numbers_of_a_prompt_are_made_once_and_sent_in_the_event_that_ends_each_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, made = Served(), list[int]()
+    numbers_of, sampling = PromptAnswer._prompt_numbers, {"n": 2, "max_new_tokens": 9}
+
+    def counted(answer: PromptAnswer) -> dict[str, Any]:
+        made.append(len(answer.prompt_token_ids))
+        return numbers_of(answer)
+
+    monkeypatch.setattr(PromptAnswer, "_prompt_numbers", counted)
+    monkeypatch.setattr(sglang_generate, "EVENT_EVERY_S", 0.0)
+    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    for _ in range(2):
+        served.reply("abcd")
+        served.reply("efgh")
+    events = await served.events("generate", {**body, "sampling_params": sampling})
+    whole = await answered(served, {**body, "sampling_params": sampling})
+    assert made == [3, 3]
+    of_prompt = [event for event in events if "input_token_logprobs" in event["meta_info"]]
+    assert [event for event in events if event["meta_info"]["finish_reason"]] == of_prompt
+    assert [event["index"] for event in of_prompt] == [0, 1]
+    assert len(events) == 10
+    for name in ("input_token_logprobs", "input_top_logprobs"):
+        assert {str(each["meta_info"][name]) for each in (*of_prompt, *whole)} == {str(whole[0]["meta_info"][name])}
+
+
+@runs
+async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one for each 0.05 s their sizes would add up to half the square of its length."""
+    served, seconds = Served(), iter(range(1000))
+    monkeypatch.setattr(sglang_generate, "time", SimpleNamespace(monotonic=lambda: next(seconds) * 0.05))
+    monkeypatch.setattr(sglang_generate, "NUMBERS_OF_EVENT", 40)
+    ids = served.reply("x" * 99)
+    events = await served.events("generate", {"input_ids": FIRST, "return_logprob": True, "top_logprobs_num": 19})
+    lengths = [len(event["output_ids"]) for event in events]
+    assert lengths[:3] == [1, 2, 3]
+    assert (lengths[-1], len(events)) == (len(ids), 12)
+    assert 20 * sum(lengths) < 2 * 40 * len(ids) + 20 * len(ids)
+    for event in events:
+        assert len(event["text"]) == min(len(event["output_ids"]), 99)
+        assert event["meta_info"]["output_token_logprobs_length"] == len(event["meta_info"]["output_top_logprobs"])
 
 
 @runs

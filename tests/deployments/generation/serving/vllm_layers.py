@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +30,7 @@ from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from deployments.upstream.vllm.engine_progress import StepCounter
+from deployments.upstream.vllm.token_texts import install_token_texts
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
@@ -82,6 +84,7 @@ class ScriptedCore:
         prompt_token_ids = list(request.prompt_token_ids or ())
         self.prompts.append(prompt_token_ids)
         processor = OutputProcessor(self.get_tokenizer(), log_stats=False)
+        install_token_texts(SimpleNamespace(output_processor=processor))
         processor.add_request(request, None)
         ids, ends = self.replies.pop(0), {self.get_tokenizer().eos_token_id}
         room = request.sampling_params.max_tokens or len(ids)
