@@ -260,8 +260,10 @@ class ContinuedCompletion:
         """Whether the next request's text would miss a stop string or a character that has begun in this one."""
         if not self._params.detokenize:
             return False
-        last = self._tokenizer.decode(self._token_ids[-TOKENS_OF_CHARACTER:])
-        return ends_in_stop_string(self._text, stops_of(self._params)) or last.endswith(CUT_CHARACTER)
+        stops = stops_of(self._params)
+        # With special tokens, which the text may leave out.
+        last = self._tokenizer.decode(self._token_ids[-max(TOKENS_OF_CHARACTER, *map(len, stops), 0) :])
+        return any(ends_in_stop_string(text, stops) for text in (self._text, last)) or last.endswith(CUT_CHARACTER)
 
 
 def params_of_choice(params: SamplingParams, index: int) -> SamplingParams:

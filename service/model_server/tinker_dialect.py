@@ -18,7 +18,7 @@ import orjson
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from deployments.protocols.generation import ScoredPrompt, packed_ids, packed_logprobs
-from rollout_client.contract.base import NAME, PolicyDemand, Priority, Strict
+from rollout_client.contract.base import NAME, NUMBER, PolicyDemand, Priority, Strict
 from rollout_client.contract.messages import TokenId
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import MOST_TOP_K
@@ -34,11 +34,15 @@ from service.scoring.parsing import (
 RETRIES = 3
 """A sequence is scored again as often as a call of a model server is made again."""
 SCHEME = "tinker://"
-MODEL_PATH = re.compile(rf"{SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>\d+))?|(?P<unnamed>\d+))\Z")
+MODEL_PATH = re.compile(
+    rf"{SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>{NUMBER}))?|(?P<unnamed>{NUMBER}))\Z"
+)
 MODEL_PATHS = (
     f"send {SCHEME}POLICY for the current version of a named policy, {SCHEME}POLICY/VERSION or {SCHEME}VERSION for one"
 )
-SAMPLER = re.compile(rf"(?P<session>[0-9a-f]{{32}}-(?P<priority>[\w.]+)):\d+:(?P<name>(?:{NAME})?):(?P<version>\d*)\Z")
+SAMPLER = re.compile(
+    rf"(?P<session>[0-9a-f]{{32}}-(?P<priority>[\w.]+)):[0-9]+:(?P<name>(?:{NAME})?):(?P<version>(?:{NUMBER})?)\Z"
+)
 NOT_HERE = "this service has no such numbers; leave it out"
 UNKNOWN_LOGPROB = float("nan")
 UNKNOWN_TOP_LOGPROB = -99999.0
@@ -186,6 +190,8 @@ class SampleCall:
     """Length of prompt and response together, of each sample."""
     completion: bytes
     """The body of a text completion that samples."""
+    choices: int
+    """Samples of the completion: one, which stands for all, where nothing is drawn."""
     topk_sample_logprobs: int
     wants_prompt_logprobs: bool
     prompt_ids: "array[int]"
@@ -214,6 +220,7 @@ def parsed_sample_call(body: bytes | bytearray, bounds: ScoreBounds) -> SampleCa
         num_samples=request.num_samples,
         most_tokens=len(prompt) + min(request.sampling_params.max_tokens or room, room),
         completion=completion_body(request, prompt, room),
+        choices=choices_of(request),
         topk_sample_logprobs=request.topk_sample_logprobs,
         wants_prompt_logprobs=bool(request.prompt_logprobs),
         prompt_ids=packed_ids(prompt),
@@ -238,12 +245,17 @@ def sample_problems(request: SampleRequest, prompt: Sequence[int], bounds: Score
     yield from sequence_problems("prompt", prompt, 0, request.topk_prompt_logprobs, bounds)
 
 
+def choices_of(request: SampleRequest) -> int:
+    """How many samples the text completion makes: greedy ones are equal, and vLLM refuses several."""
+    return 1 if request.sampling_params.temperature == 0 else request.num_samples
+
+
 def completion_body(request: SampleRequest, prompt: list[int], room: int) -> bytes:
     """Every option is written: those that are left out are the model's, and Tinker has defaults of its own."""
     sampling = request.sampling_params
     fields: dict[str, Any] = {
         "prompt": prompt,
-        "n": request.num_samples,
+        "n": choices_of(request),
         "max_tokens": min(sampling.max_tokens or room, room),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -283,8 +295,9 @@ def sample_result(call: SampleCall, completion: bytes, score: ScoredPrompt | Non
     Raises:
         ValueError: it ended in another way than a sample does.
     """
-    sequences = (sequence(choice, call.topk_sample_logprobs) for choice in orjson.loads(completion)["choices"])
-    return b"".join([*(message(1, *fields) for fields in sequences), *prompt_fields(call, score)])
+    choices = orjson.loads(completion)["choices"]
+    sequences = [message(1, *sequence(choice, call.topk_sample_logprobs)) for choice in choices]
+    return b"".join([*sequences * (call.num_samples // call.choices), *prompt_fields(call, score)])
 
 
 def sequence(choice: Mapping[str, Any], top_k: int) -> Iterable[bytes]:

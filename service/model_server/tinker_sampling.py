@@ -66,7 +66,7 @@ class TinkerSampling:
         await self._policy.wait_for_version(demand)
         share = share_of(f"tinker-{call.sampler.session}", call.sampler.priority, caller)
         answer = await self._calls.answer(
-            "completions", call.completion, request_id, caller, choices=call.num_samples, demand=demand, share=share
+            "completions", call.completion, request_id, caller, choices=call.choices, demand=demand, share=share
         )
         async with aclosing(answer):
             completion = b"".join([part async for part in answer.body])

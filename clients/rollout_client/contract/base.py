@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 NAME = r"[A-Za-z][A-Za-z0-9._-]{0,63}"
-LABEL = rf"^({NAME}/)?[0-9]+$"
+NUMBER = r"[0-9]{1,19}"
+"""A version as text: those of 2^63 - 1 and below have no more digits."""
+LABEL = rf"^({NAME}/)?{NUMBER}$"
 PolicyName = Annotated[str, Field(pattern=f"^{NAME}$")]
 
 

@@ -60,7 +60,8 @@ class Sampling(Strict):
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Upper bound of one generation, in tokens; by default only `max_seq_len` bounds it."""
     stop_strings: list[StopString] = Field(default=[], max_length=MOST_STOP_STRINGS, fail_fast=True)
-    """A generation ends after the first of these; the stop string stays in the output."""
+    """A generation ends after the first of these; the stop string stays in the output. There may be special tokens in
+    it, also where the text of the output leaves them out."""
     ignore_eos: bool = False
     """Generates past the model's end token, so that every generation has `max_new_tokens`: for load tests."""
     greedy: bool = False

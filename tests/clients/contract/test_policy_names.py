@@ -10,14 +10,15 @@ from rollout_client.contract.policy import PolicyUpdate
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "label"), [(None, 7, "7"), ("run-b", 7, "run-b/7"), ("a.b_c", 10, "a.b_c/10")]
+    ("name", "number", "label"),
+    [(None, 7, "7"), (None, 2**63 - 1, str(2**63 - 1)), ("run-b", 7, "run-b/7"), ("a.b_c", 10, "a.b_c/10")],
 )
 def test_a_label_says_the_name_and_the_number(name: str | None, number: int, label: str) -> None:
     assert (label_of(name, number), read_label(label)) == (label, VersionLabel(name, number))
     assert WeightVersionSpan(version=label, start=0, end=1).version == label
 
 
-@pytest.mark.parametrize("label", ["", "a/", "/7", "7/7", "a/b/7", "-a/7", "run-b", "a/-7"])
+@pytest.mark.parametrize("label", ["", "a/", "/7", "7/7", "a/b/7", "-a/7", "run-b", "a/-7", "1" * 20, "9" * 5000])
 def test_what_is_no_label_names_no_version(label: str) -> None:
     with pytest.raises(ValidationError):
         WeightVersionSpan(version=label, start=0, end=1)

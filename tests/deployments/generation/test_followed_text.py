@@ -1,6 +1,5 @@
 """Streams that are interrupted within characters and stop strings: as they would be without an interruption."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,14 +8,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from deployments.generation.continued_completion import ContinuedCompletion
+from deployments.upstream.vllm.token_texts import detokenizer_of
 from tests.paths import SMALL_MODEL
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
 tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
+SPECIAL = "<|im_start|>"
 PROMPT: list[int] = tokenizer.encode("Say it: é", add_special_tokens=False)
 
 
@@ -24,10 +24,7 @@ class EngineRequest:
     """One request of the engine, which makes these tokens: its outputs are those of vLLM's front end."""
 
     def __init__(self, prompt: list[int], params: SamplingParams, token_ids: list[int], version: str) -> None:
-        request: Any = SimpleNamespace(
-            request_id="", prompt_token_ids=prompt, prompt_embeds=None, sampling_params=params
-        )
-        self._detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+        self._detokenizer = detokenizer_of(tokenizer, prompt, params)
         self._token_ids = token_ids
         self._version = version
         self._made = 0
@@ -82,8 +79,13 @@ def streamed(token_ids: list[int], params: SamplingParams, steps: list[tuple[int
 
 @settings(max_examples=60)
 @given(
-    text=st.text("ab \n中é😀", min_size=2, max_size=12),
-    stop=st.lists(st.sampled_from(["ab", "a\n", "中a", "😀😀", "b b"]), max_size=2),
+    text=st.lists(st.sampled_from([*"ab \n中é😀", SPECIAL]), min_size=2, max_size=12).map("".join),
+    stop=st.lists(
+        st.sampled_from(
+            ["ab", "a\n", "中a", "😀😀", "b b", SPECIAL, f"a{SPECIAL}", f"{SPECIAL}b", f"{SPECIAL}a{SPECIAL}"]
+        ),
+        max_size=2,
+    ),
     shows_stop=st.booleans(),
     steps=st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=20),
 )

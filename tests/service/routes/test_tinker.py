@@ -221,6 +221,16 @@ def test_without_a_limit_a_sample_has_the_room_that_the_prompt_leaves() -> None:
     assert world.completion["max_tokens"] == 96
 
 
+def test_several_greedy_samples_are_one_completion() -> None:
+    world = World(completed(CHOICES[:1]))
+    params = {"max_tokens": 5, "temperature": 0}
+    answer = world.run(lambda client: client.sampled(num_samples=3, sampling_params=params))
+    sequences = SampleResponse.FromString(answer.content).sequences
+    assert [numbers("i", each.tokens) for each in sequences] == [[9, 300, 3]] * 3
+    assert world.completion["n"] == 1
+    assert [request.choices for request in world.server.requests] == [1]
+
+
 def test_log_probabilities_of_the_prompt_are_scored() -> None:
     world = World()
     answer = world.run(lambda client: client.sampled(prompt_logprobs=True, topk_prompt_logprobs=2))
@@ -286,6 +296,10 @@ def test_a_client_begins_as_it_is_told_to() -> None:
         ("tinker://run-b/12", "run-b:12"),
         ("tinker://run-b/sampler_weights/12", "run-b:12"),
         ("tinker://7", ":7"),
+        (f"tinker://{2**63 - 1}", f":{2**63 - 1}"),
+        ("tinker://" + "9" * 5000, None),
+        ("tinker://run-b/" + "1" * 20, None),
+        ("tinker://\N{ARABIC-INDIC DIGIT SEVEN}", None),
         ("tinker://run-b/weights/12", None),
         ("tinker://run-b/final", None),
         ("tinker://", None),
@@ -301,6 +315,12 @@ def test_a_path_names_a_policy_or_a_version(path: str | None, weights: str | Non
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "model_path")
     else:
         assert answer.json()["sampling_session_id"] == f"{session}:0:{weights}"
+
+
+@pytest.mark.parametrize("sampler", [f"{SAMPLER}{'9' * 5000}", f"{'0' * 32}-train:{'9' * 5000}::{'9' * 5000}"])
+def test_a_number_of_thousands_of_digits_is_no_sampler(sampler: str) -> None:
+    answer = World().run(lambda client: client.get(f"samplers/{sampler}"))
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "sampling_session_id")
 
 
 @pytest.mark.parametrize(("name", "status"), [("tiny", 200), ("/models/tiny", 200), ("Qwen/Qwen3-8B", 422)])
@@ -343,6 +363,9 @@ def test_weights_that_are_not_current_are_refused_in_a_way_that_the_client_does_
         ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k"),
         ({"record_stability_info": True}, "record_stability_info"),
         ({"sampler": "mine"}, "sampling_session_id"),
+        ({"sampler": f"{SAMPLER}{'9' * 20}"}, "sampling_session_id"),
+        ({"sampler": f"{'0' * 32}-{'9' * 400}:0::"}, "sampling_session_id"),
+        ({"sampler": f"{'0' * 32}-nan:0::"}, "sampling_session_id"),
         ({"sampler": f"{'0' * 32}-soon:0::"}, "sampling_session_id"),
         ({"model_path": "tinker://run-b"}, "model_path"),
     ],
