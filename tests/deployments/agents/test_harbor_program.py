@@ -206,7 +206,7 @@ def test_a_verifier_gets_its_own_variables_and_those_of_the_environment(
     monkeypatch.setenv("OF_HOST", "0.5")
     toml = '[verifier.env]\nA = "${OF_HOST}"\n[environment.env]\nB = "${NOWHERE:-0.25}"'
     tasks = task_with(tmp_path, 'python3 -c "print($A + $B)" > /logs/verifier/reward.txt', toml)
-    assert played(sample(), harbor={"tasks": tasks})[0] == {"reward": 0.75}
+    assert played(sample(), harbor={"tasks": tasks, "passed_variables": ["OF_HOST"]})[0] == {"reward": 0.75}
 
 
 @pytest.mark.parametrize("kind", ["sandbox", "agent", "verifier"])
