@@ -217,6 +217,10 @@ def test_what_is_killed_is_a_failure_of_the_fleet(tmp_path: Path, kind: str) -> 
         works_s = 0 if kind == "verifier" else 60
         playing = asyncio.ensure_future(program.run(call(sample(works_s=works_s)), RunNotes()))
         draw = random.Random(0)
+        # Before it, the sandbox that is struck may be the one in which the image was built.
+        while works_s and not list(processes_with(KILLED["agent"])):
+            assert not playing.done(), playing
+            await asyncio.sleep(0.02)
         while not strike("(/tests/test.sh)" if kind == "verifier" else KILLED[kind], draw):
             assert not playing.done(), playing
             await asyncio.sleep(0.02)
