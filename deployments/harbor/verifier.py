@@ -5,6 +5,7 @@ programs that the tests use can deceive them. It runs alone: all processes that 
 folder is made anew, so that nobody else writes its reward or reads its variables.
 """
 
+import asyncio
 from collections.abc import Set
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
     # What is there already is the agent's.
     await checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
     await checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
-    await sandbox.write_files(files_below(task.tests, TESTS))
+    await sandbox.write_files(await asyncio.to_thread(files_below, task.tests, TESTS))
     await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     try:
         done = await sandbox.exec(

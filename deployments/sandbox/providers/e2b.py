@@ -21,13 +21,13 @@ from e2b.sandbox.commands.command_handle import CommandExitException
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.dockerfile import text_of
+from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
     SandboxRefused,
     SandboxSpec,
-    context_of,
 )
 from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
 
@@ -52,6 +52,7 @@ class E2bProvider(ShellProvider):
     def __init__(self) -> None:
         super().__init__({})
         self._building: dict[str, asyncio.Lock] = {}
+        self._folders = FolderStates()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
@@ -71,7 +72,7 @@ class E2bProvider(ShellProvider):
         if spec.image is not None and spec.image.startswith(SNAPSHOT):
             return spec.image.removeprefix(SNAPSHOT)
         if spec.folder is not None:
-            content = await context_of(spec.folder)
+            content = (await self._folders.name_of(spec.folder)).encode()
         else:
             content = str(spec.image).encode()
         size = f"{spec.cpus}-{spec.memory_mb}".encode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -226,12 +227,18 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        await self.unpack(tar_of(files))
+        await self._unpack(io.BytesIO(await asyncio.to_thread(tar_of, files)))
 
-    async def unpack(self, archive: bytes) -> None:
-        """Writes the files of a tar archive, such as one that `pack` wrote."""
+    async def unpack(self, archive: Path) -> None:
+        """Writes the files of a tar archive that `pack` wrote."""
+        with archive.open("rb") as file:
+            await self._unpack(file)
+
+    async def _unpack(self, archive: BinaryIO) -> None:
         async with self._asked(b"write", None) as (reader, writer):
-            writer.write(archive)
+            while part := await asyncio.to_thread(archive.read, MIB):
+                writer.write(part)
+                await writer.drain()
             writer.write_eof()
             _, answer = await read_frame(reader)
         if problem := json.loads(answer).get("error"):
