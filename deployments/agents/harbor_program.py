@@ -23,7 +23,7 @@ from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
 from deployments.agents.settings import AgentSettings, CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import TIMES, HarborSettings
-from deployments.harbor.tasks import HarborTask, HarborTaskRefused, resolved, tasks_within
+from deployments.harbor.tasks import HarborTask, HarborTaskRefused, tasks_within
 from deployments.harbor.verifier import NotJudged, judged, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
@@ -107,7 +107,7 @@ class HarborProgram(AgentProgram):
         return SandboxSpec(
             image=environment.docker_image,
             folder=task.build_folder,
-            environment=resolved(environment.env, f"{task.folder / 'task.toml'}: environment.env"),
+            environment=task.variables("environment"),
             workdir=environment.workdir,
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,

@@ -107,7 +107,9 @@ class AgentSettings(StrictSettings):
         if self.command is not None and not self.command.sandbox:
             raise ValueError("harbor: its command runs in the sandbox of the task: write sandbox: true")
         if self.command is not None and "passed_variables" in self.command.model_fields_set:
-            raise ValueError("harbor: passed_variables does not reach a sandbox: name them in environment_variables")
+            raise ValueError(
+                "harbor: passed_variables of command does not reach a sandbox: name them in environment_variables"
+            )
         return self
 
 

@@ -33,4 +33,7 @@ class HarborSettings(StrictSettings):
     """With a registry: `name` or `name@version` of the data set; it may be missing where the registry has only one."""
     checkouts: dict[str, str] = Field(default_factory=dict)
     """With a registry: the folder in which a repository lies that tasks name, by its `git_url`. Nothing is fetched."""
+    passed_variables: list[str] = Field(default_factory=list)
+    """Names of variables of the service's own processes that tasks may take by `${NAME}`, for the sandbox in which the
+    agent works and for their verifiers. All others stay with the service: there are keys among them."""
     sandbox: SandboxProviderSettings = SandboxProviderSettings()

@@ -4,10 +4,11 @@ Read as Harbor 0.26 reads them (`harbor/models/task/config.py`, `harbor/models/r
 how a task is played, and that is not carried out here, refuses the task with the field's name; all others are kept out.
 """
 
+import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ class HarborTaskRefused(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 class _Environment(_Section):
@@ -61,7 +62,10 @@ class _Environment(_Section):
         for name in ("memory", "storage"):
             if isinstance(size := renamed.pop(name, None), str):
                 number, unit = size.strip().upper()[:-1], size.strip().upper()[-1:]
-                renamed.setdefault(f"{name}_mb", int(float(number) * SIZES.get(unit, float("nan"))))
+                size_mb = float(number) * SIZES.get(unit, math.nan)
+                if not math.isfinite(size_mb):
+                    raise ValueError(f"{name} must be a number and one of {', '.join(SIZES)}, got {size!r}")
+                renamed.setdefault(f"{name}_mb", int(size_mb))
         return renamed
 
     @field_validator("os")
@@ -112,6 +116,8 @@ class HarborTask:
     folder: Path
     instruction: str
     config: _TaskFile
+    passed_variables: tuple[str, ...] = ()
+    """See `HarborSettings`."""
 
     @property
     def tests(self) -> Path:
@@ -122,12 +128,53 @@ class HarborTask:
         """The folder with the `Dockerfile`; None if the task names an image."""
         return None if self.config.environment.docker_image else self.folder / "environment"
 
+    def variables(self, section: Literal["environment", "verifier"]) -> dict[str, str]:
+        """Those of `env` in the section, with `${NAME}` and `${NAME:-default}` taken from this process.
+
+        Raises:
+            HarborTaskRefused: one is not passed, or this process does not have it.
+        """
+        variables = getattr(self.config, section).env
+        return {name: self._resolved(text, f"{section}.env.{name}") for name, text in variables.items()}
+
+    def refuse_unpassed(self) -> None:
+        """Raises `HarborTaskRefused` for a variable that is not passed, unless nobody has set it and it has a default.
+
+        So no task gets a default in silence where it would have had a value.
+        """
+        for section in ("environment", "verifier"):
+            for name, text in getattr(self.config, section).env.items():
+                for found in TEMPLATE.finditer(text):
+                    self._passes(found, f"{section}.env.{name}")
+
+    def _passes(self, found: re.Match[str], field: str) -> None:
+        variable, default = found.groups()
+        if variable not in self.passed_variables and (default is None or variable in os.environ):
+            raise HarborTaskRefused(
+                f"{self.folder / 'task.toml'}: {field} of the task {self.name} asks for the variable {variable} of the "
+                "service's process, which harbor.passed_variables does not name: add it there if the task may have "
+                "it, or write its value into the file."
+            )
+
+    def _resolved(self, text: str, field: str) -> str:
+        def value_of(found: re.Match[str]) -> str:
+            self._passes(found, field)
+            value = os.environ.get(found[1], found[2])
+            if value is None:
+                raise HarborTaskRefused(
+                    f"{self.folder / 'task.toml'}: {field} of the task {self.name} needs the variable {found[1]}: set "
+                    "it where the service starts."
+                )
+            return value
+
+        return TEMPLATE.sub(value_of, text)
+
 
 def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     """The tasks of the settings by name, in the order of the folder or registry. Raises `HarborTaskRefused`."""
     tasks: dict[str, HarborTask] = {}
     for name, folder in task_folders(settings):
-        task = load_task(folder, name)
+        task = load_task(folder, name, tuple(settings.passed_variables))
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
         tasks[task.name] = task
@@ -184,6 +231,8 @@ REGISTRY = TypeAdapter(list[_DataSet])
 def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
     try:
         data_sets = REGISTRY.validate_json(path.read_bytes())
+    except OSError as error:
+        raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
     except ValidationError as error:
         raise HarborTaskRefused(f"{path} is not a registry of Harbor: {problem_of(error)}.") from error
     known = [f"{data_set.name}@{data_set.version}" for data_set in data_sets]
@@ -206,21 +255,39 @@ def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str
             )
 
 
-def load_task(folder: Path, name: str | None = None) -> HarborTask:
+def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str, ...] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
-    try:
-        config = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text(encoding="utf-8")))
-        instruction = without_canary((folder / "instruction.md").read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise HarborTaskRefused(f"{folder} is not a task: {error}.") from error
-    except ValidationError as error:
-        raise HarborTaskRefused(f"{folder / 'task.toml'}: {problem_of(error)}.") from error
+    config = config_in(folder / "task.toml")
+    instruction = without_canary(text_in(folder / "instruction.md"))
     if not (folder / "tests" / "test.sh").is_file():
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
     for field, reason in unplayable(config):
         raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
     named = config.task.name if config.task is not None else folder.name
-    return HarborTask(name or named, folder, instruction, config)
+    task = HarborTask(name or named, folder, instruction, config, passed_variables)
+    task.refuse_unpassed()
+    return task
+
+
+def config_in(path: Path) -> _TaskFile:
+    try:
+        return _TaskFile.model_validate(tomllib.loads(text_in(path)))
+    except ValidationError as error:
+        raise HarborTaskRefused(f"{path}: {problem_of(error)}.") from error
+    except HarborTaskRefused:
+        raise
+    # Of a number with too many digits Python says so by a plain `ValueError`.
+    except (ValueError, RecursionError) as error:
+        raise HarborTaskRefused(f"{path} is not TOML: {error}.") from error
+
+
+def text_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise HarborTaskRefused(f"{path} is not UTF-8: {error}. Convert the file.") from error
 
 
 def unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
@@ -260,18 +327,6 @@ def without_canary(text: str) -> str:
     while lines and not lines[0].strip():
         lines.pop(0)
     return "\n".join(lines)
-
-
-def resolved(variables: Mapping[str, str], where: str) -> dict[str, str]:
-    """The variables with `${NAME}` and `${NAME:-default}` taken from this process. Raises `HarborTaskRefused`."""
-
-    def value_of(found: re.Match[str]) -> str:
-        value = os.environ.get(found[1], found[2])
-        if value is None:
-            raise HarborTaskRefused(f"{where} needs the variable {found[1]}: set it where the service starts.")
-        return value
-
-    return {name: TEMPLATE.sub(value_of, text) for name, text in variables.items()}
 
 
 def problem_of(error: ValidationError) -> str:

@@ -5,10 +5,11 @@ programs that the tests use can deceive them. It runs alone: all processes that 
 folder is made anew, so that nobody else writes its reward or reads its variables.
 """
 
+import asyncio
 from collections.abc import Set
 from typing import NamedTuple
 
-from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, resolved, rewards_in
+from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, rewards_in
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
 from deployments.sandbox.providers.leftover import end_others, processes_of
@@ -56,11 +57,12 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
     # What is there already is the agent's.
     await checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
     await checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
-    await sandbox.write_files(files_below(task.tests, TESTS))
+    await sandbox.write_files(await asyncio.to_thread(files_below, task.tests, TESTS))
     await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
-    variables = resolved(verifier.env, f"{task.folder / 'task.toml'}: verifier.env")
     try:
-        done = await sandbox.exec(["bash", "-c", JUDGE], environment=variables, timeout_s=verifier.timeout_sec)
+        done = await sandbox.exec(
+            ["bash", "-c", JUDGE], environment=task.variables("verifier"), timeout_s=verifier.timeout_sec
+        )
     except ExecTimedOut as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
     if done.exit_code == KILLED:

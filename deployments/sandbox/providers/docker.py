@@ -6,7 +6,6 @@ One without a network has none at all. What the engine does not enforce is refus
 """
 
 import asyncio
-import hashlib
 import io
 import json
 import struct
@@ -19,6 +18,7 @@ from uuid import uuid4
 import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
+from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -76,6 +76,7 @@ class DockerProvider(LabelledProvider):
         self._building: dict[str, asyncio.Lock] = {}
         self._engine: dict[str, Any] | None = None
         """The engine's own description, once it was asked for."""
+        self._folders = FolderStates()
 
     @asynccontextmanager
     async def asked(
@@ -190,15 +191,14 @@ class DockerProvider(LabelledProvider):
 
     async def _built(self, spec: SandboxSpec) -> str:
         assert spec.folder is not None
-        context = await context_of(spec.folder)
-        tag = f"rollout-sandbox:{hashlib.sha256(context).hexdigest()[:32]}"
+        tag = f"rollout-sandbox:{(await self._folders.name_of(spec.folder))[:32]}"
         async with self._building.setdefault(tag, asyncio.Lock()):
             status, _ = await self.call("GET", f"/images/{tag}/json", 404)
             if status != httpx.codes.NOT_FOUND:
                 return tag
             try:
                 async with asyncio.timeout(spec.build_timeout_s):
-                    await self._build(tag, context, spec)
+                    await self._build(tag, await context_of(spec.folder), spec)
             except TimeoutError as error:
                 raise SandboxRefused(f"{spec.folder} was not built within {spec.build_timeout_s:g} s.") from error
         return tag
@@ -313,8 +313,8 @@ class DockerSandbox(LabelledSandbox):
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        headers = {"content-type": "application/x-tar"}
-        status, answer = await self._call("PUT", "/archive?path=/", 400, 403, content=tar_of(files), headers=headers)
+        headers, archive = {"content-type": "application/x-tar"}, await asyncio.to_thread(tar_of, files)
+        status, answer = await self._call("PUT", "/archive?path=/", 400, 403, content=archive, headers=headers)
         if status != httpx.codes.OK:
             raise SandboxRefused(f"The files cannot be written in the container: {answer}.")
 

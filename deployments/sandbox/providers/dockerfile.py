@@ -60,18 +60,32 @@ class _State:
 
 def build_plan(folder: Path) -> BuildPlan:
     """Reads `Dockerfile` in the folder, which is the context. Raises `SandboxRefused` with the instruction."""
-    try:
-        text = (folder / "Dockerfile").read_text(encoding="utf-8")
-    except OSError as error:
-        raise SandboxRefused(f"{folder / 'Dockerfile'} cannot be read: {error}.") from error
     state, steps = _State(), list[Copy | Run]()
-    for number, line in instructions(text):
+    for number, line in instructions(text_of(folder)):
         keyword, _, rest = line.partition(" ")
-        step = carried_out(keyword.upper(), rest.strip(), state, folder, f"line {number} of the Dockerfile, `{line}`,")
+        where = f"line {number} of the Dockerfile, `{line}`,"
+        try:
+            step = carried_out(keyword.upper(), rest.strip(), state, folder, where)
+        except SandboxRefused:
+            raise
+        # Such as a quotation or a list that has no end.
+        except ValueError as error:
+            raise SandboxRefused(f"{where} cannot be read: {error}.") from error
         steps += [] if step is None else [step]
     if not state.froms:
         raise SandboxRefused(f"{folder / 'Dockerfile'} has no FROM instruction.")
     return BuildPlan(tuple(steps), dict(state.environment), state.workdir)
+
+
+def text_of(folder: Path) -> str:
+    """The folder's `Dockerfile`. Raises `SandboxRefused`."""
+    path = folder / "Dockerfile"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SandboxRefused(f"{path} cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise SandboxRefused(f"{path} is not UTF-8: {error}. Convert the file.") from error
 
 
 def instructions(text: str) -> Iterator[tuple[int, str]]:

@@ -20,13 +20,14 @@ from e2b.exceptions import (
 from e2b.sandbox.commands.command_handle import CommandExitException
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.dockerfile import text_of
+from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
     SandboxRefused,
     SandboxSpec,
-    context_of,
 )
 from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
 
@@ -55,6 +56,7 @@ class E2bProvider(ShellProvider):
     def __init__(self) -> None:
         super().__init__({})
         self._building: dict[str, asyncio.Lock] = {}
+        self._folders = FolderStates()
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
@@ -79,7 +81,7 @@ class E2bProvider(ShellProvider):
         if is_snapshot(spec):
             return str(spec.image).removeprefix(SNAPSHOT)
         if spec.folder is not None:
-            content = await context_of(spec.folder)
+            content = (await self._folders.name_of(spec.folder)).encode()
         else:
             content = str(spec.image).encode()
         size = f"{spec.cpus}-{spec.memory_mb}".encode()
@@ -87,7 +89,7 @@ class E2bProvider(ShellProvider):
         async with self._building.setdefault(name, asyncio.Lock()):
             if not await AsyncTemplate.exists(name):
                 if spec.folder is not None:
-                    dockerfile = await asyncio.to_thread((spec.folder / "Dockerfile").read_text, encoding="utf-8")
+                    dockerfile = await asyncio.to_thread(text_of, spec.folder)
                     template = Template(file_context_path=str(spec.folder)).from_dockerfile(dockerfile)
                 else:
                     template = Template().from_image(str(spec.image))

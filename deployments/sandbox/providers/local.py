@@ -28,6 +28,7 @@ from uuid import uuid4
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.bubblewrap import FIRST_VARIABLES, BubblewrapCommand, owners_of_processes
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
+from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
     RunningSandbox,
     SandboxProvider,
@@ -60,6 +61,7 @@ class LocalProvider(SandboxProvider):
         self._bubblewrap = BubblewrapCommand()
         self._images: OrderedDict[str, _Image] = OrderedDict()
         self._building: dict[str, asyncio.Lock] = {}
+        self._folders = FolderStates()
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner_of_process(os.getpid())}-"))
         reap_dead_owners()
@@ -87,14 +89,14 @@ class LocalProvider(SandboxProvider):
                 )
             return held
         assert spec.folder is not None
-        plan = await asyncio.to_thread(build_plan, spec.folder)
-        key = key_of(plan, spec)
+        made_of = await self._folders.name_of(spec.folder), spec.read_only_folders
+        key = hashlib.sha256(repr(made_of).encode()).hexdigest()
         async with self._building.setdefault(key, asyncio.Lock()):
             # While the sandbox of its build is destroyed, an image may be forgotten for newer ones.
             while (held := self._held(key)) is None:
                 try:
                     async with asyncio.timeout(spec.build_timeout_s):
-                        await self._build(key, plan, spec)
+                        await self._build(key, await asyncio.to_thread(build_plan, spec.folder), spec)
                 except TimeoutError as error:
                     limit = f"build_timeout_s of {spec.build_timeout_s:g} s"
                     raise SandboxRefused(f"{spec.folder} was not built within its {limit}.") from error
@@ -176,9 +178,3 @@ def reap_dead_owners() -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return len(folders) + len(processes)
-
-
-def key_of(plan: BuildPlan, spec: SandboxSpec) -> str:
-    """The name of the image that the plan makes."""
-    made_of = plan.steps, plan.environment, plan.workdir, spec.read_only_folders
-    return hashlib.sha256(repr(made_of).encode()).hexdigest()

@@ -228,7 +228,7 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        await self.unpack(io.BytesIO(tar_of(files)))
+        await self.unpack(io.BytesIO(await asyncio.to_thread(tar_of, files)))
 
     async def unpack(self, archive: BinaryIO) -> None:
         """Writes the files of a tar archive, such as one that `pack` wrote."""

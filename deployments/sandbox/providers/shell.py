@@ -3,6 +3,7 @@
 A module of such a provider adds two calls: run a line of shell, put a file. It may add a third, which gets one.
 """
 
+import asyncio
 import base64
 import binascii
 import shlex
@@ -99,7 +100,7 @@ class ShellSandbox(LabelledSandbox):
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
         archive = f"{FOLDER}/{uuid4().hex}.tar"
-        await self.put(archive, tar_of(files))
+        await self.put(archive, await asyncio.to_thread(tar_of, files))
         done = await self.run_shell(f"tar --no-same-owner -xf {archive} -C / && rm {archive}", CALLS_OF_OURS_S)
         if done.exit_code != 0:
             raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")

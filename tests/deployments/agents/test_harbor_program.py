@@ -206,7 +206,7 @@ def test_a_verifier_gets_its_own_variables_and_those_of_the_environment(
     monkeypatch.setenv("OF_HOST", "0.5")
     toml = '[verifier.env]\nA = "${OF_HOST}"\n[environment.env]\nB = "${NOWHERE:-0.25}"'
     tasks = task_with(tmp_path, 'python3 -c "print($A + $B)" > /logs/verifier/reward.txt', toml)
-    assert played(sample(), harbor={"tasks": tasks})[0] == {"reward": 0.75}
+    assert played(sample(), harbor={"tasks": tasks, "passed_variables": ["OF_HOST"]})[0] == {"reward": 0.75}
 
 
 @pytest.mark.parametrize("kind", ["sandbox", "agent", "verifier"])
@@ -217,6 +217,10 @@ def test_what_is_killed_is_a_failure_of_the_fleet(tmp_path: Path, kind: str) -> 
         works_s = 0 if kind == "verifier" else 60
         playing = asyncio.ensure_future(program.run(call(sample(works_s=works_s)), RunNotes()))
         draw = random.Random(0)
+        # Before it, the sandbox that is struck may be the one in which the image was built.
+        while works_s and not list(processes_with(KILLED["agent"])):
+            assert not playing.done(), playing
+            await asyncio.sleep(0.02)
         while not strike("(/tests/test.sh)" if kind == "verifier" else KILLED[kind], draw):
             assert not playing.done(), playing
             await asyncio.sleep(0.02)

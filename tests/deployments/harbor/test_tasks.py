@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,6 @@ from deployments.harbor.tasks import (
     HarborTaskRefused,
     load_task,
     load_tasks,
-    resolved,
     rewards_in,
     without_canary,
 )
@@ -87,7 +86,6 @@ def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) 
         ("[environment]\ncpus = 0", "environment.cpus: Input should be greater than 0"),
         ("[environment]\nmemory_mb = 0", "environment.memory_mb: Input should be greater than 0"),
         ("[environment]\nstorage_mb = -1", "environment.storage_mb: Input should be greater than 0"),
-        ("[verifier", "is not a task"),
     ],
 )
 def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
@@ -127,11 +125,56 @@ def test_marks_of_a_benchmark_are_no_part_of_an_instruction() -> None:
     assert without_canary("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary") == "Do it.\n# canary"
 
 
-def test_variables_come_from_this_process_or_from_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("section", ["environment", "verifier"])
+def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_their_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: Literal["environment", "verifier"]
+) -> None:
     monkeypatch.setenv("KNOWN", "k")
-    assert resolved({"A": "x${KNOWN}y", "B": "${NONE:-d}"}, "here") == {"A": "xky", "B": "d"}
-    with pytest.raises(HarborTaskRefused, match="here needs the variable NONE"):
-        resolved({"A": "${NONE}"}, "here")
+    monkeypatch.setenv("SECRET", "s")
+
+    def variables(text: str, name: str, *passed: str) -> dict[str, str]:
+        folder = task(tmp_path, f'[{section}.env]\nA = "{text}"', name=name)
+        [one] = load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
+        return one.variables(section)
+
+    assert variables("x${KNOWN}y${NONE:-d}", "a", "KNOWN") == {"A": "xkyd"}
+    assert variables("$SECRET $(SECRET)", "b") == {"A": "$SECRET $(SECRET)"}
+    with pytest.raises(HarborTaskRefused, match=rf"toml: {section}\.env\.A of the task c needs the variable NONE: set"):
+        variables("${NONE}", "c", "NONE")
+    for text, name in (("${SECRET}", "d"), ("${KNOWN}${SECRET:-d}", "e"), ("x${SECRET}y", "f")):
+        said = (
+            rf"/{name}/task\.toml: {section}\.env\.A of the task {name} asks for the variable SECRET of the service's "
+            r"process, which harbor\.passed_variables does not name"
+        )
+        with pytest.raises(HarborTaskRefused, match=said):
+            variables(text, name, "KNOWN", "SECRE")
+    with pytest.raises(HarborTaskRefused, match=r"asks for the variable NONE of"):
+        load_task(task(tmp_path, f'[{section}.env]\nA = "${{NONE}}"', name="g"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("task.toml", b"# d\xe9j\xe0", r"/t/task\.toml is not UTF-8: .*0xe9"),
+        ("instruction.md", b"d\xe9j\xe0", r"/t/instruction\.md is not UTF-8: .*0xe9"),
+        ("task.toml", b"a = " + b"1" * 5000, r"/t/task\.toml is not TOML: Exceeds the limit"),
+        ("task.toml", b"a = " + b"[" * 5000, r"/t/task\.toml is not TOML: maximum recursion"),
+        ("task.toml", b"[verifier", r"/t/task\.toml is not TOML: Expected"),
+        ("task.toml", b'[environment]\nmemory = "1e999G"', r"/t/task\.toml: environment: .*memory must be a number"),
+        ("task.toml", b"[environment]\ncpus = inf", r"/t/task\.toml: environment\.cpus: Input should be a finite"),
+        ("task.toml", b"[verifier]\ntimeout_sec = nan", r"/t/task\.toml: verifier\.timeout_sec: Input should be a"),
+        ("instruction.md", None, r"/t/instruction\.md cannot be read: .*No such file"),
+    ],
+)
+def test_a_file_of_a_task_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = task(tmp_path) / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(HarborTaskRefused, match=message):
+        load_tasks(HarborSettings(tasks=str(tmp_path)))
 
 
 def test_rewards_are_read_as_harbor_reads_them() -> None:
@@ -184,7 +227,7 @@ def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
         ({"harness": {"url": "http://harness.test/"}}, "a harness at http://harness.test/ does not reach"),
         ({"game": {"import_path": "a:B"}}, "a game gets no sandbox"),
         ({"command": {"argv": ["true"]}}, "write sandbox: true"),
-        ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables does not reach a sandbox"),
+        ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables of command does not reach a sandbox"),
     ],
 )
 def test_what_means_nothing_beside_harbor_is_refused(given: dict[str, Any], message: str) -> None:

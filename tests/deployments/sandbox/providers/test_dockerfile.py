@@ -61,6 +61,8 @@ def test_copies_go_where_docker_puts_them(tmp_path: Path) -> None:
         ("COPY ../secret /y", "which is not in"),
         ("COPY x", "needs a source and a destination"),
         ("ENV", "assigns nothing"),
+        ("ENV A='b", "line 2 of the Dockerfile, `ENV A='b`, cannot be read: No closing quotation"),
+        ('COPY ["x", /y', "line 2 of the Dockerfile, .* cannot be read: Expecting value"),
     ],
 )
 def test_what_would_mean_something_else_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:
@@ -72,6 +74,9 @@ def test_what_would_mean_something_else_is_refused_with_its_line(tmp_path: Path,
 
 def test_a_file_without_from_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SandboxRefused, match="cannot be read"):
+        build_plan(tmp_path)
+    (tmp_path / "Dockerfile").write_bytes(b"FROM a\n# d\xe9j\xe0\n")
+    with pytest.raises(SandboxRefused, match=r"/Dockerfile is not UTF-8: .*0xe9.* Convert the file\.$"):
         build_plan(tmp_path)
     with pytest.raises(SandboxRefused, match="has no FROM"):
         plan(tmp_path, "RUN true")
