@@ -51,7 +51,7 @@ class TrainerReports:
         self._latest_versions = latest_versions
         self._checks = BackgroundTasks()
         self._turns = count()
-        """Of judges: a rollout has other ones than the one before, where there are enough."""
+        """Places of judges: a rollout has other ones than the one before, where there are enough."""
         self._mean_ratio = metrics.Gauge(
             "rollout_mismatch_mean_ratio",
             description="Mean ratio between a trainer's and the sampled probabilities, each 4 at most, of a report.",
@@ -117,7 +117,8 @@ class TrainerReports:
                 return
         logger.info(
             "The rollouts of a replica part from a trainer more than those of its siblings. %s of them were looked at: "
-            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service so far.",
+            "by the scores of the replica and of two others %s say the same, and %s the opposite. So far it stays in "
+            "service.",
             len(suspicion.rollouts),
             said[Vote.AGAINST],
             said[Vote.IN_FAVOUR],
@@ -125,7 +126,7 @@ class TrainerReports:
         )
 
     async def _vote(self, suspect: str, rollout: MadeRollout) -> Vote:
-        """What a rollout says of the replica; nothing if it cannot be scored, or there are no two others."""
+        """The word of a rollout about the replica; nothing if it cannot be scored, or there are no two others."""
         kept = await self._store.record(rollout.rollout_id, rollout.owner)
         part = next(scorable_parts(fields_of_record(kept), suspect), None)
         others = [name for name in self._replicas.replicas() if name != suspect]

@@ -97,8 +97,9 @@ class SimulatedReplicas:
     def looked_at(
         self, random: np.random.Generator, scales: list[float], differences: list[np.ndarray], now: float
     ) -> Iterator[tuple[str, Vote]]:
-        suspicion = self.ledger.suspicion(now)
-        for one in () if suspicion is None else suspicion.rollouts:
+        if (suspicion := self.ledger.suspicion(now)) is None:
+            return
+        for one in suspicion.rollouts:
             number = int(one.rollout_id[1:])
             sampled, again, first, second = rounded(random, np.full(4, scales[number]), 4 * TOKENS)
             apart = differences[number]
