@@ -46,7 +46,7 @@ class OwnedValues(Generic[Key, Value]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._by_owner: dict[str, OrderedDict[Key, Value]] = {}
-        """Of each owner the values that were set last at the end."""
+        """Those of an owner that were set last are at the end."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class OwnedValues(Generic[Key, Value]):
             self._drop(max(self._by_owner, key=lambda one: len(self._by_owner[one])))
 
     def drop_oldest_while(self, is_over: Callable[[Key], bool]) -> None:
-        """Of each owner, as long as `is_over` says so of the oldest."""
+        """Drops the oldest of each owner as long as `is_over` says so."""
         for owner, values in list(self._by_owner.items()):
             while values and is_over(next(iter(values))):
                 self._drop(owner)

@@ -45,7 +45,7 @@ MOST_REMEMBERED = 4096
 
 
 class Vote(IntEnum):
-    """What a rollout says about the replica that has made it."""
+    """The word of a rollout about the replica that has made it."""
 
     IN_FAVOUR = -1
     NOTHING = 0
@@ -83,7 +83,7 @@ class MadeRollout(NamedTuple):
 
 
 @dataclass(slots=True)
-class Trial:
+class ReplicaTrial:
     """A replica that is suspected."""
 
     began: float
@@ -112,7 +112,7 @@ class ReplicaTrials:
     """The replicas that are suspected, and what has been seen of each. All times are seconds of any clock."""
 
     def __init__(self) -> None:
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[str, ReplicaTrial] = {}
         self._seen = OrderedDict[tuple[str, str], None]()
         """By owner and id: rollouts that were looked at."""
         self._acquitted = OrderedDict[str, float]()
@@ -126,7 +126,7 @@ class ReplicaTrials:
             self._acquit(name, now)
         if self._acquitted.get(replica, now) > now:
             return []
-        trial, chosen = self._trials.get(replica) or Trial(now), list[MadeRollout]()
+        trial, chosen = self._trials.get(replica) or ReplicaTrial(now), list[MadeRollout]()
         for one in made:
             group, rollout = (one.owner, one.group), (one.owner, one.rollout_id)
             if len(trial.groups) >= MOST_CHECKS or self._due - now > (BURST - 1) * CHECK_EVERY_S:
@@ -141,7 +141,7 @@ class ReplicaTrials:
             self._trials[replica] = trial
         return chosen
 
-    def vote(self, replica: str, vote: Vote, now: float) -> Trial | None:
+    def vote(self, replica: str, vote: Vote, now: float) -> ReplicaTrial | None:
         """A rollout of `to_check` says this. Returns the trial if the replica is convicted by it, otherwise `None`."""
         trial = self._trials.get(replica)
         if trial is None:

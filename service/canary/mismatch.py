@@ -28,7 +28,7 @@ class Comparison:
     generated_by: str
     scored_by: str
     sums: Sums
-    """Of the tokens. A mean is NaN where a log-probability is."""
+    """Those of the tokens. A mean is NaN where a log-probability is."""
 
 
 def comparison_of(generated_by: str, scored_by: str, generated: Sequence[float], scored: Sequence[float]) -> Comparison:

@@ -22,6 +22,7 @@ from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.contract.training import may_be_compared
 from service.access.keys import Caller
 from service.canary.background_canary import ComparedReplicas, scoring_request
 from service.rollout_records.recorder import fields_of_record
@@ -51,7 +52,7 @@ class TrainerReports:
         self._latest_versions = latest_versions
         self._checks = BackgroundTasks()
         self._turns = count()
-        """Of judges: a rollout has other ones than the one before, where there are enough."""
+        """Places of judges: a rollout has other ones than the one before, where there are enough."""
         self._mean_ratio = metrics.Gauge(
             "rollout_mismatch_mean_ratio",
             description="Mean ratio between a trainer's and the sampled probabilities, each 4 at most, of a report.",
@@ -117,8 +118,8 @@ class TrainerReports:
                 return
         logger.info(
             "The rollouts of a replica part from a trainer more than those of its siblings. %s of them were looked at: "
-            "by the scores of the replica and of two others %s say the same, and %s the opposite. It stays in service "
-            "so far.",
+            "by the scores of the replica and of two others %s say the same, and %s the opposite. So far it stays in "
+            "service.",
             len(suspicion.rollouts),
             said[Vote.AGAINST],
             said[Vote.IN_FAVOUR],
@@ -126,7 +127,7 @@ class TrainerReports:
         )
 
     async def _vote(self, suspect: str, rollout: MadeRollout) -> Vote:
-        """What a rollout says of the replica; nothing if it cannot be scored, or there are no two others."""
+        """The word of a rollout about the replica; nothing if it cannot be scored, or there are no two others."""
         kept = await self._store.record(rollout.rollout_id, rollout.owner)
         part = next(scorable_parts(fields_of_record(kept), suspect), None)
         others = [name for name in self._replicas.replicas() if name != suspect]
@@ -175,7 +176,7 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
         versions = [span["version"] for span in spans if span["start"] < end and begin < span["end"]]
         first = begins[made["message"]]
         is_enough = end - begin >= LEAST_TOKENS and first + end <= MOST_SCORED_TOKENS
-        if made["replica"] == replica and is_enough and len(versions) == 1:
+        if made["replica"] == replica and is_enough and len(versions) == 1 and may_be_compared(message):
             name = f"{rollout.get('rollout_id')}-{made['message']}-{begin}"
             tokens, logprobs = message["token_ids"][begin:end], message["generation_logprobs"][begin:end]
             yield ScorablePart(name, log[: first + begin], tokens, logprobs, versions[0], fields.get("policy"))

@@ -33,6 +33,31 @@ def test_a_trainer_that_agrees_up_to_rounding_is_no_finding() -> None:
     assert findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.01, logits.shape))) == []
 
 
+@pytest.mark.parametrize("parts_by", [8.0, 10.0, 20.0])
+def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
+    random, ledger, tokens = np.random.default_rng(1), MismatchLedger(1.1), 400
+    for number in range(256):
+        sampled = -random.exponential(0.7, tokens)
+        trained = sampled + random.normal(0, 0.004, tokens)
+        trained[37] -= parts_by * (number == 5)
+        record = record_of(f"r{number}", np.zeros(tokens, int), sampled)
+        ledger.add(compared(record, TrainerReport(f"r{number}", trained), LATEST), "", 0.0)
+    assert ledger.look(0.0) == []
+    assert ledger.all.mean_ratio == pytest.approx(1.003, abs=0.001)
+    assert ledger.all.share_beyond == 1 / (256 * tokens)
+    assert ledger.all.largest_ratio == pytest.approx(np.exp(parts_by), rel=0.02)
+
+
+def test_one_token_that_parts_does_not_hide_another_temperature() -> None:
+    def trainer(logits: np.ndarray, number: int) -> np.ndarray:
+        trained = log_softmax(logits / 0.6)
+        trained[3] -= 20 * (number % 2)
+        return trained
+
+    [found] = findings(trainer)
+    assert found.kind == "wrong_temperature"
+
+
 @pytest.mark.parametrize("trained_at", [0.6, 0.8, 1.3])
 def test_another_temperature_at_the_trainer_is_told_with_its_value(trained_at: float) -> None:
     [found] = findings(lambda logits, _: log_softmax(logits / trained_at))

@@ -58,9 +58,10 @@ def convicted(ids: torch.Tensor, trained: np.ndarray, by_replica: dict[str, np.n
         record = record_of(f"r{number}", ids[number, PROMPT:].numpy(), by_replica[replica][number], replica)
         report = TrainerReport(f"r{number}", trained[number].astype(float))
         ledger.add(compared(record, report, LATEST), "", 0.0)
-        suspicion = ledger.suspicion(0.0)
-        for one in () if suspicion is None else suspicion.rollouts:
-            row, suspect = int(one.rollout_id[1:]), suspicion.replica
+        if (suspicion := ledger.suspicion(0.0)) is None:
+            continue
+        suspect = suspicion.replica
+        for row in [int(one.rollout_id[1:]) for one in suspicion.rollouts]:
             judges = [name for name in by_replica if name != suspect][:2]
             said = votes(*(by_replica[name][row] for name in (suspect, suspect, *judges)))
             if ledger.vote(suspect, Vote(said.item()), 0.0) is not None:

@@ -43,7 +43,7 @@ def rounded(random: np.random.Generator, scales: np.ndarray, tokens: int = TOKEN
 
 @pytest.mark.parametrize("run", range(10))
 def test_no_sound_replica_is_convicted_in_100_000_rollouts_whoever_suspects_it(run: int) -> None:
-    """Somebody suspects every replica at every group, and of each group the rollout that was rounded the most."""
+    """Somebody suspects every replica, at the groups that were rounded the most, and by the worst rollout of each."""
     random, group, replicas = np.random.default_rng(run), GROUPS[1 - run % 3], 3 + run % 6
     groups = ROLLOUTS // group
     scales = ROUNDING * np.exp(random.choice(SIGMAS, groups) * random.standard_normal(groups)).astype(np.float32)
@@ -52,13 +52,14 @@ def test_no_sound_replica_is_convicted_in_100_000_rollouts_whoever_suspects_it(r
     # Idle engines may score alike, to the last bit.
     scored = scales * random.choice(np.array([0, 1, 1], np.float32), groups)
     said = votes(sampled, *(rounded(random, scored) for _ in range(3)))
+    sizes = np.abs(sampled).mean(-1)
     trials, looked_at = ReplicaTrials(), 0
-    for number, by in enumerate(random.integers(replicas, size=groups).tolist()):
-        now = number * 4 * CHECK_EVERY_S
-        for one in trials.to_check(f"R{by}", [made(number)], now):
+    for place, number in enumerate(np.flatnonzero(sizes > np.quantile(sizes, 0.95)).tolist()):
+        by, now = f"R{number % replicas}", place * 4 * CHECK_EVERY_S
+        for _ in trials.to_check(by, [made(number)], now):
             looked_at += 1
-            assert trials.vote(f"R{by}", Vote(said[int(one.rollout_id[1:])]), now) is None
-    assert looked_at > groups / 3
+            assert trials.vote(by, Vote(said[number]), now) is None
+    assert looked_at > groups / 40
 
 
 @dataclass
@@ -97,8 +98,9 @@ class SimulatedReplicas:
     def looked_at(
         self, random: np.random.Generator, scales: list[float], differences: list[np.ndarray], now: float
     ) -> Iterator[tuple[str, Vote]]:
-        suspicion = self.ledger.suspicion(now)
-        for one in () if suspicion is None else suspicion.rollouts:
+        if (suspicion := self.ledger.suspicion(now)) is None:
+            return
+        for one in suspicion.rollouts:
             number = int(one.rollout_id[1:])
             sampled, again, first, second = rounded(random, np.full(4, scales[number]), 4 * TOKENS)
             apart = differences[number]

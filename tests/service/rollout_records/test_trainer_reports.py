@@ -12,7 +12,7 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.protocols.generation import Generation, ScoredPrompt, ScoringRequest
-from deployments.rollout_records.book import KeptRecord
+from deployments.rollout_records.book import KeptRecord, RecordBook
 from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
@@ -240,8 +240,13 @@ def test_a_report_without_numbers_or_a_second_one_of_a_rollout_is_refused_and_co
         in_process: Any = store
         await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")), 60.0)])
         read: list[str] = []
-        record = store._book.record
-        store._book.record = lambda name, owner: (read.append(name), record(name, owner))[1]  # type: ignore[method-assign]
+
+        class CountingBook(RecordBook):
+            def record(self, rollout_id: str, owner: str) -> KeptRecord:
+                read.append(rollout_id)
+                return super().record(rollout_id, owner)
+
+        store._book.__class__ = CountingBook
         reports = TrainerReports(in_process, ScriptedReplicas(), lambda: {"": 3})
         given = [np.zeros(0), np.full(8, -1.0), np.full(8, -9.0), np.zeros(0)]
         return await reports.report([TrainerReport("r", numbers) for numbers in given], ANYBODY), read

@@ -48,8 +48,9 @@ def story_facts(record: RolloutRecord) -> Table:
         ("retries", f"{len(record.retries)}, {record.retries_used} of the request's; {record.restarts} times anew"),
     ]
     if (mismatch := record.mismatch) is not None:
-        ratios = f"mean ratio {mismatch.mean_ratio:.3f}, largest {mismatch.largest_ratio:.3f}"
-        facts.append(("trainer", f"{ratios}, of {number(mismatch.tokens)} tokens"))
+        ratios = f"mean ratio {mismatch.mean_ratio:.3f}, {mismatch.share_beyond:.1%} beyond 4"
+        largest = f"largest {mismatch.largest_ratio:.3f}"
+        facts.append(("trainer", f"{ratios}, {largest}, of {number(mismatch.tokens)} tokens"))
     facts += [("replayed", f"{replay.verdict}, {moment(replay.at)}") for replay in record.replays]
     facts += [("fork", fork.rollout_id) for fork in record.forks]
     return fact_table([(name, plain(fact)) for name, fact in facts])

@@ -3,7 +3,7 @@
 import { announce } from "../app/announce.js";
 import { field, h, options } from "../app/dom.js";
 import * as link from "../app/link.js";
-import { count, duration, plural, ratio, reward, seconds } from "../app/numbers.js";
+import { count, duration, percent, plural, ratio, reward, seconds } from "../app/numbers.js";
 import { table } from "../app/table.js";
 import { tile } from "../live/tables.js";
 import { VersionColours, versionsOf } from "../reader/colours.js";
@@ -171,7 +171,7 @@ function mismatchOf({ mismatch }) {
   return h(
     "p",
     {},
-    `Mean ratio ${ratio(mismatch.mean_ratio)}, largest ${ratio(mismatch.largest_ratio)}, of ${plural(mismatch.tokens, "token")}`,
+    `Mean ratio ${ratio(mismatch.mean_ratio)}, ${percent(mismatch.share_beyond)} beyond 4, largest ${ratio(mismatch.largest_ratio)}, of ${plural(mismatch.tokens, "token")}`,
     h("span", { class: "quiet" }, `, reported${by} ${new Date(mismatch.reported_at * 1000).toISOString()}`),
   );
 }

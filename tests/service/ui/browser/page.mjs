@@ -73,10 +73,10 @@ export function scriptedLedger(now = Date.now() / 1000) {
     ["g1", "g2"].map((replica) => {
       const parts = replica === "g2" && minute > 30 ? (minute - 30) / 200 : 0;
       const mean = 1.004 + 0.003 * wave(minute, 0.7) + parts;
-      return { at: first + 60 * minute, replica, version: String(5 + Math.floor(minute / 20)), tokens: 8000, mean_ratio: mean, largest_ratio: 1 + (mean - 1) * (9 + 4 * wave(minute, 1.3)) };
+      return { at: first + 60 * minute, replica, version: String(5 + Math.floor(minute / 20)), tokens: 8000, mean_ratio: mean, share_beyond: 0, largest_ratio: 1 + (mean - 1) * (9 + 4 * wave(minute, 1.3)) };
     }),
   ).flat();
-  const sums = (mean, largest, tokens = 480_000) => ({ tokens, mean_ratio: mean, largest_ratio: largest });
+  const sums = (mean, largest, tokens = 480_000) => ({ tokens, mean_ratio: mean, share_beyond: 0, largest_ratio: largest });
   return {
     ...sums(1.024, 2.94, 960_000),
     rollouts: 4200,
@@ -86,8 +86,8 @@ export function scriptedLedger(now = Date.now() / 1000) {
       prefix_cache: { yes: sums(1.024, 2.94), no: sums(1.023, 2.4) },
     },
     history,
-    worst: [1.192, 1.188, 1.171].map((mean, at) => ({ rollout_id: `step-41-9c1f5a7be2d04f36-${at}-3`, mean_ratio: mean, largest_ratio: 2.94 - at / 10 })),
-    causes: [{ kind: "replica", message: "Generator replica g2 computes other log-probabilities than its siblings: trainers say so, and 3 replicas with the same weights. It was taken out of service.", replica: "g2", last: now - 40 }],
+    worst: [1.192, 1.188, 1.171].map((mean, at) => ({ rollout_id: `step-41-9c1f5a7be2d04f36-${at}-3`, mean_ratio: mean, share_beyond: 0, largest_ratio: 2.94 - at / 10 })),
+    causes: [{ kind: "replica", message: "Generator replica g2 computes other log-probabilities than its siblings: of 4 rollouts that it and two others have scored again, 4 say so. It was taken out of service.", replica: "g2", last: now - 40 }],
   };
 }
 
