@@ -141,9 +141,7 @@ class Ingress:
         )
         policy.subscribe_rolling(remote.note_rolling)
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
-        curriculum: Curriculum | None = None
-        if jobs is not None and settings.jobs is not None:
-            curriculum = Curriculum.of(settings.jobs, job_store_client(jobs))
+        curriculum = None if jobs is None else Curriculum(job_store_client(jobs))
         remote_data = None if data is None else RemoteData(data)
         sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys(), curriculum)
         stores: dict[StorePart, Callable[[], Awaitable[object]]] = {

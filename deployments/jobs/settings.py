@@ -26,6 +26,3 @@ class JobsSettings(StorageSettings):
     abandoned_after_s: float = Field(default=60, gt=0)
     """A `POST /rollout` with an `Idempotency-Key` stops when no connection has waited for it for so many seconds.
     Posted again, it goes on at the turn where it was. Jobs of `/jobs` run without a listener."""
-    curriculum: bool = False
-    """Whether pass rates of samples are remembered, for `select` of `samples_from`. All callers share them, and one who
-    sends samples with the `id` of a row of the data changes the rates of that row."""

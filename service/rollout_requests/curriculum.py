@@ -2,11 +2,10 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from deployments.failures import StoreLost
 from deployments.jobs.pass_rates import RewardNote, SampleKey
-from deployments.jobs.settings import JobsSettings
 from deployments.storage.group_commit import GroupCommit
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sample_ranges import PlaceRange, SampleRange, SampleSelection
@@ -26,11 +25,6 @@ class Curriculum:
     def __init__(self, store: "JobStore") -> None:
         self._store = store
         self._notes = GroupCommit[RewardNote, None](self._commit)
-
-    @classmethod
-    def of(cls, settings: JobsSettings, store: "JobStore") -> Self | None:
-        """`None` where the settings do not ask for it."""
-        return cls(store) if settings.curriculum else None
 
     def note(self, result: SampleResult, policy: str | None, version: int) -> None:
         """Notes the reward of a rollout, if that is final and its sample has an id."""

@@ -34,7 +34,7 @@ class TaskSampler:
     tasks_with_data: Set[str] = frozenset()
     """The tasks of `data`."""
     curriculum: Curriculum | None = None
-    """`None` where pass rates are not remembered."""
+    """`None` where the service keeps no jobs."""
 
     async def sizes(self) -> dict[str, dict[str, int]]:
         """Rows by split, by task that has data. Raises `DataLost`."""
@@ -209,7 +209,7 @@ class TaskSampler:
             if drawn.task_name in self.environments and drawn.task_name not in self.tasks_with_data:
                 message = f"task {drawn.task_name!r} has no data, so its samples have no pass rates; leave select out"
             elif self.curriculum is None:
-                message = "no pass rates are remembered: jobs.curriculum of the config is not true; leave select out"
+                message = "the service's config has no jobs, whose store remembers pass rates; leave select out"
             elif request.keep.where is not None and len(request.samples_from) > 1:
                 message = "with keep.where it is drawn from without end; send it as the only range, or leave select out"
             if message:

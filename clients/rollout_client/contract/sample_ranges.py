@@ -79,7 +79,7 @@ class SampleRange(Strict):
     (`GET /jobs/{job_id}/cursor`) has them."""
     select: SampleSelection | None = None
     """Passes over samples whose pass rates are outside of bounds: `count` others are drawn, and the next range begins
-    after the last of them. Only of a task with data, where `jobs.curriculum` of the service's config is true."""
+    after the last of them. Only of a task with data."""
 
     @model_validator(mode="after")
     def leaves_out_places_of_its_own_in_order(self) -> Self:

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deployments.jobs.settings import JobsSettings
 from rollout_client.contract.sample_ranges import MOST_SAMPLES_OF_A_RANGE, SampleRange, SampleSelection
 from service.rollout_requests import task_samples
-from service.rollout_requests.curriculum import Curriculum, selected, selected_range
+from service.rollout_requests.curriculum import selected, selected_range
 from tests.service.jobs.scripted_ingresses import run
 from tests.service.jobs.selected_groups import cluster, request_for
 from tests.service.rollout_requests.test_task_samples import service
@@ -131,17 +130,11 @@ def test_a_job_plays_the_samples_that_were_selected_when_it_began_whatever_dies(
     assert [(drawn["start"], drawn["count"], drawn["select"]) for drawn in following] == [(12, 4, SELECT)]
 
 
-def test_what_is_remembered_is_remembered_only_where_the_config_says_so() -> None:
-    store: Any = object()
-    assert Curriculum.of(JobsSettings(), store) is None
-    assert Curriculum.of(JobsSettings(curriculum=True), store) is not None
-
-
 @pytest.mark.parametrize(
     ("task_name", "message"),
     [
         ("sliding_puzzle", "task 'sliding_puzzle' has no data, so its samples have no pass rates; leave select out"),
-        ("math", "no pass rates are remembered: jobs.curriculum of the config is not true; leave select out"),
+        ("math", "the service's config has no jobs, whose store remembers pass rates; leave select out"),
     ],
 )
 def test_what_has_no_pass_rates_cannot_be_selected(task_name: str, message: str) -> None:
