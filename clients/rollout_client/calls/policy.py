@@ -89,11 +89,6 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
     )
 
 
-def pin_call(version: Version, for_s: float | None) -> Call[VersionInfo]:
-    body = to_json(without_none({"version": version, "for_s": for_s}))
-    return call_for(VersionInfo, "POST", "/policy/pins", body=body)
-
-
 def rollback_call(
     to: Version, version: Version | None, options: UpdateOptions, name: str | None = None
 ) -> Call[PolicyUpdate]:

@@ -149,8 +149,8 @@ def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
         f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
         "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
     ]
-    shop = {"import_path": "deployments.environments.shop:ShopEnvironment", **user}
-    check_config(config(environments={"shop": shop}))
+    talks = {"import_path": "deployments.environments.conversation:ConversationEnvironment", **user}
+    check_config(config(environments={"talks": talks | {"arguments": {"judge": {"import_path": path}}}}))
 
 
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
