@@ -47,7 +47,6 @@ from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.replay.replayer import Replayer
 from service.replay.same_weights import SameWeights
-from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.curriculum import Curriculum
@@ -174,7 +173,6 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
-        signer = ResultSigner.of(settings.access)
         recorder: RolloutRecorder | None = None
         reports: TrainerReports | None = None
         if records is not None:
@@ -193,7 +191,6 @@ class Ingress:
             runs,
             request_images,
             recorder,
-            None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -222,7 +219,6 @@ class Ingress:
                 described,
                 build_of(described.settings_hash),
                 limits.generation_timeout_s,
-                signer,
             ),
             reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),

@@ -55,14 +55,12 @@ class RolloutService:
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
         records: RolloutRecords | None = None,
-        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
             records: those of rollouts that have ended; `None` where none are kept.
-            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -80,7 +78,6 @@ class RolloutService:
         self._request_images = images
         self._images = ImageReader(generator)
         self._records = records
-        self._sign = sign
 
     async def take_samples(
         self,
@@ -176,8 +173,6 @@ class RolloutService:
 
     def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
         self.task_sampler.note(result, episode.start.bounds.policy, version)
-        if self._sign is not None:
-            self._sign(result)
         if self._records is not None:
             self._records.note(episode, result)
 

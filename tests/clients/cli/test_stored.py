@@ -223,7 +223,6 @@ REPLAYED = {
     "verdict": "parts",
     "tokens": 4,
     "largest_difference": 0.25,
-    "signature": "does_not_match",
     "generations": [
         {"message": 1, "start": 0, "end": 9, "weight_version": "7", "verdict": "parts", "tokens": 4},
     ],
