@@ -193,7 +193,8 @@ def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
 
 
-async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
     token = secrets.token_hex(8)
     program = Program("import time\ntime.sleep(99)", arguments=(token,))
     task = asyncio.create_task(sandbox.run(program, {}, Limits()))
@@ -204,11 +205,6 @@ async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
         await task
     while is_running(token):
         await asyncio.sleep(0.01)
-
-
-@runs
-async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
-    await ends_when_nobody_waits(sandbox)
 
 
 def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
