@@ -27,7 +27,7 @@ class SandboxSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    isolation: Literal["auto", "bubblewrap", "namespaces", "limits"] = "auto"
+    isolation: Literal["auto", "bubblewrap", "limits"] = "auto"
     """`auto` takes the strongest one that works on the machine of the replica."""
     require: Literal["all"] | tuple[WallName, ...] = ()
     """Walls without which the environment does not start."""

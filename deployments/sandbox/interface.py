@@ -55,7 +55,7 @@ class WallReport:
     """Results of the self-test at the start of the sandbox."""
 
     isolation: str
-    """`bubblewrap`, `namespaces` or `limits`."""
+    """`bubblewrap` or `limits`."""
     walls: tuple[Wall, ...]
 
     def __getitem__(self, name: WallName) -> Wall:
