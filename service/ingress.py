@@ -49,7 +49,6 @@ from service.replay.replayer import Replayer
 from service.replay.same_weights import SameWeights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
-from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
@@ -140,9 +139,8 @@ class Ingress:
         )
         policy.subscribe_rolling(remote.note_rolling)
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
-        curriculum = None if jobs is None else Curriculum(job_store_client(jobs))
         remote_data = None if data is None else RemoteData(data)
-        sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys(), curriculum)
+        sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys())
         stores: dict[StorePart, Callable[[], Awaitable[object]]] = {
             "data": sampler.sizes,
             "policy": lambda: policy.store.state(0.0),

@@ -101,8 +101,7 @@ class RolloutService:
             RequestProblem: what `TaskSampler.fill` and `take_forks` raise, as all other failures.
         """
         if request.samples_from:
-            version = self.policy.current(request.policy.name)
-            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold)
         return body_bytes + await take_forks(
             request,
             self._records,
@@ -171,8 +170,7 @@ class RolloutService:
         current = partial(self.policy.current, name)
         return RunningRollout(request, request_id, prepared, context, current, self._note_end)
 
-    def _note_end(self, episode: Episode, result: SampleResult, version: int | None) -> None:
-        self.task_sampler.note(result, episode.start.bounds.policy, version)
+    def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._records is not None:
             self._records.note(episode, result)
 

@@ -57,7 +57,7 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        note_end: Callable[[Episode, SampleResult, int | None], None],
+        note_end: Callable[[Episode, SampleResult], None],
     ) -> None:
         self.request_id = request_id
         self._request = request
@@ -174,7 +174,7 @@ class RunningRollout:
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         if self._context.progress is not None:
             self._context.progress.ended(episode)
-        self._report_end(episode, result, self._current_version())
+        self._report_end(episode, result)
         self.observer.ended(result, episode.versions.at_end)
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
