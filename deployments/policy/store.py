@@ -6,7 +6,6 @@ updates never mix; a store that dies restarts from its last durable state.
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ from rollout_client.contract.policy import (
     ReplicaPolicy,
     SwitchOptions,
     UploadState,
-    VersionInfo,
 )
 
 

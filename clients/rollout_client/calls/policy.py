@@ -26,7 +26,6 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
     Version,
-    VersionInfo,
     WeightsKind,
 )
 from rollout_client.errors import RequestRejected, RolloutTimeout

@@ -24,10 +24,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
@@ -76,8 +75,6 @@ class StoredVersion(VersionInfo):
     """Text of PEFT's `adapter_config.json`; adapters only."""
     delta_checksum: str | None = None
     """The `Checksum` of the delta's own tensors; of a version that is stored as a delta."""
-
-
 
 
 class TriedVersions(BaseModel):

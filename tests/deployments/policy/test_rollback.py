@@ -1,11 +1,10 @@
 """Rollbacks: an older version's weights become a new version."""
 
 import asyncio
-from datetime import UTC, datetime
 
-from deployments.policy.failures import PinsFull, VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.contract.policy import SwitchOptions, VersionPin
+from rollout_client.contract.policy import SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     World,

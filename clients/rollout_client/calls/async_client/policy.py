@@ -30,7 +30,6 @@ from rollout_client.calls.policy import (
     is_updating_to,
     next_version,
     pause_s,
-    pin_call,
     policy_call,
     policy_layout_call,
     push_query,
@@ -46,7 +45,6 @@ from rollout_client.contract.policy import (
     PolicyUpdate,
     PushResult,
     UploadState,
-    VersionInfo,
     WeightsKind,
 )
 from rollout_client.errors import RequestRejected
