@@ -164,7 +164,7 @@ test-long: $(READY)
 	@$(PYTHON) -m pytest -m "not live" -n logical
 
 # `make test` attacks the strongest isolation that the machine permits alone.
-test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
+test-attacks: export ATTACKED_ISOLATIONS = bubblewrap limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 

@@ -47,10 +47,8 @@ from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.replay.replayer import Replayer
 from service.replay.same_weights import SameWeights
-from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
-from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory, build_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
 from service.rollout_requests.rollout_service import RolloutService
@@ -141,9 +139,8 @@ class Ingress:
         )
         policy.subscribe_rolling(remote.note_rolling)
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
-        curriculum = None if jobs is None else Curriculum(job_store_client(jobs))
         remote_data = None if data is None else RemoteData(data)
-        sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys(), curriculum)
+        sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys())
         stores: dict[StorePart, Callable[[], Awaitable[object]]] = {
             "data": sampler.sizes,
             "policy": lambda: policy.store.state(0.0),
@@ -174,7 +171,6 @@ class Ingress:
             stores["images"] = image_store.answer
 
         episodes = EpisodeFactory(frozenset(tasks), described, tokenizer, limits, settings.agents_by_task)
-        signer = ResultSigner.of(settings.access)
         recorder: RolloutRecorder | None = None
         reports: TrainerReports | None = None
         if records is not None:
@@ -194,7 +190,6 @@ class Ingress:
             runs,
             request_images,
             recorder,
-            None if signer is None else signer.sign,
         )
         rollouts.body_parser.start()
         job_runner: JobRunner | None = None
@@ -223,7 +218,6 @@ class Ingress:
                 described,
                 build_of(described.settings_hash),
                 limits.generation_timeout_s,
-                signer,
             ),
             reports=reports,
             tinker=None if calls is None else TinkerSampling(calls, scoring, policy),

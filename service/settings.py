@@ -29,10 +29,6 @@ class AccessSettings(StrictSettings):
     """A YAML or JSON file of the keys that requests must carry, on each node that runs an ingress replica; a relative
     path is relative to the config, or with `serve run` to the repository. A change of it takes effect within two
     seconds. Without it the service asks for no key, and starts on loopback alone."""
-    signing_secret_file: str | None = None
-    """A file with a secret of at least 32 bytes, the same on each node that runs an ingress replica, with which results
-    are signed: `POST /replay` then says whether somebody has changed one. It is read at the start. By default results
-    are not signed. Relative paths as for `keys_file`."""
     guarded_by: str | None = Field(default=None, min_length=4)
     """Description of what stands in front of the service and lets only known callers through. With it the service may
     listen on other addresses than loopback although it asks for no key."""

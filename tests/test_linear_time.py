@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from deployments.agents import nim
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.environments import math_latex, replies, retrieval, shop
+from deployments.environments import math_latex, replies, retrieval
 from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
@@ -316,11 +316,6 @@ READERS = {
         ["take ", "take 1 ", "take 1 from", "take 1 from A", "take", " ", "1", "\n"],
         ("deployments/agents/nim.py::MOVE",),
         before="take ",
-    ),
-    "amounts in the shop": Reader(
-        lambda text: shop.says("84.50", text),
-        ["8", "84.5", "84.50", "184.50", "84.501", ".", " "],
-        ("deployments/environments/shop.py::says",),
     ),
     "reasoning_gym's expression": Reader(
         lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),

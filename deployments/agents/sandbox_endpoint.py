@@ -8,9 +8,10 @@ beyond their run are ended with it, so that nothing is done for an agent while t
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
@@ -22,10 +23,19 @@ from deployments.agents.programs import AgentCall
 from deployments.environments.bridges.model_endpoint import EndpointServer
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, OutOfMemory, RunningSandbox
-from deployments.sandbox.server import BodyTooLarge, CallerDisconnected, body_of, while_connected
 from deployments.strict_settings import StrictSettings
 
 ENDED = "There is no run with this sandbox: it has ended."
+LARGEST_BODY_BYTES = 64 * 2**20
+T = TypeVar("T")
+
+
+class BodyTooLarge(Exception):
+    """The body has more bytes than a request may have."""
+
+
+class CallerDisconnected(Exception):
+    """Nobody waits for the answer any longer."""
 
 
 class HarnessCall(AgentCall):
@@ -91,3 +101,28 @@ class SandboxEndpoint:
             return PlainTextResponse(str(error), 410)
         except (KeyError, CallerDisconnected, asyncio.CancelledError):
             return PlainTextResponse(ENDED, 410)
+
+
+async def body_of(request: Request) -> bytes:
+    """Raises `BodyTooLarge` as soon as too much has arrived."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_BODY_BYTES:
+            raise BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+async def while_connected(request: Request, run: Awaitable[T]) -> T:
+    """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
+    running = asyncio.ensure_future(run)
+    gone = asyncio.ensure_future(request.receive())
+    awaited: set[asyncio.Future[Any]] = {running, gone}
+    try:
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise CallerDisconnected
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()

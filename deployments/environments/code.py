@@ -4,19 +4,17 @@
 """
 
 import json
-import os
 import random
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.code_judging import ENDED_BY, CodeInfo, ProgramVerdict, judge
 from deployments.environments.replies import last_box, last_code_block, text_outcome
 from deployments.failures import EnvironmentLost
 from deployments.sandbox import Limits, LocalSandbox, Program, ProgramRefused, Sandbox, SandboxLost, WallName
 from deployments.sandbox.interface import MIB
-from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
 from deployments.workers.pool import assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, reply_text
 
@@ -29,10 +27,7 @@ class SandboxSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    url: str | None = None
-    """Address of a server that runs the programs (`deployments/sandbox/server.py`) in place of the replica's machine.
-    The server chooses its isolation. Its token is in the environment variable `ROLLOUT_SANDBOX_TOKEN`."""
-    isolation: Literal["auto", "bubblewrap", "namespaces", "limits"] = "auto"
+    isolation: Literal["auto", "bubblewrap", "limits"] = "auto"
     """`auto` takes the strongest one that works on the machine of the replica."""
     require: Literal["all"] | tuple[WallName, ...] = ()
     """Walls without which the environment does not start."""
@@ -48,12 +43,6 @@ class SandboxSettings(BaseModel):
     """Memory of all processes of one run together, and address space of each."""
     max_processes: Annotated[int, Field(ge=1)] = 32
     """Processes and threads of one run."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if self.url is not None and (self.require or self.packages or self.isolation != "auto"):
-            raise ValueError("isolation, require and packages are settings of the server when there is a url")
-        return self
 
     @property
     def limits(self) -> Limits:
@@ -75,8 +64,6 @@ class SandboxSettings(BaseModel):
             SandboxTooWeak: a required wall does not stand on this machine.
             SandboxLost: no program can be run.
         """
-        if self.url is not None:
-            return RemoteSandbox(self.url, os.environ.get(TOKEN_VARIABLE, ""))
         return LocalSandbox(self.concurrent_runs(), self.isolation, self.require, self.packages)
 
 

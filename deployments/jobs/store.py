@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from deployments.jobs.book import JobBook
-from deployments.jobs.pass_rates import PassRates, RewardNote, SampleKey
 from deployments.jobs.records import (
     Change,
     Claim,
@@ -46,7 +45,6 @@ class JobStore(StoreReplica[JobBook]):
         self._changed: dict[str, asyncio.Event] = {}
         """By job, for those whose events somebody waits for."""
         self._commanded = asyncio.Event()
-        self._pass_rates = PassRates()
 
     # Called by the ingress for a caller of the service; documented in `JobBook`.
 
@@ -122,12 +120,6 @@ class JobStore(StoreReplica[JobBook]):
 
     async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
         await self._change(lambda book: (None, book.release(owner, job_ids, were_played, self._time_s())))
-
-    async def note_rewards(self, notes: Sequence[RewardNote]) -> None:
-        self._pass_rates.note(notes)
-
-    async def pass_rates(self, keys: Sequence[SampleKey], since: int) -> list[float | None]:
-        return self._pass_rates.rates(keys, since)
 
     async def pass_time(self) -> None:
         await self._change(lambda book: (None, book.time_passed(now(), self._time_s())))

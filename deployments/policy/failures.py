@@ -92,14 +92,6 @@ class UploadsFull(PolicyFailure):
     title = "The unfinished uploads leave no room for these bytes"
 
 
-class PinsFull(PolicyFailure):
-    """As many versions are pinned as the config allows."""
-
-    status = 409
-    name = "pins-full"
-    title = "No further version can be pinned"
-
-
 class UpdateUnderWay(PolicyFailure):
     """Another update is under way, and the caller chose not to wait."""
 

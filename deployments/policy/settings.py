@@ -77,10 +77,8 @@ class PolicySettings(StrictSettings):
     follow: FollowSettings | None = None
     """The folder in which a trainer publishes versions, which the service takes by itself; by default none."""
     keep_versions: int = Field(default=2, ge=1)
-    """Full versions that stay on disk for rollbacks and as bases of deltas, including the current one. Those that one
-    of these is stored as a delta of stay too."""
-    max_pins: int = Field(default=8, ge=0)
-    """How many further versions may be pinned (`POST /policy/pins`): their weights stay until their pins expire."""
+    """Full versions that stay on disk for rollbacks, replays and as bases of deltas, including the current one. Those
+    that one of these is stored as a delta of stay too."""
     longest_delta_chain: int = Field(default=8, ge=0)
     """How many deltas are stored one upon the other. If there are more, the store makes the full weights of the current
     version in the background, and removes what only they needed."""

@@ -6,7 +6,6 @@ updates never mix; a store that dies restarts from its last durable state.
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,6 @@ from rollout_client.contract.policy import (
     ReplicaPolicy,
     SwitchOptions,
     UploadState,
-    VersionInfo,
-    VersionPin,
 )
 
 
@@ -92,7 +89,6 @@ class PolicyStore(CommandSource):
         self.registry = ReplicaRegistry(
             cluster, settings.command_timeout_s, settings.command_timeout_s_per_gb, settings.canary_timeout_s
         )
-        self._max_pins = settings.max_pins
         self.update_lock = UpdateLock()
         self.payloads = Payloads(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
         initializer = ReplicaInitializer(self.policies, self.registry, self.payloads, self.update_lock)
@@ -249,10 +245,6 @@ class PolicyStore(CommandSource):
         await self._recovery.settled()
         with self.policies.used(name) as policy:
             return await self._pushes.roll_back(policy, to, version, options, self.policies.unnamed)
-
-    async def pin(self, pin: VersionPin) -> VersionInfo:
-        until = datetime.now(UTC) + timedelta(seconds=pin.for_s)
-        return await asyncio.to_thread(self.policies.unnamed.versions.pin, pin.version, until, self._max_pins)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         await self._recovery.settled()

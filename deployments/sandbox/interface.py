@@ -1,7 +1,7 @@
 """Interface of a sandbox, which runs untrusted Python programs, and its walls.
 
-`LocalSandbox` (`local.py`) runs it on this machine, `RemoteSandbox` (`remote.py`) on another one. Sandboxes that live
-for a whole rollout, and their providers, are in `providers/`.
+`LocalSandbox` (`local.py`) runs it on this machine. Sandboxes that live for a whole rollout, and their providers, are
+in `providers/`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +55,7 @@ class WallReport:
     """Results of the self-test at the start of the sandbox."""
 
     isolation: str
-    """`bubblewrap`, `namespaces` or `limits`."""
+    """`bubblewrap` or `limits`."""
     walls: tuple[Wall, ...]
 
     def __getitem__(self, name: WallName) -> Wall:

@@ -1,23 +1,23 @@
-"""The ways to isolate a program, the strongest first: `Bubblewrap`, `NamespaceJail`, `LimitJail`.
+"""The ways to isolate a program, the stronger one first: `Bubblewrap`, `LimitJail`.
 
 `Bubblewrap` makes new namespaces for everything, and a file system that holds almost nothing. Where the service runs as
 root, the program gets a user id of its own before it starts; else a new user namespace maps the service's own one.
 Either lets the kernel count the processes of one run alone: it does not for root.
 
-Where bubblewrap is not installed or cannot run, a launcher of our own (`programs/jail.py`) takes its place:
-`NamespaceJail` builds the same walls. `LimitJail` is for machines where no namespace may be made, such as containers
-without privileges: resource limits, a filter of system calls, and Landlock where the kernel has it.
+`LimitJail` (`programs/jail.py`) is for machines without bubblewrap, or where no namespace may be made, such as
+containers without privileges: resource limits, a filter of system calls, and Landlock where the kernel has it.
 """
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
 from deployments.sandbox.launch import NICENESS, WORK, HeldFds, Interpreter, Launch, environment, resource_limits
@@ -134,79 +134,20 @@ def landlock_version() -> int:
     return max(version, 0)
 
 
-class Jail:
-    """Base of both jails, which start `programs/jail.py`."""
+class LimitJail:
+    """Resource limits, a filter of system calls and Landlock, by `programs/jail.py`."""
 
-    name: ClassVar[str]
-    by: Mapping[WallName, str]
-    namespaces: ClassVar[bool]
+    name = "limits"
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
         self._landlock = landlock_version()
-        can_signal_outside = not (self.namespaces or self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
-        options = FilterOptions(sockets=self.namespaces, signals=not can_signal_outside)
+        can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
+        options = FilterOptions(sockets=False, signals=not can_signal_outside)
         self._filter = (system_call_filter(options) or b"").hex()
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
-        self._links = {str(path): str(path.readlink()) for path in system if path.is_symlink()}
         of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
         self._folders = of_system + interpreter.folders
-
-    @contextmanager
-    def launch(
-        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
-    ) -> Iterator[Launch]:
-        """See `Isolation.launch`."""
-        with ExitStack() as closing:
-            held = closing.enter_context(HeldFds())
-            work = WORK if self.namespaces else closing.enter_context(private_folder())
-            specification: dict[str, Any] = {
-                "namespaces": self.namespaces,
-                "landlock": self._landlock,
-                "uid": uid,
-                "status_fd": status_fd,
-                "folders": self._folders,
-                "links": self._links,
-                "work": work,
-                "files": {name: held.add(content) for name, content in files.items()},
-                "disk_bytes": limits.disk_bytes,
-                "shared_memory_bytes": SHARED_MEMORY_BYTES,
-                "limits": resource_limits(limits, self._processes(limits, uid)),
-                "filter": self._filter,
-                "command": self._interpreter.command(program),
-                "environment": environment(self._interpreter, work),
-            }
-            launcher = [sys.executable, "-I", "-S", "-B", str(LAUNCHER), repr(specification)]
-            yield Launch(
-                ["nice", "-n", str(NICENESS), *launcher],
-                {"PATH": os.environ.get("PATH", os.defpath)},
-                tuple(held.fds),
-                9 if self.namespaces else 15,
-            )
-
-    def _processes(self, limits: Limits, uid: int | None) -> int:
-        if uid is not None:
-            return limits.processes
-        # The kernel counts those of the namespace, its first process among them; or all of the service's user.
-        return limits.processes + (1 if self.namespaces else processes_of_user(os.getuid()))
-
-
-class NamespaceJail(Jail):
-    """New namespaces for everything, as under bubblewrap."""
-
-    name = "namespaces"
-    by = Bubblewrap.by
-    namespaces = True
-
-
-class LimitJail(Jail):
-    """No namespaces."""
-
-    name = "limits"
-    namespaces = False
-
-    def __init__(self, interpreter: Interpreter) -> None:
-        super().__init__(interpreter)
         by: dict[WallName, str] = {
             "network": "a seccomp filter that refuses sockets",
             "files": f"Landlock, version {self._landlock}",
@@ -219,6 +160,34 @@ class LimitJail(Jail):
         }
         merged = {**Bubblewrap.by, **by}
         self.by = {name: means for name, means in merged.items() if name not in NOT_WITHOUT_NAMESPACES}
+
+    @contextmanager
+    def launch(
+        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
+    ) -> Iterator[Launch]:
+        """See `Isolation.launch`."""
+        with HeldFds() as held, private_folder() as work:
+            # Without an id of its own, the kernel counts all processes of the service's user.
+            processes = limits.processes + (processes_of_user(os.getuid()) if uid is None else 0)
+            specification: dict[str, Any] = {
+                "landlock": self._landlock,
+                "uid": uid,
+                "status_fd": status_fd,
+                "folders": self._folders,
+                "work": work,
+                "files": {name: held.add(content) for name, content in files.items()},
+                "limits": resource_limits(limits, processes),
+                "filter": self._filter,
+                "command": self._interpreter.command(program),
+                "environment": environment(self._interpreter, work),
+            }
+            launcher = [sys.executable, "-I", "-S", "-B", str(LAUNCHER), repr(specification)]
+            yield Launch(
+                ["nice", "-n", str(NICENESS), *launcher],
+                {"PATH": os.environ.get("PATH", os.defpath)},
+                tuple(held.fds),
+                stop_signal=signal.SIGTERM,
+            )
 
 
 @contextmanager

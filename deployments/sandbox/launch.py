@@ -52,7 +52,7 @@ class Launch:
 
 
 class Isolation(Protocol):
-    """A way to isolate programs: `Bubblewrap` or `Jail`."""
+    """A way to isolate programs: `Bubblewrap` or `LimitJail`."""
 
     @property
     def name(self) -> str: ...

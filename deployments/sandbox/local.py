@@ -27,7 +27,7 @@ from deployments.sandbox.interface import (
     WallReport,
     checked_files,
 )
-from deployments.sandbox.isolation import Bubblewrap, LimitJail, NamespaceJail
+from deployments.sandbox.isolation import Bubblewrap, LimitJail
 from deployments.sandbox.launch import Interpreter, Isolation, default_interpreters
 from deployments.sandbox.self_test import check_walls
 from deployments.sandbox.supervisor import Cancellation, RunCancelled, Supervisor
@@ -63,14 +63,13 @@ class UserIdLease:
         self._name.close()
 
 
-IsolationName = Literal["auto", "bubblewrap", "namespaces", "limits"]
+IsolationName = Literal["auto", "bubblewrap", "limits"]
 DEFAULT_LIMITS = Limits()
 ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {
     "bubblewrap": Bubblewrap,
-    "namespaces": NamespaceJail,
     "limits": LimitJail,
 }
-"""The strongest one first."""
+"""The stronger one first."""
 
 logger = logging.getLogger("rollout_service.sandbox")
 

@@ -90,9 +90,6 @@ class JobPlayer:
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
         stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
-        if RANGES in stored and any(drawn.select for drawn in request.samples_from):
-            # The samples that were selected when the job began.
-            request.samples_from = ranges_in(stored[RANGES])
         self._group_size = request.group_size
         if record.epoch > 1:
             await self._load()

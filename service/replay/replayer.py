@@ -38,7 +38,6 @@ from service.replay.recorded_parts import (
     compared,
 )
 from service.replay.same_weights import Serving
-from service.replay.signing import ResultSigner, signature_verdict
 from service.rollouts.episode_records import ServiceBuild
 from service.rollouts.retries import RetryBudget, with_retries
 from service.scheduling.priority import share_of
@@ -90,7 +89,6 @@ class Replayer:
 
     Args:
         build: the software that runs now.
-        signer: `None` where results are not signed.
         quiet_within_s: how long one replay waits, in all, for generations of others to end.
     """
 
@@ -102,7 +100,6 @@ class Replayer:
         engine: GeneratorDescription,
         build: ServiceBuild,
         token_timeout_s: float | None = None,
-        signer: ResultSigner | None = None,
         quiet_within_s: float = QUIET_WITHIN_S,
     ) -> None:
         self._replicas = replicas
@@ -111,7 +108,6 @@ class Replayer:
         self._engine = engine
         self._build = build
         self._token_timeout_s = token_timeout_s
-        self._signer = signer
         self._quiet_within_s = quiet_within_s
         self._taken: set[str] = set()
         """Replicas on which replays of this ingress replica run."""
@@ -344,7 +340,6 @@ class Replayer:
             tokens=sum(each.tokens for each in replayed),
             largest_difference=max(differences, default=None),
             difference=next((each.difference for each in replayed if each.verdict == verdict), None),
-            signature=signature_verdict(recorded.result, self._signer),
             generations=replayed,
             notes=list(self._notes(recorded, replayed)),
         )

@@ -55,14 +55,12 @@ class RolloutService:
         agents: AgentRuns | None = None,
         images: RequestImages | None = None,
         records: RolloutRecords | None = None,
-        sign: Callable[[SampleResult], None] | None = None,
     ) -> None:
         """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
             records: those of rollouts that have ended; `None` where none are kept.
-            sign: adds the service's signature to a result; `None` where results are not signed.
         """
         self.policy = policy
         self.admission = admission
@@ -80,7 +78,6 @@ class RolloutService:
         self._request_images = images
         self._images = ImageReader(generator)
         self._records = records
-        self._sign = sign
 
     async def take_samples(
         self,
@@ -104,8 +101,7 @@ class RolloutService:
             RequestProblem: what `TaskSampler.fill` and `take_forks` raise, as all other failures.
         """
         if request.samples_from:
-            version = self.policy.current(request.policy.name)
-            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold, version)
+            body_bytes += await self.task_sampler.fill(request, self.body_parser, self.limits, hold)
         return body_bytes + await take_forks(
             request,
             self._records,
@@ -172,10 +168,9 @@ class RolloutService:
         name = request.policy.name
         context = self._context(request, caller, progress)
         current = partial(self.policy.current, name)
-        return RunningRollout(request, request_id, prepared, context, current, self._note_end, self._sign)
+        return RunningRollout(request, request_id, prepared, context, current, self._note_end)
 
-    def _note_end(self, episode: Episode, result: SampleResult, version: int | None, ago_s: float) -> None:
-        self.task_sampler.note(result, episode.start.bounds.policy, version)
+    def _note_end(self, episode: Episode, result: SampleResult, ago_s: float) -> None:
         self._observer.ended(result, episode.versions.at_end)
         if self._records is not None:
             self._records.note(episode, result, ago_s)

@@ -57,15 +57,12 @@ class RunningRollout:
         prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        note_end: Callable[[Episode, SampleResult, int | None, float], None],
-        sign: Callable[[SampleResult], None] | None = None,
+        note_end: Callable[[Episode, SampleResult, float], None],
     ) -> None:
         """Plays nothing yet.
 
         Args:
-            note_end: called once for each rollout, when it is delivered, with the version that was current at its end,
-                and how many seconds ago that was.
-            sign: adds the service's signature to a result.
+            note_end: called once for each rollout, when it is delivered, with how many seconds ago it ended.
         """
         self.request_id = request_id
         self._request = request
@@ -183,16 +180,14 @@ class RunningRollout:
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         """Everything that counts or keeps the end of a rollout is told of it from here, by its delivery."""
         progress = self._context.progress
-        if progress is not None and progress.was_delivered(episode):
-            return
-        if self._sign is not None:
-            self._sign(result)
-        version, time_s = self._current_version(), asyncio.get_running_loop().time
         if progress is None:
-            self._report_end(episode, result, version, 0.0)
+            self._report_end(episode, result, 0.0)
             return
+        if progress.was_delivered(episode):
+            return
+        time_s = asyncio.get_running_loop().time
         ended_at = time_s()
-        progress.ended(episode, lambda: self._report_end(episode, result, version, time_s() - ended_at))
+        progress.ended(episode, lambda: self._report_end(episode, result, time_s() - ended_at))
 
     def _note_selected(self, episode: Episode, result: SampleResult) -> None:
         self._note_end(episode, result)

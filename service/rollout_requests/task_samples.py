@@ -6,20 +6,18 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from deployments.data.reader import DataReader, DataRefused, within_bytes
-from deployments.jobs.pass_rates import SampleKey
 from deployments.protocols.generation import Environment
 from deployments.seeds import derived_seed
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
-from rollout_client.contract.sample_ranges import MOST_SAMPLES_OF_A_RANGE, SampleRange, drawn_ranges
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
+from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
 from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
-from service.rollout_requests.curriculum import SCANNED_PER_SAMPLE, Curriculum, selected, selected_range
 from service.rollout_requests.parsing import rollouts_problem
 from service.rollout_requests.validation import DRAW_AT_MOST, draws_problem, keep_problems
 from service.settings import RequestLimits
@@ -33,8 +31,6 @@ class TaskSampler:
     data: DataReader | None = None
     tasks_with_data: Set[str] = frozenset()
     """The tasks of `data`."""
-    curriculum: Curriculum | None = None
-    """`None` where the service keeps no jobs."""
 
     async def sizes(self) -> dict[str, dict[str, int]]:
         """Rows by split, by task that has data. Raises `DataLost`."""
@@ -95,25 +91,16 @@ class TaskSampler:
             raise invalid_request(FieldProblem(field=f"{field}.revision", message=message, value=drawn.revision))
         return drawn if revision is None else drawn.model_copy(update={"revision": revision})
 
-    def note(self, result: SampleResult, policy: str | None, version: int | None) -> None:
-        """Remembers the reward of a rollout that has ended, if its task has data; `version` is the current one."""
-        if self.curriculum is not None and result.task_name in self.tasks_with_data:
-            self.curriculum.note(result, policy, version or 0)
-
     async def fill(
         self,
         request: RolloutRequest,
         parser: BodyParser,
         limits: RequestLimits,
         hold: Callable[[int], None],
-        version: int | None = None,
     ) -> int:
         """Puts the samples of `samples_from` into the request. Returns how many bytes of JSON they took.
 
-        Ranges of which samples were to be selected become those of the selected ones.
-
         Args:
-            version: the current one of the request's policy, if it is known.
             hold: called with the bytes so far, before more are read.
 
         Raises:
@@ -124,10 +111,9 @@ class TaskSampler:
         if any(drawn.revision is not None for drawn in request.samples_from):
             await self.with_revisions(request.samples_from)
         body = SamplesJson()
-        chosen = await self._select(request, limits.max_body_bytes, hold, version)
         for field, wanted in self._wanted(request):
             count_before = body.count
-            lines = chosen.pop(field, None) or self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
+            lines = self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
             await self._add(body, lines, field, hold)
             if body.count < count_before + wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
@@ -138,38 +124,6 @@ class TaskSampler:
         size = body.size
         request.samples = (await parser.parse(body.document({}), JSON)).samples
         return size
-
-    async def _select(
-        self, request: RolloutRequest, most_bytes: int, hold: Callable[[int], None], version: int | None
-    ) -> dict[str, AsyncGenerator[bytes, None]]:
-        """Selects the samples of ranges of which they were not selected yet; returns their lines by field."""
-        lines: dict[str, AsyncGenerator[bytes, None]] = {}
-        ranges = list(request.samples_from)
-        for place, drawn in enumerate(ranges):
-            if (select := drawn.select) is None or select.count is not None:
-                continue
-            assert self.data is not None
-            assert self.curriculum is not None
-            field = f"samples_from[{place}]"
-            count = drawn.count if request.keep.where is None else request.sample_count
-            # A range of the selected ones has no more places than any other.
-            scanned = drawn.model_copy(update={"count": min(count * SCANNED_PER_SAMPLE, MOST_SAMPLES_OF_A_RANGE)})
-            scanned_lines = bytearray()
-            with refusals(field):
-                async with aclosing(lines_of_data(self.data, scanned, most_bytes)) as parts:
-                    async for part in parts:
-                        hold(len(scanned_lines) + len(part))
-                        scanned_lines += part
-            rows = [bytes(line) for line in scanned_lines.split(b"\n") if line]
-            ids = await asyncio.to_thread(ids_of, rows)
-            keys = [SampleKey(request.policy.name, drawn.task_name, name) for name in ids]
-            since = 0 if version is None or select.within_versions is None else version - select.within_versions
-            places = selected(ids, await self.curriculum.rates(keys, since), select, count)
-            if places:
-                ranges[place] = selected_range(drawn, places)
-                lines[field] = once(b"".join(rows[number] + b"\n" for number in places))
-        request.samples_from = ranges
-        return lines
 
     def _wanted(self, request: RolloutRequest) -> Iterator[tuple[str, SampleRange]]:
         """The ranges that are read, with their fields. With `keep.where` those that follow them as well."""
@@ -189,7 +143,6 @@ class TaskSampler:
             for place, wanted in enumerate(request.samples_from)
             if wanted.task_name not in self.environments
         ]
-        problems += self._selection_problems(request)
         most = limits.max_rollouts_per_request
         if request.keep.where is not None:
             too_many = draws_problem(request, most)
@@ -200,20 +153,6 @@ class TaskSampler:
             problems.append(too_many)
         if problems:
             raise invalid_request(*problems)
-
-    def _selection_problems(self, request: RolloutRequest) -> Iterator[FieldProblem]:
-        for place, drawn in enumerate(request.samples_from):
-            if not drawn.is_to_be_selected:
-                continue
-            message = ""
-            if drawn.task_name in self.environments and drawn.task_name not in self.tasks_with_data:
-                message = f"task {drawn.task_name!r} has no data, so its samples have no pass rates; leave select out"
-            elif self.curriculum is None:
-                message = "the service's config has no jobs, whose store remembers pass rates; leave select out"
-            elif request.keep.where is not None and len(request.samples_from) > 1:
-                message = "with keep.where it is drawn from without end; send it as the only range, or leave select out"
-            if message:
-                yield FieldProblem(field=f"samples_from[{place}].select", message=message)
 
     async def _add(
         self,
@@ -270,14 +209,6 @@ def refusals(field: str) -> Iterator[None]:
     except DataRefused as error:
         path = f"{field}.{error.field}".removesuffix(".")
         raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
-
-
-def ids_of(rows: Iterable[bytes]) -> list[str]:
-    return [str(from_json(row).get("id")) for row in rows]
-
-
-async def once(lines: bytes) -> AsyncGenerator[bytes, None]:
-    yield lines
 
 
 async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from deployments.policy.failures import (
     ChunkDamaged,
     ChunkMisplaced,
-    PinsFull,
     PolicyNotCurrent,
     PolicyUnknown,
     SourceRefused,
@@ -43,7 +42,6 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
     VersionInfo,
-    VersionPin,
 )
 from service.http.authorization import needs
 from service.http.examples import CHECKSUM
@@ -59,7 +57,6 @@ LONGEST_AGENT = 200
 LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
-PIN_ADVICE = 'send {"version": 5, "for_s": 86400}'
 ROLLBACK_ADVICE = 'send {"to": 5}, the number of the version'
 LARGEST_TRANSFER_BYTES = 64 * 2**20
 """The names, dtypes and shapes of a million tensors."""
@@ -81,7 +78,6 @@ POLICY_STATE = PolicyState(
     replicas=[ReplicaPolicy(replica_id="b3x9k2", version=7, checksum=CHECKSUM)],
     transfer_world_size=2,
 )
-PINNED = POLICY_STATE.versions[0].model_copy(update={"pinned_until": datetime(2026, 1, 2, tzinfo=UTC)})
 UPLOAD_STATE = UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456)
 POLICY_UPDATE = PolicyUpdate(
     version=8,
@@ -252,18 +248,6 @@ async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], req
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options, body.name)
-
-
-@router.post(
-    "/pins",
-    **needs("policy"),
-    summary="Keep the weights of a version",
-    responses={200: json_response(PINNED), **refusals(VersionUnknown, PinsFull, reads_body=True)},
-    openapi_extra=json_request(VersionPin(version=7, for_s=86_400)),
-)
-async def pin(store: Store, request: Request) -> VersionInfo:
-    """Keeps the weights of a version for rollbacks, however many newer versions come, until the pin expires."""
-    return await store.pin(await read_json_body(request, VersionPin, LARGEST_SOURCE_BYTES, PIN_ADVICE))
 
 
 @router.post(

@@ -81,9 +81,8 @@ def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
     """
     for application in config.applications:
         access: Any = application.args.get("access")
-        for field in ("keys_file", "signing_secret_file"):
-            if isinstance(access, dict) and isinstance(access.get(field), str):
-                access[field] = str(folder / Path(access[field]).expanduser())
+        if isinstance(access, dict) and isinstance(access.get("keys_file"), str):
+            access["keys_file"] = str(folder / Path(access["keys_file"]).expanduser())
         engine: Any = application.args.get("engine")
         named = {field: engine.get(field) for field in ("model", "tokenizer")} if isinstance(engine, dict) else {}
         for field, name in named.items():

@@ -46,7 +46,6 @@ BUILT_IN = {
     "math": "deployments.environments.math:MathEnvironment",
     "retrieval": "deployments.environments.retrieval:RetrievalEnvironment",
     "shapes": "deployments.environments.shapes:ShapesEnvironment",
-    "shop": "deployments.environments.shop:ShopEnvironment",
     "sliding_puzzle": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment",
     "tool_calls": "deployments.environments.tool_calls:ToolCallsEnvironment",
 }

@@ -30,7 +30,6 @@ from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.replay.signing import ResultSigner, SecretNotReadable
 from service.settings import AnyEngineSettings, ServiceSettings
 from service.startup import smollm2
 from service.startup.commands import ServiceNotStarted
@@ -199,8 +198,7 @@ def policy_problems(settings: ServiceSettings) -> Iterator[str]:
 def access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
     try:
         AccessControl.of(settings.access, host)
-        ResultSigner.of(settings.access)
-    except (KeysNotReadable, SecretNotReadable, ServiceExposed) as error:
+    except (KeysNotReadable, ServiceExposed) as error:
         yield str(error)
 
 

@@ -76,8 +76,9 @@ def url() -> Iterator[str]:
         "echo": {
             "agent": {"game": {"import_path": "tests.live.played_by_agents:Echo", "rivals": {"parameters": FEW_TOKENS}}}
         },
-        "shop": {
-            "import_path": "deployments.environments.shop:ShopEnvironment",
+        "conversation": {
+            "import_path": "deployments.environments.conversation:ConversationEnvironment",
+            "arguments": {"judge": {"import_path": "deployments.environments.math:MathEnvironment"}},
             "models": {"customer": {"parameters": FEW_TOKENS}},
             "user_simulator": {"model": "customer", "persona": "You are curt."},
         },
@@ -704,7 +705,8 @@ def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_count
     )
     # It was generated elsewhere, so that the rollout's one turn is the step, which asks the user.
     asks_back |= {"generation_logprobs": [0.0] * len(asks_back["token_ids"]), "finish_reason": "stop"}
-    sample = {"task_name": "shop", "message_log": [question, asks_back], "extra_env_info": {"seed": 1}}
+    sample = {"task_name": "conversation", "message_log": [question, asks_back]}
+    sample["extra_env_info"] = {"goal": "To learn what 4 + 5 is.", "judge": {"ground_truth": "9"}}
     [result] = client.rollout([sample], max_rollout_turns=1).samples
     assert result.error is None
     _, _, said = result.message_log

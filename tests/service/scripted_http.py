@@ -27,7 +27,6 @@ from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
 from service.replay.replayer import QuietReplicas, Replayer
 from service.replay.same_weights import SameWeights
-from service.replay.signing import ResultSigner
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
@@ -80,7 +79,6 @@ class ScriptedHttp:
         ingress_replicas: int = 1,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
-        signer: ResultSigner | None = None,
         reports: TrainerReports | None = None,
     ) -> None:
         self.store = ScriptedStore()
@@ -100,14 +98,13 @@ class ScriptedHttp:
             self.admission,
             TaskSampler(self.environments),
             records=recorder,
-            sign=None if signer is None else signer.sign,
         )
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
         self.app = app_of(
-            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports, signer
+            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
         )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -155,7 +152,6 @@ def app_of(
     images: RequestImages | None = None,
     recorder: RolloutRecorder | None = None,
     reports: TrainerReports | None = None,
-    signer: ResultSigner | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
@@ -163,7 +159,7 @@ def app_of(
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
     replayer = Replayer(
-        ScriptedReplicas(generator), SameWeights(rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild(), signer=signer
+        ScriptedReplicas(generator), SameWeights(rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
     )
     app.state.services = AppServices(
         rollouts=rollouts,

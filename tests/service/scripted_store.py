@@ -1,6 +1,5 @@
 """A scripted stand-in for the policy store client: keeps the bytes of one upload and notes every call."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from deployments.policy.versions.current_version import NamedVersions
@@ -13,7 +12,6 @@ from rollout_client.contract.policy import (
     TensorLayout,
     UploadState,
     VersionInfo,
-    VersionPin,
 )
 
 SENDER = "the sender"
@@ -107,10 +105,6 @@ class ScriptedStore:
     ) -> PolicyUpdate:
         self.note("roll_back", to, version, options, *given(name))
         return UPDATE
-
-    async def pin(self, pin: VersionPin) -> VersionInfo:
-        self.note("pin", pin)
-        return VersionInfo(version=pin.version, kind="full", created_at=datetime.fromtimestamp(0, UTC))
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         self.note("init_transfer", init_info)

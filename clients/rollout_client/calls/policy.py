@@ -26,7 +26,6 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
     Version,
-    VersionInfo,
     WeightsKind,
 )
 from rollout_client.errors import RequestRejected, RolloutTimeout
@@ -91,11 +90,6 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
         query=query,
         body=json_bytes(CheckpointSource(checkpoint=checkpoint)),
     )
-
-
-def pin_call(version: Version, for_s: float | None) -> Call[VersionInfo]:
-    body = json_bytes(without_none({"version": version, "for_s": for_s}))
-    return call_for(VersionInfo, "POST", "/policy/pins", body=body)
 
 
 def rollback_call(

@@ -64,9 +64,6 @@ class ReplayRecord(Lenient):
     """Bound of each message that was generated, in tokens; null if only `max_seq_len` bounded it."""
     generations: list[GenerationOrigin] = []  # noqa: RUF012 - pydantic copies it
     """The generations of this request, in order; those of a posted log are not known."""
-    signature: str | None = None
-    """The service's signature of these numbers and of the log's tokens, log-probabilities and versions; null where its
-    config has no `access.signing_secret_file`."""
 
 
 class ForkPoint(Lenient):

@@ -118,15 +118,6 @@ class RollbackTarget(Strict):
     default the weights become those of the policy without a name."""
 
 
-class VersionPin(Strict):
-    """Body of `POST /policy/pins`."""
-
-    version: Version
-    """The version, of the policy without a name, whose weights stay."""
-    for_s: float = Field(default=604_800, ge=0, le=31_536_000)
-    """How long from now, in seconds: by default a week, at most a year. 0 releases it."""
-
-
 class TensorLayout(Lenient):
     """Dtype and shape of one tensor."""
 
@@ -171,8 +162,6 @@ class VersionInfo(Lenient):
     """The version whose weights `POST /policy/rollback` made current again under this number; null for all others."""
     source: str | None = None
     """The path or URL from which the service has read the weights; null if they were sent to it."""
-    pinned_until: datetime | None = None
-    """Until when its weights stay, however many newer versions there are; null for a version that nobody pinned."""
     keeps_prefix_cache: bool = False
     """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
     version may continue from it. Always false for an adapter, which shares no cache with other weights."""

@@ -11,7 +11,6 @@ from rollout_client.contract.base import Lenient, Strict
 from rollout_client.contract.rollouts import SampleResult
 
 ReplayVerdict = Literal["equal", "equal_ids", "scored", "not_compared", "parts"]
-SignatureVerdict = Literal["signed", "does_not_match", "not_signed", "not_checked"]
 
 
 class ReplayRequest(Strict):
@@ -110,10 +109,6 @@ class ReplayResponse(Lenient):
     """The largest difference of two log-probabilities of one token; null if none were compared."""
     difference: TokenDifference | None = None
     """That of the first generation which has the verdict."""
-    signature: SignatureVerdict
-    """`signed`: the service has made the tokens, log-probabilities, versions and numbers of `replay` as they are;
-    `does_not_match`: something of it was changed, or another secret signed it; `not_signed`: it has no signature;
-    `not_checked`: the service has no secret (`access.signing_secret_file` of its config)."""
     generations: list[ReplayedGeneration]
     """One for each generation and version, in order."""
     notes: list[str] = []  # noqa: RUF012 - pydantic copies it

@@ -133,7 +133,7 @@ class RolloutRecord(Lenient):
     forks: list[RecordedFork] = []  # noqa: RUF012 - pydantic copies it
     """Rollouts that were forked from it, the last 256."""
     replays: list[RecordedReplay] = []  # noqa: RUF012 - pydantic copies it
-    """Replays of the record by its id, or of its result as the service has signed it: the last 256."""
+    """Replays of the record by its id, the last 256."""
 
 
 class RecordedRollout(Lenient):

@@ -27,32 +27,6 @@ class PlaceRange(Strict):
         return self.start + self.count
 
 
-class SampleSelection(Strict):
-    """Which samples of a range are drawn, by the pass rates that the service remembers.
-
-    The pass rate of a sample is the mean `total_reward` of its rollouts that were played to their ends. Samples without
-    one come first; then those within the bounds; if they are fewer than asked for, those nearest to the bounds.
-    """
-
-    pass_rate: list[float] = Field(min_length=2, max_length=2)
-    """The lowest and the highest."""
-    within_versions: Annotated[int, Field(ge=1)] | None = None
-    """Counts rollouts that ended under the current version of the policy or so many before it; by default all that are
-    remembered, the four latest versions of a sample."""
-    count: Annotated[int, Field(ge=1)] | None = None
-    """Set by the service where it has selected already: how many samples were asked for. Then the samples of the range
-    are those that `without` does not leave out."""
-
-    @model_validator(mode="after")
-    def has_its_bounds_in_order(self) -> Self:
-        if self.pass_rate[0] > self.pass_rate[1]:
-            raise ValueError("pass_rate: the first bound must not be above the second")
-        return self
-
-    def not_yet_selected(self) -> "SampleSelection":
-        return SampleSelection(**self.model_dump(exclude_unset=True, exclude={"count"}))
-
-
 class SampleRange(Strict):
     """Samples that follow one another in the data of a task, or that its environment makes if it has no data.
 
@@ -77,9 +51,6 @@ class SampleRange(Strict):
     without: list[PlaceRange] = Field(default=[], max_length=MOST_SAMPLES_OF_A_RANGE // 2, fail_fast=True)
     """Places of the range that are left out, in ascending order: those that were played before. The cursor of a job
     (`GET /jobs/{job_id}/cursor`) has them."""
-    select: SampleSelection | None = None
-    """Passes over samples whose pass rates are outside of bounds: `count` others are drawn, and the next range begins
-    after the last of them. Only of a task with data."""
 
     @model_validator(mode="after")
     def leaves_out_places_of_its_own_in_order(self) -> Self:
@@ -88,14 +59,7 @@ class SampleRange(Strict):
             if left_out.start < at or left_out.end > self.end:
                 raise ValueError("without: its places must be of the range, in ascending order, and each there once")
             at = left_out.end
-        if self.without and self.is_to_be_selected:
-            raise ValueError("without: a range with select has none; leave one of them out")
         return self
-
-    @property
-    def is_to_be_selected(self) -> bool:
-        """Whether `select` has yet to say which samples it has."""
-        return self.select is not None and self.select.count is None
 
     @property
     def end(self) -> int:
@@ -127,15 +91,7 @@ class NextSampleRange(SampleRange):
 
 def following(drawn: SampleRange) -> SampleRange:
     """As many samples, from where these end."""
-    return begun_at(drawn, drawn.end, [])
-
-
-def begun_at(drawn: SampleRange, start: int, without: list[PlaceRange]) -> SampleRange:
-    """As many samples from another place on, which are to be selected again where they were."""
-    if drawn.select is None or drawn.select.count is None:
-        return drawn.model_copy(update={"start": start, "without": without})
-    select = drawn.select.not_yet_selected()
-    return drawn.model_copy(update={"start": start, "count": drawn.select.count, "without": [], "select": select})
+    return drawn.model_copy(update={"start": drawn.end, "without": []})
 
 
 def drawn_ranges(ranges: Iterable[SampleRange], count: int) -> Iterator[SampleRange]:
@@ -179,7 +135,8 @@ def first_part(drawn: SampleRange, size: int) -> SampleRange:
 def moved_within(drawn: SampleRange, size: int) -> SampleRange:
     """As many places, from the one of its sample number `size`."""
     start = place_of(drawn, size)
-    return begun_at(drawn, start, [left_out for left_out in drawn.without if left_out.start >= start])
+    without = [left_out for left_out in drawn.without if left_out.start >= start]
+    return drawn.model_copy(update={"start": start, "without": without})
 
 
 def place_of(drawn: SampleRange, number: int) -> int:

@@ -9,12 +9,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.policy.failures import PinsFull, PolicyNotCurrent, VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import PolicyNotCurrent, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
@@ -76,12 +75,8 @@ class VersionHistory:
 
     def list(self) -> list[VersionInfo]:
         """In order of their numbers, version 0 first."""
-        pinned = self.store.pinned()
         public = [
-            VersionInfo(
-                **{name: getattr(stored, name) for name in VersionInfo.model_fields if name != "pinned_until"},
-                pinned_until=pinned.get(stored.version),
-            )
+            VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
             for stored in self.store.versions()
         ]
         return [INITIAL, *public]
@@ -202,8 +197,8 @@ class VersionHistory:
         return current
 
     def keep_newest(self, full_versions: int, needed: Iterable[int]) -> None:
-        """Removes all versions except the newest `full_versions` with full weights, those that are `needed` or pinned,
-        and those that one of them is stored as a delta of.
+        """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and
+        those that one of them is stored as a delta of.
         """
         full = [
             stored.version
@@ -211,28 +206,8 @@ class VersionHistory:
             if stored.kind in ("full", "partial", "delta")
             or (stored.kind == "transfer" and self.has_weights(stored.version))
         ]
-        stored_now = {stored.version for stored in self.store.versions()}
-        kept = {*needed, *full[-full_versions:], *(self.store.pinned().keys() & stored_now)}
+        kept = {*needed, *full[-full_versions:]}
         self.store.keep_only(kept.union(*map(self.chains.links, kept)))
-
-    def pin(self, version: int, until: datetime, most: int) -> VersionInfo:
-        """Keeps the weights of the version until then, however many newer ones there are.
-
-        Raises:
-            VersionUnknown: its weights are not stored here, or no longer.
-            PinsFull: `most` other versions are pinned.
-        """
-        if version == 0:
-            # It stays anyway.
-            return INITIAL
-        if not self.has_weights(version):
-            raise VersionUnknown.not_stored(version)
-        others = sorted(self.store.pinned().keys() - {version})
-        if until > datetime.now(UTC) and len(others) >= most:
-            message = f"{len(others)} are pinned, and policy.max_pins allows {most}: {', '.join(map(str, others))}"
-            raise PinsFull.of("version", f"{message}; release one with for_s 0", version)
-        self.store.pin(version, until)
-        return next(info for info in self.list() if info.version == version)
 
     def info(self, version: int) -> VersionInfo:
         """Raises `VersionUnknown`."""

@@ -2,7 +2,6 @@
 
     run.json                   the model and the run that the folder belongs to: `RunIdentity`
     current.json               which version is current
-    pins.json                  until when which versions stay
     tried.json                 versions above it that did not become current: refused, or cut off when a store died
     versions/7/info.json       what version 7 is
     versions/7/weights.safetensors    its full weights, or its adapter
@@ -25,10 +24,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.housekeeping import Trash
@@ -80,9 +78,6 @@ class StoredVersion(VersionInfo):
     """The `Checksum` of the delta's own tensors; of a version that is stored as a delta."""
 
 
-PINS = TypeAdapter(dict[int, datetime])
-
-
 class TriedVersions(BaseModel):
     """The content of `tried.json`."""
 
@@ -118,20 +113,6 @@ class VersionStore:
 
     def make_current(self, version: int) -> None:
         write_durably(self.folder / "current.json", json.dumps({"version": version}))
-
-    def pins(self) -> dict[int, datetime]:
-        """Until when which versions stay, also those that have expired since the last change."""
-        path = self.folder / "pins.json"
-        return PINS.validate_json(path.read_text()) if path.exists() else {}
-
-    def pinned(self) -> dict[int, datetime]:
-        """Those that have not expired."""
-        now = datetime.now(UTC)
-        return {version: until for version, until in self.pins().items() if until > now}
-
-    def pin(self, version: int, until: datetime) -> None:
-        """Keeps the version until then; with a time that has passed no longer."""
-        write_durably(self.folder / "pins.json", PINS.dump_json({**self.pinned(), version: until}).decode())
 
     def versions(self) -> list[StoredVersion]:
         """In order of their numbers."""

@@ -223,7 +223,6 @@ REPLAYED = {
     "verdict": "parts",
     "tokens": 4,
     "largest_difference": 0.25,
-    "signature": "does_not_match",
     "generations": [
         {"message": 1, "start": 0, "end": 9, "weight_version": "7", "verdict": "parts", "tokens": 4},
     ],
@@ -272,7 +271,6 @@ def test_replay_shows_where_a_rollout_parts_with_both_probabilities(name: str, p
         "message 1, token 4",
         "9 'x', probability 0.5 then and 0.1 now",
         "12 'y', probability 0.9",
-        "does not match",
     ):
         assert part in shown
 

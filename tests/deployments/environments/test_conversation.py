@@ -70,7 +70,7 @@ def test_the_end_of_the_user_is_the_end_whatever_the_judge_says() -> None:
 
 def test_a_judge_with_a_start_is_refused() -> None:
     with pytest.raises(ValueError, match="has a start or sessions"):
-        EnvironmentPart(import_path="deployments.environments.shop:ShopEnvironment")
+        EnvironmentPart(import_path="deployments.environments.shapes:ShapesEnvironment")
 
 
 def test_a_conversation_keeps_the_rules_for_environments() -> None:

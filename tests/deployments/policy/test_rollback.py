@@ -1,11 +1,10 @@
 """Rollbacks: an older version's weights become a new version."""
 
 import asyncio
-from datetime import UTC, datetime
 
-from deployments.policy.failures import PinsFull, VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.contract.policy import SwitchOptions, VersionInfo, VersionPin
+from rollout_client.contract.policy import SwitchOptions, VersionInfo
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     World,
@@ -118,41 +117,17 @@ async def test_the_current_adapter_can_be_rolled_back_to_only_on_top_of_its_own_
         await world.store.roll_back(9, 20, SwitchOptions())
 
 
-@in_world(keep_versions=1, max_pins=1)
-async def test_a_pinned_version_stays_however_many_follow_until_its_pin_ends(world: World) -> None:
-    for version in (1, 2):
-        await world.push(version, weights(version + 1.0))
-    pinned = await world.store.pin(VersionPin(version=2, for_s=60))
-    assert pinned.pinned_until is not None
-    assert 50 < (pinned.pinned_until - datetime.now(UTC)).total_seconds() <= 60
-    await world.push(3, weights(9.0))
-    async with refused(
-        PinsFull, "version", "1 are pinned, and policy.max_pins allows 1: 2; release one with for_s 0", 3
-    ):
-        await world.store.pin(VersionPin(version=3))
-    await world.restart()
-    await world.push(4, weights(8.0))
-    assert [info.version for info in world.version_store.versions()] == [2, 4]
-    assert (await world.store.roll_back(2, None, SwitchOptions())).version == 5
-    assert (await world.store.pin(VersionPin(version=2, for_s=0))).pinned_until is None
-    await world.push(6, weights(7.0))
-    assert [info.version for info in world.version_store.versions()] == [6]
-    async with refused(VersionUnknown, "version", "it is not stored here, or no longer", 2):
-        await world.store.pin(VersionPin(version=2))
-
-
 @in_world(keep_versions=1)
-async def test_a_pinned_adapter_is_served_again_as_a_named_policy_beside_the_weights_of_now(world: World) -> None:
+async def test_an_adapter_is_served_again_as_a_named_policy_beside_the_weights_of_now(world: World) -> None:
     replica = await world.replica("r0")
     await world.push(1, weights(2.0))
     await world.push(2, adapter(2), kind="adapter")
-    await world.store.pin(VersionPin(version=2))
-    await world.push(3, adapter(3), kind="adapter")
+    checksum = world.version_store.info(2).checksum
     update = await world.store.roll_back(2, None, SwitchOptions(), "again")
+    await world.push(3, adapter(3), kind="adapter")
     assert (update.label, update.base, replica.loaded) == ("again/1", 1, LoadedWeights(1, 3))
     state = await world.store.state(0)
-    checksums = {info.version: info.checksum for info in state.versions}
-    assert [(named.name, named.checksum) for named in state.named] == [("again", checksums[2])]
+    assert [(named.name, named.checksum) for named in state.named] == [("again", checksum)]
     async with refused(
         WeightsRefused, "to", "a named policy is an adapter, and this version is not one; roll back without a name", 1
     ):

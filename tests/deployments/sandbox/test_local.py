@@ -20,7 +20,6 @@ from deployments.sandbox import (
     Outcome,
     Program,
     ProgramRefused,
-    Sandbox,
     SandboxLost,
     SandboxTooWeak,
 )
@@ -47,11 +46,6 @@ def walls_that_do_not_stand(isolation: IsolationName) -> list[str]:
     sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
     sandbox.close()
     return [wall.name for wall in sandbox.report.missing()]
-
-
-@pytest.mark.skipif(not NAMESPACES, reason="This machine permits no namespaces.")
-def test_every_wall_stands_under_namespaces() -> None:
-    assert walls_that_do_not_stand("namespaces") == []
 
 
 @pytest.mark.skipif(not NAMESPACES or not shutil.which("bwrap"), reason="This machine does not run bubblewrap.")
@@ -99,7 +93,7 @@ def fail():
 """
 
 
-@pytest.fixture(params=["bubblewrap", "namespaces", "limits"])
+@pytest.fixture(params=["bubblewrap", "limits"])
 def each_sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
     """Under each isolation that this machine permits."""
     try:
@@ -193,7 +187,8 @@ def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
     assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
 
 
-async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
+@runs
+async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
     token = secrets.token_hex(8)
     program = Program("import time\ntime.sleep(99)", arguments=(token,))
     task = asyncio.create_task(sandbox.run(program, {}, Limits()))
@@ -204,11 +199,6 @@ async def ends_when_nobody_waits(sandbox: Sandbox) -> None:
         await task
     while is_running(token):
         await asyncio.sleep(0.01)
-
-
-@runs
-async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
-    await ends_when_nobody_waits(sandbox)
 
 
 def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
@@ -247,15 +237,11 @@ def orphans() -> Iterator[Callable[[], list[str]]]:
     libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "isolation",
-    [pytest.param("namespaces", marks=pytest.mark.skipif(not NAMESPACES, reason="No namespaces here.")), "limits"],
-)
-def test_a_sandbox_leaves_no_process_for_the_first_one_of_the_machine_to_wait_for(
-    isolation: IsolationName, orphans: Callable[[], list[str]]
+def test_the_limits_leave_no_process_for_the_first_one_of_the_machine_to_wait_for(
+    orphans: Callable[[], list[str]],
 ) -> None:
     # Such a process counts against the limit of its user for as long as nobody waits for it.
-    sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
+    sandbox = LocalSandbox(max_concurrent_runs=1, isolation="limits")
     assert orphans() == []
     assert run(sandbox, "print(1)").ended_by == "exit"
     assert run(sandbox, "import os, time\nos.fork()\nos.fork()\ntime.sleep(60)", Limits(time_s=0.5)).ended_by == "time"
@@ -305,9 +291,7 @@ def test_a_wall_that_is_required_and_does_not_stand_keeps_the_sandbox_from_start
 def test_settings_that_are_not_known_are_refused() -> None:
     with pytest.raises(ValueError, match=r"require names 'moat'; the walls are network, files, "):
         LocalSandbox(require=["moat"])  # type: ignore[list-item]
-    with pytest.raises(
-        ValueError, match=r"isolation must be one of auto, bubblewrap, namespaces, limits; got 'none'\."
-    ):
+    with pytest.raises(ValueError, match=r"isolation must be one of auto, bubblewrap, limits; got 'none'\."):
         LocalSandbox(isolation="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_concurrent_runs must be at least 1, got 0\."):
         LocalSandbox(max_concurrent_runs=0)

@@ -73,7 +73,6 @@ NEEDED = {
     "PUT /v1/policy/versions/{version}": "policy",
     "DELETE /v1/policy/names/{name}": "policy",
     "POST /v1/policy/rollback": "policy",
-    "POST /v1/policy/pins": "policy",
     "POST /v1/policy/transfer/init": "policy",
     "POST /v1/policy/transfer/start": "policy",
     "POST /v1/policy/transfer/update": "policy",

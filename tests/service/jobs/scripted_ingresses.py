@@ -20,7 +20,6 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.jobs.runner import JobRunner
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.curriculum import Curriculum
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
@@ -78,7 +77,6 @@ class ScriptedIngress:
         factory = EpisodeFactory(frozenset(cluster.environments), DESCRIPTION, tokenizer, LIMITS)
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
         self.link = StoreLink(cluster)
-        curriculum = Curriculum(self.link)  # type: ignore[arg-type]
         self.rollouts = RolloutService(
             cluster.generator,
             cluster.environments,
@@ -86,7 +84,7 @@ class ScriptedIngress:
             factory,
             LIMITS,
             Admission(admission, MAX_MODEL_LEN),
-            TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset(), curriculum),
+            TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
         )
         self.jobs = JobRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
         self.jobs.follow()

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
+from rollout_client import RolloutResponse, read_rollouts
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
 from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.rollouts import PolicyVersions, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.replay.recorded_parts import DRAWS_UNKNOWN, ReplayableRollout, compared
@@ -372,3 +374,12 @@ def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(
 def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
     assert compared([5], [math.nan], [5], [-1.0], is_whole=True).logprobs_part_at == 0
     assert compared([5], [-1.0], [5], [math.nan], is_whole=True).logprobs_part_at == 0
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_file_of_rollouts_keeps_what_a_replay_needs(ending: str, tmp_path: Path) -> None:
+    result, path = played(turns=2), tmp_path / f"rollouts{ending}"
+    policy = PolicyVersions(oldest="0", newest="0", current="0")
+    RolloutResponse(request_id="r", metrics={}, policy=policy, samples=[result]).save(path)
+    [kept] = read_rollouts(path)
+    assert (kept.replay, kept.rollout_id) == (result.replay, result.rollout_id)

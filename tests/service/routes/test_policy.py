@@ -28,7 +28,6 @@ from deployments.protocols.generation import Generation, GenerationRequest, Weig
 from rollout_client.contract.policy import (
     PushOptions,
     SwitchOptions,
-    VersionPin,
 )
 from rollout_client.contract.problems import FieldProblem
 from service.http.upload_chunk import FORWARDED_BYTES
@@ -357,16 +356,6 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
         (0, 9, SwitchOptions()),
         (5, None, SwitchOptions(), "again"),
     ]
-
-
-def test_a_pin_names_the_version_and_how_long_it_stays() -> None:
-    service = ScriptedHttp()
-    answer = service.request("POST", "/v1/policy/pins", content='{"version": 5, "for_s": 60}')
-    assert (answer.status_code, answer.json()["version"]) == (200, 5)
-    service.call(lambda client: client.pin_version(6))
-    assert service.store.named("pin") == [(VersionPin(version=5, for_s=60),), (VersionPin(version=6),)]
-    refused = service.request("POST", "/policy/pins", content='{"version": 5, "for_s": 1e9}')
-    assert [error["field"] for error in refused.json()["errors"]] == ["for_s"]
 
 
 def test_a_rollback_of_another_type_than_json_is_not_supported() -> None:

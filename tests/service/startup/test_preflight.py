@@ -149,8 +149,8 @@ def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
         f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
         "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
     ]
-    shop = {"import_path": "deployments.environments.shop:ShopEnvironment", **user}
-    check_config(config(environments={"shop": shop}))
+    talks = {"import_path": "deployments.environments.conversation:ConversationEnvironment", **user}
+    check_config(config(environments={"talks": talks | {"arguments": {"judge": {"import_path": path}}}}))
 
 
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,10 +346,10 @@ def test_a_service_that_others_can_reach_without_a_key_is_refused() -> None:
     check_config(exposed)
 
 
-@pytest.mark.parametrize("field", ["keys_file", "signing_secret_file"])
-def test_a_file_of_keys_or_a_secret_that_cannot_be_read_is_named(field: str, tmp_path: Path) -> None:
+def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert refusal(config(access={field: str(missing)})) == [f"access.{field}: No such file or directory ({missing})"]
+    problem = f"access.keys_file: No such file or directory ({missing})"
+    assert refusal(config(access={"keys_file": str(missing)})) == [problem]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from rollout_client.calls.policy import (
     is_updating_to,
     next_version,
     pause_s,
-    pin_call,
     policy_call,
     policy_layout_call,
     push_query,
@@ -47,7 +46,6 @@ from rollout_client.contract.policy import (
     PolicyUpdate,
     PushResult,
     UploadState,
-    VersionInfo,
     WeightsKind,
 )
 from rollout_client.errors import RequestRejected
@@ -194,18 +192,6 @@ class PolicyMethods:
         limits = self._connection.defaults.limits(options, advice=UPDATE_ADVICE)
         call = checkpoint_call(self._number(version, limits, name), query, fspath(checkpoint))
         return with_logged_warnings(self._connection.result(call, limits, has_not_begun))
-
-    def pin_version(self, version: int, for_s: float | None = None, **options: Unpack[CallOptions]) -> VersionInfo:
-        """Keeps the weights of a version for rollbacks, however many newer versions come.
-
-        Args:
-            version: of the policy without a name, with weights that the service still has.
-            for_s: seconds from now; by default a week. 0 releases it.
-
-        Raises:
-            RequestRejected: 404, the service does not have these weights, or no longer; 409, too many are pinned.
-        """
-        return self._connection.short(pin_call(version, for_s), options)
 
     def rollback(
         self, to: int, version: int | None = None, name: str | None = None, **options: Unpack[PushCallOptions]

@@ -192,23 +192,6 @@ def rollback(
 
 @policy_app.command()
 @command
-def pin(
-    version: Annotated[int, typer.Argument(min=0, help="A version whose weights the service still has.")],
-    service: Connection,
-    for_s: Annotated[
-        float | None, typer.Option(min=0, help="Seconds from now, by default a week; 0 releases it.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Keep the weights of VERSION for rollbacks and replays, however many newer versions come."""
-    with service.client() as client:
-        pinned = client.pin_version(version, for_s)
-    until = "is not pinned" if pinned.pinned_until is None else f"stays until {pinned.pinned_until:{DATE}} UTC"
-    show(pinned, as_json, plain(f"Version {version} {until}."))
-
-
-@policy_app.command()
-@command
 def drop(
     name: Annotated[str, typer.Argument(help="A named policy; `rollout policy` lists them.")],
     service: Connection,

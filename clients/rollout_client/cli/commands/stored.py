@@ -235,12 +235,6 @@ VERDICTS = {
     "not_compared": "not all of it could be compared",
     "parts": "it parts",
 }
-SIGNATURES = {
-    "signed": "signed by the service as it is",
-    "does_not_match": "does not match: something was changed, or another secret has signed it",
-    "not_signed": "not signed",
-    "not_checked": "not checked: the service has no secret",
-}
 
 
 @command
@@ -277,7 +271,6 @@ def replay_facts(answer: ReplayResponse) -> Table:
     if answer.largest_difference is not None:
         facts.append(("largest difference", f"{answer.largest_difference:.2g} of two log-probabilities"))
     facts += [(name, text) for name, text in difference_facts(answer.difference)]
-    facts.append(("signature", SIGNATURES[answer.signature]))
     return fact_table([(name, plain(text)) for name, text in [*facts, *(("note", note) for note in answer.notes)]])
 
 
