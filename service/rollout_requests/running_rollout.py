@@ -77,7 +77,6 @@ class RunningRollout:
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
-        self._sign = sign
         self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
