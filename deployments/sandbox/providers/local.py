@@ -143,7 +143,7 @@ class LocalProvider(SandboxProvider):
         try:
             await sandbox.start()
             if image.archive is not None:
-                await sandbox.unpack(image.archive)
+                await sandbox.unpack(await asyncio.to_thread(image.archive.read_bytes))
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
             raise

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -227,18 +226,12 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        await self._unpack(io.BytesIO(await asyncio.to_thread(tar_of, files)))
+        await self.unpack(await asyncio.to_thread(tar_of, files))
 
-    async def unpack(self, archive: Path) -> None:
-        """Writes the files of a tar archive that `pack` wrote."""
-        with archive.open("rb") as file:
-            await self._unpack(file)
-
-    async def _unpack(self, archive: BinaryIO) -> None:
+    async def unpack(self, archive: bytes) -> None:
+        """Writes the files of a tar archive, such as one that `pack` wrote."""
         async with self._asked(b"write", None) as (reader, writer):
-            while part := await asyncio.to_thread(archive.read, MIB):
-                writer.write(part)
-                await writer.drain()
+            writer.write(archive)
             writer.write_eof()
             _, answer = await read_frame(reader)
         if problem := json.loads(answer).get("error"):
