@@ -41,7 +41,7 @@ class CommandProgram(AgentProgram):
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         async with run_folder() as folder:
-            (folder / SAMPLE_FILE).write_bytes(orjson.dumps(call.sample))
+            (folder / SAMPLE_FILE).write_bytes(call.sample_json())
             code = await self._exit_code(call, folder, said)
             if code == TRY_AGAIN_LATER:
                 raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {said.sentence}")

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import httpx
-import orjson
+from pydantic_core import to_json
 
 from deployments.agents.game_settings import LARGEST_SEED, POLICY, GameSettings, Rival, Seat
 from deployments.agents.programs import (
@@ -141,7 +141,7 @@ class SessionCalls:
         headers = {"authorization": f"Bearer {self._call.api_key}", "content-type": "application/json"}
         try:
             url = f"{self._call.base_url}{path}"
-            response = await self._http.post(url, content=orjson.dumps(body), headers=headers)
+            response = await self._http.post(url, content=to_json(body, inf_nan_mode="null"), headers=headers)
         except httpx.TransportError as error:
             raise EnvironmentLost(f"The session does not answer: {error!r}.") from error
         if response.is_success:

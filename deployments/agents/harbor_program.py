@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
-
 from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes, last_of
 from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
@@ -167,7 +165,7 @@ async def run_command(
         AgentFailed: it ended with an exit code.
         EnvironmentLost: it could not run just now, or was killed.
     """
-    sample = orjson.dumps(call.sample)
+    sample = call.sample_json()
     files = {f"{FOLDER}/{SAMPLE_FILE}": sample, INSTRUCTION_FILE: task.instruction.encode()}
     await sandbox.write_files({path: SandboxFile(content) for path, content in files.items()})
     base_url = await sandbox.reach(call.base_url)

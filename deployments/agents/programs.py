@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import httpx
 import orjson
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from deployments.agents.settings import HarnessSettings
 from deployments.environments.bridges.support import is_loopback
@@ -39,6 +40,10 @@ class AgentCall(BaseModel):
     api_key: str
     sample: dict[str, JsonValue]
     """The sample as it was posted, with `task_name` and `idx`."""
+
+    def sample_json(self) -> bytes:
+        """The sample for another program, with integers of any size; a number that is not finite is null."""
+        return to_json(self.sample, inf_nan_mode="null")
 
 
 @dataclass(slots=True)
@@ -145,7 +150,8 @@ class HarnessProgram(AgentProgram):
                 headers=self._headers,
                 trust_env=not is_loopback(self._url),
             )
-        sent = orjson.dumps(call.model_dump())
+        # orjson writes no integers of more than 64 bits.
+        sent = call.model_dump_json().encode()
         headers = {"content-type": "application/json"}
         async with self._client.stream("POST", self._url, content=sent, headers=headers) as response:
             body = bytearray()

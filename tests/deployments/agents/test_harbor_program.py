@@ -115,6 +115,12 @@ def test_several_numbers_of_a_verifier_are_the_reward_and_metrics() -> None:
     assert metrics["verifier_passed"] == 4.0
 
 
+def test_a_command_in_a_sandbox_gets_integers_of_any_size(tmp_path: Path) -> None:
+    script = 'grep -o "\\"big\\":[0-9]*" /run/rollout/sample.json | cut -d: -f2 > /root/big'
+    tasks = task_with(tmp_path, "[ $(cat /root/big) = 18446744073709551616 ] && echo 1 > /logs/verifier/reward.txt")
+    assert played(sample(script, big=2**64), harbor={"tasks": tasks})[0] == {"reward": 1.0}
+
+
 def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
     agent = {"command": None, "import_path": f"{__name__}:solves"}
     assert played(sample_of(3), **agent)[0] == {"reward": 1.0}

@@ -1,9 +1,11 @@
 """The three kinds of agents, and what the deployment that runs them makes of their ends."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,24 @@ def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin(
     )
     outcome = stepped(**command(script, environment_variables={"OWN": "x"}))
     assert outcome.reward == {"right": 1.0, "style": 0.5}
+
+
+NUMBERS = [2**64, -(2**63) - 1, 10**30, 10**4299, 0.1, 5e-324, 1e300]
+
+
+def test_a_command_and_a_harness_get_numbers_exactly_and_null_for_what_is_none(tmp_path: Path) -> None:
+    call = CALL.model_copy(update={"sample": {**CALL.sample, "extra_env_info": {"a": [*NUMBERS, nan, -inf]}}})
+    asyncio.run(CommandProgram(command(f"cat > {tmp_path}/given")["command"]).run(call, RunNotes()))
+    posted: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        posted.append(request.content)
+        return httpx.Response(200)
+
+    asyncio.run(harness(answer).run(call, RunNotes()))
+    given = json.loads((tmp_path / "given").read_bytes())
+    assert given["extra_env_info"]["a"] == [*NUMBERS, None, None]
+    assert json.loads(posted[0]) == {**call.model_dump(exclude={"sample"}), "sample": given}
 
 
 def test_a_command_gets_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
