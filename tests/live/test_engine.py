@@ -32,12 +32,14 @@ from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.loop import play_sample
+from tests.deployments.generation.serving.vllm_layers import ServedEngine
 from tests.paths import REPOSITORY, TINY_MODEL
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
 
 Result = TypeVar("Result")
 LONG = SamplingOptions(ignore_eos=True)
+END, END_ID = "<|end|>", 261
 ENGINE_DIED = "The engine died; Serve replaces the replica."
 pytestmark = pytest.mark.long
 
@@ -206,6 +208,31 @@ def test_a_generation_of_a_hung_engine_is_given_up_with_its_tokens(
     assert str(generation.failure) == "The generation had no new token for 2 s."
     [record] = [record for record in caplog.records if record.name == "rollout_service.generation"]
     assert (record.levelname, vars(record)["generation_id"]) == ("WARNING", "stalls")
+
+
+def test_the_text_of_a_special_token_ends_a_rollout_and_a_call(running: Running) -> None:
+    """The model ends its turn with it, and is told to go on there."""
+    [message] = recipe("What is 3 + 4?").message_log("")
+    prompt = list(message.token_ids or ())
+    greedy = SamplingOptions(temperature=0.0, ignore_eos=True)
+    generation = running.run(running.engine.generate(GenerationRequest("ends", prompt, 99, (END,), greedy)))
+    ids = list(generation.token_ids)
+    assert (generation.finish_reason, ids.index(END_ID)) == ("stop", len(ids) - 1)
+    sampling = {"temperature": 0, "n": 2, "ignore_eos": True, "max_new_tokens": 99, "stop": END}
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+
+    async def called() -> list[dict[str, Any]]:
+        return await ServedEngine(running.engine).events("generate", body)
+
+    events = running.run(called())
+    answers = [event for event in events if event["meta_info"]["finish_reason"]]
+    assert [answer["output_ids"] for answer in answers] == [ids, ids]
+    assert {answer["meta_info"]["finish_reason"]["matched"] for answer in answers} == {END}
+    assert [event for event in events if "input_token_logprobs" in event["meta_info"]] == answers
+    scored = [token_id for _, token_id, _ in answers[0]["meta_info"]["input_token_logprobs"]]
+    assert scored == prompt
+    logprobs = [logprob for logprob, _, _ in answers[0]["meta_info"]["output_token_logprobs"]]
+    assert logprobs == pytest.approx(list(generation.logprobs), abs=0.02)
 
 
 def test_an_unknown_weight_transfer_backend_is_refused_with_the_backends_that_exist(settings: EngineSettings) -> None:
