@@ -110,7 +110,7 @@ class ShopEnvironment(TaskEnvironment):
             shop.make(ShopCall(*change) for change in extra_env_info.changes)
         except (Declined, KeyError, TypeError, AttributeError) as error:
             raise SampleRejected(f"extra_env_info.changes: the shop does not take them: {error}.") from error
-        if calls := tool_calls_of(message_log[-1]):
+        if calls := tool_calls_of(message_log[-1], self.tools):
             return self._answered(calls, shop, scenario, message_log, extra_env_info)
         user = self._user or ScriptedCustomer(scenario)
         turn = await user.turn(message_log, UserScenario(scenario.goal, extra_env_info.persona))
