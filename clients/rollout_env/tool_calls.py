@@ -3,16 +3,21 @@
 Text is read in the formats that most models write: Hermes and Qwen (`<tool_call>` around JSON), Qwen Coder
 (`<function=`), Mistral (`[TOOL_CALLS]`), Llama (JSON objects and nothing else), and Python (`[add(a=1)]` and nothing
 else).
+
+A format finds where calls are and gives a reader of each. What any of these raises is a malformed call, in one place:
+`tool_calls_of`.
 """
 
 import ast
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from rollout_env.records import ChatMessage
+from rollout_env.records import ChatMessage, escaped_half_surrogates
+from rollout_env.tool_parameters import LONGEST_LITERAL, typed_arguments
 
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 FUNCTION = re.compile(r"<function=([^<>\s]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -21,8 +26,8 @@ MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 MISTRAL_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[ARGS\])?\s*(?=\{)")
 PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\(.*\)\s*\]", re.DOTALL)
 BETWEEN_CALLS = "; \n\t"
-LONGEST_PYTHON = 20_000
-"""Limit in characters: Python's parser takes memory in proportion, and can fail on deep nesting."""
+MOST_NESTED = 100
+"""Levels of lists and objects in the arguments of a call: who checks or sends them on goes through them recursively."""
 LONGEST_QUOTE = 200
 
 
@@ -47,19 +52,68 @@ class MalformedCall:
 
 
 AnyCall = ToolCall | MalformedCall
+Tools = Iterable[Mapping[str, Any]]
 
 
-def tool_calls_of(message: ChatMessage) -> list[AnyCall]:
-    """The calls of a response, in order; empty if it makes none.
+class CallUnreadable(ValueError):
+    """Text in place of a call cannot be read as one. The message is a sentence for the model."""
+
+    def __init__(self, problem: str, name: str | None = None) -> None:
+        super().__init__(problem)
+        self.name = name
+
+
+class Found(NamedTuple):
+    """A call that a message has."""
+
+    read: Callable[[], ToolCall]
+    id: str | None = None
+
+
+def tool_calls_of(message: ChatMessage, tools: Tools = ()) -> list[AnyCall]:
+    """The calls of a response, in order; empty if it makes none. Raises nothing, whatever the response is made of.
 
     Calls of the service's parser (`responses.tool_call_parser` of its config) go before those in the text.
+
+    Args:
+        tools: those that the model may call, with their JSON schemas, as in `TaskEnvironment.tools`. Qwen Coder's
+            format has no types: the values in it are read by the schema of their tool, and are text without one.
     """
+    calls: list[AnyCall] = []
+    found = found_in(message, tools)
+    while True:
+        id_: str | None = None
+        try:
+            # The formats end with what they raise.
+            if (each := next(found, None)) is None:
+                return calls
+            id_ = each.id
+            call = each.read()
+            calls.append(ToolCall(call.name, call.arguments, id_))
+        except Exception as error:  # noqa: BLE001 - reading raises anything on what a model writes
+            calls.append(malformed(error, id_))
+
+
+def malformed(error: Exception, id_: str | None) -> MalformedCall:
+    """The problem as text that can be written: what a model wrote may spell half of a surrogate pair."""
+    name = None
+    problem = f"The call could not be read: {shortened(f'{type(error).__name__}: {error}')}"
+    if isinstance(error, CallUnreadable):
+        problem = str(error)
+        name = None if error.name is None else escaped_half_surrogates(error.name)
+    return MalformedCall(escaped_half_surrogates(problem), name, id_)
+
+
+def found_in(message: ChatMessage, tools: Tools) -> Iterator[Found]:
     if given := message.get("tool_calls"):
-        return [call_of_record(record) for record in given]
-    calls = list(calls_in_text(without_thought(message["content"])))
-    if not calls and (problem := message.get("parse_error")) is not None:
-        return [MalformedCall(f"The call could not be read: {problem}")]
-    return calls
+        yield from map(found_record, given)
+        return
+    has_calls = False
+    for read in calls_in_text(without_thought(message["content"]), tools):
+        has_calls = True
+        yield Found(read)
+    if not has_calls and (problem := message.get("parse_error")) is not None:
+        raise CallUnreadable(f"The call could not be read: {problem}")
 
 
 def reply_text(message: ChatMessage) -> str:
@@ -75,22 +129,25 @@ def without_thought(text: str) -> str:
     return "" if text.lstrip().startswith("<think>") else text
 
 
-def call_of_record(record: Any) -> AnyCall:
+def found_record(record: Any) -> Found:
     """A call in OpenAI's form, or without the `function` around its name and arguments."""
-    function = record.get("function", record) if isinstance(record, dict) else record
-    call = call_of(function)
-    id_ = record.get("id") if isinstance(record, dict) else None
-    return replace(call, id=id_) if isinstance(id_, str) else call
+    if not isinstance(record, dict):
+        return Found(partial(call_of, record))
+    id_ = record.get("id")
+    return Found(partial(call_of, record.get("function", record)), id_ if isinstance(id_, str) else None)
 
 
-def calls_in_text(text: str) -> Iterator[AnyCall]:
+Reader = Callable[[], ToolCall]
+
+
+def calls_in_text(text: str, tools: Tools) -> Iterator[Reader]:
     """The calls in a text of one of the formats. A text that is an answer has none."""
     stripped = text.strip()
     if "<tool_call>" in text:
         for body in HERMES.findall(text):
-            yield from function_calls(body) if "<function=" in body else (call_of_json(body),)
+            yield from function_calls(body, tools) if "<function=" in body else (partial(call_of_json, body),)
     elif "<function=" in text:
-        yield from function_calls(text)
+        yield from function_calls(text, tools)
     elif MISTRAL in text:
         yield from mistral_calls(text.partition(MISTRAL)[2])
     elif LLAMA in text or stripped.startswith("{"):
@@ -99,113 +156,125 @@ def calls_in_text(text: str) -> Iterator[AnyCall]:
         yield from python_calls(stripped)
 
 
-def call_of_json(text: str) -> AnyCall:
+def call_of_json(text: str) -> ToolCall:
     try:
-        return call_of(json.loads(text))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return MalformedCall(f"The call is not valid JSON ({error}): {shortened(text.strip())}")
+        raise CallUnreadable(f"The call is not valid JSON ({error}): {shortened(text.strip())}") from error
+    return call_of(value)
 
 
-def call_of(value: Any) -> AnyCall:
+def call_of(value: Any) -> ToolCall:
     """A call from an object with a name and arguments, which may be JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return MalformedCall(f"A call must be a JSON object with a name and arguments, got {shortened(repr(value))}")
+        raise CallUnreadable(f"A call must be a JSON object with a name and arguments, got {shortened(repr(value))}")
     name = value["name"]
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            return MalformedCall(f"The arguments of {name} are not valid JSON: {error}.", name)
+            raise CallUnreadable(f"The arguments of {name} are not valid JSON: {error}.", name) from error
     if not isinstance(arguments, dict):
-        return MalformedCall(f"The arguments of {name} must be a JSON object.", name)
+        raise CallUnreadable(f"The arguments of {name} must be a JSON object.", name)
     return checked_call(name, arguments)
 
 
-def checked_call(name: str, arguments: dict[str, Any]) -> AnyCall:
+def checked_call(name: str, arguments: dict[str, Any]) -> ToolCall:
     """A call whose arguments are JSON: no NaN, no set, no lone surrogate, all of which texts can spell.
 
-    Other values could be neither checked by a schema nor sent on.
+    Other values, and deeper ones than `MOST_NESTED`, could be neither checked by a schema nor sent on.
     """
     try:
         name.encode()
-    except UnicodeEncodeError:
-        return MalformedCall(f"The name of a call must be text, got {shortened(ascii(name))}")
+    except UnicodeEncodeError as error:
+        raise CallUnreadable(f"The name of a call must be text, got {shortened(ascii(name))}") from error
+    if is_too_deep(arguments):
+        raise CallUnreadable(f"The arguments of {name} are nested deeper than {MOST_NESTED} levels.", name)
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except (ValueError, TypeError, RecursionError):
-        return MalformedCall(f"The arguments of {name} have a value that JSON does not have.", name)
+    except (ValueError, TypeError) as error:
+        raise CallUnreadable(f"The arguments of {name} have a value that JSON does not have.", name) from error
     return ToolCall(name, json.loads(text))
 
 
-def function_calls(text: str) -> Iterator[AnyCall]:
-    """Calls with a tag for each parameter. A value that is JSON is taken as JSON, except for a text in quotes."""
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects stand in one another more than `MOST_NESTED` times; goes level by level."""
+    level = [value]
+    for _ in range(MOST_NESTED):
+        nested = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for parts in nested for part in parts if isinstance(part, (dict, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
+def function_calls(text: str, tools: Tools) -> Iterator[Reader]:
+    """Calls with a tag for each parameter."""
     for name, body in FUNCTION.findall(text):
-        if not name:
-            yield MalformedCall("The call names no function.")
-            continue
-        values = {parameter: value.strip("\n") for parameter, value in parameters_of(body)}
-        yield checked_call(name, {parameter: value_of(value) for parameter, value in values.items()})
+        yield partial(function_call, name, body, tools)
+
+
+def function_call(name: str, body: str, tools: Tools) -> ToolCall:
+    if not name:
+        raise CallUnreadable("The call names no function.")
+    return checked_call(name, typed_arguments(dict(parameters_of(body)), name, tools))
 
 
 def parameters_of(body: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the parameters that have an end, in a time that is proportional to the length."""
+    """Names and texts of the parameters that have an end, in a time that is proportional to the length.
+
+    Each text stands between two line breaks: others belong to it.
+    """
     place = 0
     while (opened := PARAMETER.search(body, place)) is not None:
         end = body.find(END_OF_PARAMETER, opened.end())
         if end < 0:
             return
-        yield opened[1], body[opened.end() : end]
+        yield opened[1], body[opened.end() : end].removeprefix("\n").removesuffix("\n")
         place = end + len(END_OF_PARAMETER)
 
 
-def value_of(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text if isinstance(value, str) else value
-
-
-def mistral_calls(text: str) -> Iterator[AnyCall]:
+def mistral_calls(text: str) -> Iterator[Reader]:
     """A JSON list of calls, or the names of functions, each followed by its arguments as JSON."""
     if text.lstrip().startswith("["):
         try:
             values, _ = json.JSONDecoder().raw_decode(text.lstrip())
         except (ValueError, RecursionError) as error:
-            yield MalformedCall(f"The calls are not a valid JSON list: {error}.")
-            return
-        yield from map(call_of, values)
+            raise CallUnreadable(f"The calls are not a valid JSON list: {error}.") from error
+        yield from (partial(call_of, value) for value in values)
         return
     for part in text.split(MISTRAL):
-        named = MISTRAL_CALL.match(part)
-        if named is None:
-            yield MalformedCall(f"The call has no name with arguments: {shortened(part.strip())}")
-            continue
-        try:
-            arguments, _ = json.JSONDecoder().raw_decode(part[named.end() :])
-        except (ValueError, RecursionError) as error:
-            yield MalformedCall(f"The arguments of {named[1]} are not valid JSON: {error}.", named[1])
-            continue
-        yield call_of({"name": named[1], "arguments": arguments})
+        yield partial(mistral_call, part)
 
 
-def llama_calls(text: str, is_marked: bool) -> Iterator[AnyCall]:
+def mistral_call(text: str) -> ToolCall:
+    named = MISTRAL_CALL.match(text)
+    if named is None:
+        raise CallUnreadable(f"The call has no name with arguments: {shortened(text.strip())}")
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(text[named.end() :])
+    except (ValueError, RecursionError) as error:
+        raise CallUnreadable(f"The arguments of {named[1]} are not valid JSON: {error}.", named[1]) from error
+    return call_of({"name": named[1], "arguments": arguments})
+
+
+def llama_calls(text: str, is_marked: bool) -> Iterator[Reader]:
     """JSON objects, separated by `;`. Without the marker, only text that is calls from end to end is read as such."""
-    calls: list[AnyCall] = []
+    calls: list[Reader] = []
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            if is_marked:
-                calls.append(MalformedCall(f"The call is not valid JSON: {error}."))
-                break
-            return
+            if not is_marked:
+                return
+            yield from calls
+            raise CallUnreadable(f"The call is not valid JSON: {error}.") from error
         if not is_marked and not (isinstance(value, dict) and "name" in value and value.keys() & ARGUMENT_KEYS):
             return
-        calls.append(call_of(value))
+        calls.append(partial(call_of, value))
         while place < len(text) and text[place] in BETWEEN_CALLS:
             place += 1
     yield from calls
@@ -215,29 +284,33 @@ ARGUMENT_KEYS = {"arguments", "parameters"}
 """Keys of which a call has one, in contrast to an answer that is JSON."""
 
 
-def python_calls(text: str) -> Iterator[AnyCall]:
+def python_calls(text: str) -> Iterator[Reader]:
     """A Python list of calls with keyword arguments that are literals."""
     try:
-        if len(text) > LONGEST_PYTHON:
-            raise ValueError(f"they are longer than {LONGEST_PYTHON} characters")
+        if len(text) > LONGEST_LITERAL:
+            raise ValueError(f"they are longer than {LONGEST_LITERAL} characters")
         listed = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        yield MalformedCall(f"The calls are not a valid Python list: {error}.")
-        return
-    for call in listed.elts if isinstance(listed, ast.List) else []:
-        yield python_call(call)
+        raise CallUnreadable(f"The calls are not a valid Python list: {error}.") from error
+    yield from (partial(python_call, call) for call in (listed.elts if isinstance(listed, ast.List) else []))
 
 
-def python_call(call: ast.expr) -> AnyCall:
-    if not isinstance(call, ast.Call):
-        return MalformedCall("Each element of the list must be a call, such as add(a=1).")
-    name = ast.unparse(call.func)
+def python_call(call: ast.expr) -> ToolCall:
+    parts: list[str] = []
+    function = call.func if isinstance(call, ast.Call) else call
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    if not isinstance(call, ast.Call) or not isinstance(function, ast.Name):
+        raise CallUnreadable("Each element of the list must be a call, such as add(a=1).")
+    name = ".".join([function.id, *reversed(parts)])
     if call.args or any(keyword.arg is None for keyword in call.keywords):
-        return MalformedCall(f"The arguments of {name} must have names.", name)
+        raise CallUnreadable(f"The arguments of {name} must have names.", name)
     try:
-        return checked_call(name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return MalformedCall(f"The arguments of {name} must be literals.", name)
+        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise CallUnreadable(f"The arguments of {name} must be literals.", name) from error
+    return checked_call(name, arguments)
 
 
 def shortened(text: str) -> str:

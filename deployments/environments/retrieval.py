@@ -107,7 +107,7 @@ class RetrievalEnvironment(TaskEnvironment):
     def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> SearchCalls:
         asked = SearchCalls([], [], [], 0)
         malformed = 0
-        for call in map(self._tool_set.checked, tool_calls_of(reply)):
+        for call in map(self._tool_set.checked, tool_calls_of(reply, self.tools)):
             if isinstance(call, MalformedCall):
                 malformed += 1
                 asked.answers.append(tool_message(f"Error: {call.problem}", call))

@@ -133,7 +133,7 @@ class ToolCallsEnvironment(TaskEnvironment):
     def step(self, message_log: list[ChatMessage], extra_env_info: ToolCallsInfo) -> StepOutcome:
         """Answers the calls of the reply, or judges it if it makes none."""
         info, reply = extra_env_info, message_log[-1]
-        calls = tool_calls_of(reply)
+        calls = tool_calls_of(reply, [*self.tools, *info.tools])
         if not calls:
             return self._judged(reply_text(reply), info)
         if info.calls + len(calls) > self.most_calls:

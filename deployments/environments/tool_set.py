@@ -68,9 +68,9 @@ class ToolSet:
             return AnsweredCall(checked, tool_message(f"Error: {checked.problem}", checked))
         try:
             result = self.tools[checked.name].run(**checked.arguments)
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - a tool may raise anything on what a model gives it
             return AnsweredCall(checked, tool_message(f"Error: {error}", checked))
-        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         return AnsweredCall(checked, tool_message(text, checked))
 
     def checked(self, call: AnyCall) -> AnyCall:

@@ -108,7 +108,7 @@ class McpSession(Session):
             TemporaryFailure: the connection broke.
         """
         response = message_log[-1]
-        calls = tool_calls_of(response)
+        calls = tool_calls_of(response, self._task.tools)
         if not calls:
             answer = boxed_or_whole(reply_text(response))
             reward = self._task.reward_of(answer, extra_env_info)

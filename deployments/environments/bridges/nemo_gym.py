@@ -138,7 +138,7 @@ class NeMoGymSession(Session):
         response = message_log[-1]
         self._steps += 1
         self._add_response(response)
-        calls = tool_calls_of(response)
+        calls = tool_calls_of(response, self._tools)
         results = [await self._result(place, call) for place, call in enumerate(calls)]
         is_last = not calls or self._steps == self._task.max_steps
         reward = await self._verified() if is_last else 0.0

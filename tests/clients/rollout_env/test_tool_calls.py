@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_env import ChatMessage, MalformedCall, ToolCall, reply_text, tool_calls_of
+from rollout_env.tool_parameters import typed_arguments
 
+
+def taking(**properties: Any) -> dict[str, Any]:
+    """A tool whose arguments have these schemas."""
+    return {"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}
+
+
+TOOLS = [taking(a={"type": "integer"}, b={"type": "array"})]
 ADD = {"a": 1, "b": [2.5, None, {"c": "é"}]}
 ADD_JSON = json.dumps(ADD)
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
@@ -49,7 +57,7 @@ def call_of(name: str, of: dict[str, Any], key: str = "arguments") -> str:
     ],
 )
 def test_one_call_is_read_out_of_every_format(text: str) -> None:
-    assert tool_calls_of(said(text)) == [ToolCall("add", ADD)]
+    assert tool_calls_of(said(text), TOOLS) == [ToolCall("add", ADD)]
 
 
 @given(calls)
@@ -156,7 +164,9 @@ def test_deep_nesting_is_a_malformed_call() -> None:
     [
         '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
-        "<function=f><parameter=a>[Infinity]</parameter></function>",
+        "[f(a=1e999)]",
+        f"[f(a=0x{'f' * 5000})]",
+        "[f(a=1j)]",
         "[f(a={1, 2})]",
         "[f(a=b'1')]",
         "[f(a={(1, 2): 3})]",
@@ -173,4 +183,147 @@ def test_a_name_that_is_no_text_is_a_malformed_call() -> None:
 
 def test_a_tag_begins_anew_where_the_one_before_it_was_not_ended() -> None:
     text = "<function=<function=f><parameter=<parameter=a>1</parameter></function>"
-    assert tool_calls_of(said(text)) == [ToolCall("f", {"a": 1})]
+    assert tool_calls_of(said(text)) == [ToolCall("f", {"a": "1"})]
+
+
+STRING, NULLABLE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
+PAIR = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+NUMBERS = [{"type": "integer"}, {"type": ["integer"]}, {"anyOf": [{"type": "integer"}]}, {"enum": [7]}, {"const": 7}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        *(
+            (STRING, text, text)
+            for text in ("101", "1.10", "true", "null", "None", '{"a": 1}', '["x"]', ' "x" ', "", " 7 ")
+        ),
+        *(
+            (schema, "101", "101")
+            for schema in ({}, True, None, {"description": "A"}, {"enum": ["101"]}, {"$ref": "#/no"})
+        ),
+        *((schema, " 101 ", 101) for schema in NUMBERS),
+        *(({"type": "integer"}, text, text) for text in ("1.5", "1,000", "007", "x", "true", "NaN", "[1]", "9" * 5000)),
+        ({"type": "integer"}, "5.0", 5),
+        ({"type": "integer"}, "9" * 4000, int("9" * 4000)),
+        *(
+            ({"type": "number"}, text, value)
+            for text, value in (("1.10", 1.1), ("1e3", 1000.0), ("7", 7), ("1e999", "1e999"))
+        ),
+        *(({"type": "boolean"}, text, text.lower() == "true") for text in ("true", "True", "TRUE", "false", "False")),
+        *(({"type": "boolean"}, text, text) for text in ("1", "0", "yes", '"true"', "")),
+        *((schema, "null", None) for schema in (NULLABLE, {"type": ["string", "null"]}, {**STRING, "nullable": True})),
+        *((schema, "x", "x") for schema in (NULLABLE, {"type": ["string", "null"]}, {"enum": [None, "x"]})),
+        (NULLABLE, "None", "None"),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, STRING]}, "7", 7),
+        ({"anyOf": [{"type": "integer"}, STRING]}, "007", "007"),
+        ({"anyOf": [PAIR, STRING]}, "{'a': True}", "{'a': True}"),
+        (PAIR, '{"a": true}', {"a": True}),
+        (PAIR, "{'a': True, 'b': None}", {"a": True, "b": None}),
+        (PAIR, "{1, 2}", "{1, 2}"),
+        (PAIR, "[1]", "[1]"),
+        ({"properties": {}}, "{}", {}),
+        ({"items": {}}, "[1]", [1]),
+        ({"type": "array"}, "[" * 5000, "[" * 5000),
+        ({"type": "array"}, "[" * 5000 + "]" * 5000, "[" * 5000 + "]" * 5000),
+        ({"$ref": "#/$defs/pa~1ir"}, '{"a": true}', {"a": True}),
+        ({"allOf": [{"$ref": "#/$defs/itself"}]}, "7", "7"),
+    ],
+)
+def test_a_parameter_without_a_type_of_its_own_has_the_type_of_its_tools_schema(
+    schema: Any, text: str, value: Any
+) -> None:
+    definitions = {"pa/ir": PAIR, "itself": {"anyOf": [{"$ref": "#/$defs/itself"}]}}
+    tool = {"name": "f", "parameters": {"properties": {"a": schema}, "$defs": definitions}}
+    read = typed_arguments({"a": text}, "f", [{"name": "g"}, tool])
+    assert (read, type(read["a"])) == ({"a": value}, type(value))
+
+
+def test_parameters_of_an_unknown_tool_are_text_and_further_ones_are_as_the_schema_says() -> None:
+    texts = {"a": "1", "b": "True"}
+    further = {"name": "f", "parameters": {"properties": {"a": STRING}, "additionalProperties": {"type": "boolean"}}}
+    odd: list[dict[str, Any]] = [{"function": "f"}, {"name": "f", "parameters": 1}]
+    assert [typed_arguments(texts, "f", tools) for tools in ([], odd, [taking()], [further])] == [
+        *[texts] * 3,
+        {"a": "1", "b": True},
+    ]
+
+
+@given(st.text(alphabet='01.-eE{}[]"ntrufals \n', max_size=12))
+def test_a_string_arrives_as_it_was_written(text: str) -> None:
+    call = f"<function=add>\n<parameter=a>\n{text}\n</parameter>\n</function>"
+    assert tool_calls_of(said(call), [taking(a=STRING)]) == [ToolCall("add", {"a": text})]
+
+
+@given(values)
+def test_a_value_of_its_schemas_type_arrives_as_it_was_written(value: Any) -> None:
+    names = {type(None): "null", bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+    text = value if isinstance(value, str) else json.dumps(value)
+    schema = {"type": names[type(value)]}
+    assert typed_arguments({"a": text}, "add", [taking(a=schema)]) == {"a": value}
+
+
+GOOD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+DEEP = "[" * 400 + "]" * 400
+DEEPEST = "[" * 980 + "]" * 980
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a" + ".b" * 9000 + "(x=1)]",
+        "[f" + "()" * 700 + "(x=1)]",
+        "[f()(" + "lambda:" * 90 + "1)(x=1)]",
+        "[f(x=" + "-" * 9000 + "1)]",
+        "[f(x=" + "1+" * 4000 + "1)]",
+        "[f(x=" + "(" * 9000 + ")]",
+        f"[f(x={'9' * 5000})]",
+        "[f(x='\ud800')]",
+        f"[TOOL_CALLS][{DEEPEST}]",
+        f'[TOOL_CALLS]add{{"a": {DEEP}}}',
+        f'{{"name": "add", "arguments": {{"a": {DEEP}}}}}',
+        f'<|python_tag|>{{"name": "add", "arguments": {{"a": {"9" * 5000}}}}}',
+        f"<tool_call>{DEEPEST}</tool_call>",
+        f'<tool_call>{{"name": {DEEPEST}, "arguments": {{}}}}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": "{"}</tool_call>',
+        f"<function=add><parameter=b>{DEEP}</parameter></function>",
+    ],
+)
+def test_a_call_is_malformed_whatever_it_is_made_of_and_its_problem_can_be_written(text: str) -> None:
+    [call] = tool_calls_of(said(text), TOOLS)
+    if isinstance(call, MalformedCall):
+        assert f"{call.name}{call.problem}".encode()
+        assert len(call.problem) < 20_000
+    else:
+        assert (call.name[:4], call.arguments) == ("a.b.", {"x": 1}), "a name that no tool has"
+
+
+def test_calls_beside_a_malformed_one_are_read() -> None:
+    good = ToolCall("add", {"a": 1})
+    for middle in (DEEPEST, DEEP, "{", '{"name": "\\ud800"}', f'{{"name": "f", "arguments": {{"a": {DEEP}}}}}'):
+        first, malformed, last = tool_calls_of(said(f"{GOOD}<tool_call>{middle}</tool_call>{GOOD}"))
+        assert (first, type(malformed), last) == (good, MalformedCall, good)
+
+
+@pytest.mark.parametrize("failure", [RecursionError("too deep"), MemoryError(), OverflowError("too large")])
+def test_whatever_reading_raises_is_a_malformed_call_with_its_id(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> ToolCall:
+        raise failure
+
+    monkeypatch.setattr("rollout_env.tool_calls.checked_call", fail)
+    records = [{"id": "call00000", "function": {"name": "add", "arguments": "{}"}}]
+    problem = f"The call could not be read: {type(failure).__name__}: {failure}"
+    assert tool_calls_of(said("", tool_calls=records)) == [MalformedCall(problem, None, "call00000")]
+    assert tool_calls_of(said("[add(a=1)]")) == [MalformedCall(problem)]
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(99, True), (100, False)])
+def test_arguments_have_at_most_a_hundred_levels(levels: int, is_read: bool) -> None:
+    nested = json.loads("[" * levels + "]" * levels)
+    [call] = tool_calls_of(said(call_of("add", {"a": nested})))
+    malformed = MalformedCall("The arguments of add are nested deeper than 100 levels.", "add")
+    assert call == (ToolCall("add", {"a": nested}) if is_read else malformed)

@@ -91,6 +91,50 @@ def test_malformed_calls_are_answered_with_what_is_wrong_and_cost_what_the_confi
     assert played.metrics == {"calls": 2, "malformed_calls": 2}
 
 
+@pytest.mark.parametrize(
+    ("values", "reward"), [({"room": "101", "hours": "2"}, 1.0), ({"room": "null", "hours": "2"}, 0.0)]
+)
+def test_parameters_without_types_are_read_by_the_schema_of_the_samples_tool(
+    values: dict[str, str], reward: float
+) -> None:
+    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    reply = f"<tool_call>\n<function=book>\n{parameters}</function>\n</tool_call>"
+    played = play(ToolCallsEnvironment(), [reply], booking({"room": "101", "hours": 2}))
+    assert (played.total_reward, contents(played.message_log[2:])[0][:5]) == (reward, "ok" if reward else "Error")
+    assert played.metrics == {"calls": 1, "malformed_calls": 0}
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ("[a" + ".b" * 700 + "(x=1)]", "Error: There is no tool a.b.b.b."),
+        ("[f" + "()" * 700 + "(x=1)]", "Error: Each element of the list must be a call, such as add(a=1)."),
+        (
+            book('{"room": ' + "[" * 200 + "]" * 200 + "}"),
+            "Error: The arguments of book are nested deeper than 100 levels.",
+        ),
+        (book('{"room": ' + "[" * 90 + "]" * 90 + "}"), "Error: The call of book is not valid: arguments.room: [[[["),
+        (book('{"room": "a", "hours": ' + "9" * 4000 + ".5}"), "Error: The arguments of book have a value that JSON"),
+        (book('{"room": ' + "9" * 4000 + "}"), "Error: The call of book is not valid: arguments.room: 9999"),
+        (book('{"room": "a", "\\ud800": 1}'), "Error: The arguments of book have a value that JSON does not have."),
+        (
+            '<tool_call>{"name": "\\ud800", "arguments": 1}</tool_call>',
+            r"Error: The arguments of \ud800 must be a JSON",
+        ),
+    ],
+)
+def test_a_malformed_call_is_answered_whatever_it_is_made_of(reply: str, told: str) -> None:
+    played = play(ToolCallsEnvironment(), [reply], booking({"room": "a"}))
+    assert contents(played.message_log[2:])[0].startswith(told)
+    assert (played.total_reward, played.terminated) == (0.0, True)
+    assert played.metrics == {"calls": 1, "malformed_calls": 1}
+
+
+def test_a_result_that_json_cannot_write_is_answered_as_an_error() -> None:
+    tools = ToolSet([Tool({"name": "f"}, lambda: {1})])
+    assert tools.answered(ToolCall("f", {})).message["content"] == "Error: Object of type set is not JSON serializable"
+
+
 def test_what_a_tool_raises_is_answered_and_is_no_malformed_call() -> None:
     call = '{"name": "calculator", "arguments": {"expression": "1 / 0"}}'
     played = play(ToolCallsEnvironment(), [call, "no"], SUM)
