@@ -153,14 +153,14 @@ def test_only_what_the_policy_sampled_as_the_request_says_is_compared(count: int
     numbers = [-7.0, -7.0, -1.5, -2.5, -9.0, -9.0]
     whole = np.array([np.nan] * PROMPT + numbers + [np.nan] * 2)
     given = {4: whole[5:9], 6: whole[3:9], 8: whole[3:], 10: whole[1:], 11: whole}[count]
-    rollout = compared(record_of_three(), TrainerReport("r0", given))
+    rollout = compared(record_of_three(), TrainerReport("r0", given), LATEST)
     assert (rollout.sampled.tolist(), rollout.difference.tolist()) == ([-1, -2], [-0.5, -0.5])
     assert [(one.start, one.end, one.label) for one in rollout.labels["replica"]] == [(0, 2, "a")]
 
 
 def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
     mask = np.array([False] * PROMPT + [True] * 6 + [False] * 2)
-    rollout = compared(record_of_three(), TrainerReport("r0", np.zeros(len(mask)), mask=mask))
+    rollout = compared(record_of_three(), TrainerReport("r0", np.zeros(len(mask)), mask=mask), LATEST)
     assert rollout.unmasked == 2
 
 
