@@ -705,8 +705,8 @@ def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_count
     )
     # It was generated elsewhere, so that the rollout's one turn is the step, which asks the user.
     asks_back |= {"generation_logprobs": [0.0] * len(asks_back["token_ids"]), "finish_reason": "stop"}
-    sample = {"task_name": "conversation", "message_log": [question, asks_back]}
-    sample["extra_env_info"] = {"goal": "To learn what 4 + 5 is.", "judge": {"ground_truth": "9"}}
+    info = {"goal": "To learn what 4 + 5 is.", "judge": {"ground_truth": "9"}}
+    sample = {"task_name": "conversation", "message_log": [question, asks_back], "extra_env_info": info}
     [result] = client.rollout([sample], max_rollout_turns=1).samples
     assert result.error is None
     _, _, said = result.message_log
