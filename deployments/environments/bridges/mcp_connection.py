@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError, model_validator
 
 from deployments.environments.bridges.support import imported
 from deployments.upstream.child_watcher import let_loops_start_processes
@@ -21,6 +21,8 @@ OPEN_TIMEOUT_S = 60.0
 """Time limit for a server to start and answer, and again to list its tools."""
 MOST_PAGES, MOST_TOOLS = 100, 1000
 """Bounds of a server's list of tools."""
+LONGEST_PROBLEM = 500
+"""Characters of what is wrong with an answer: it may quote all of it."""
 
 
 class ToolsNotListed(ValueError):
@@ -110,7 +112,7 @@ class McpConnection:
         raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The result of a call as text, also of one that failed.
+        """The result of a call as text, also of one that failed or that breaks the protocol.
 
         Raises:
             TemporaryFailure: the connection broke.
@@ -121,7 +123,7 @@ class McpConnection:
         return f"Error: {text_of(result)}" if result.is_error else text_of(result)
 
     async def _answer(self, request: Awaitable[Any]) -> Any:
-        """The result; the message, as a text, where the server answers with an error.
+        """The result; a message, as a text, where the server answers with an error, or with what breaks the protocol.
 
         Raises:
             TemporaryFailure: the connection broke.
@@ -132,6 +134,11 @@ class McpConnection:
             if error.error.code == CONNECTION_CLOSED or self._task.done():
                 raise TemporaryFailure(f"The connection to the MCP server broke: {error.error.message}") from error
             return str(error.error.message)
+        except Exception as error:
+            # The client raises anything on what a server answers.
+            if self._task.done():
+                raise TemporaryFailure(f"The connection to the MCP server broke: {error}") from error
+            return problem_of(error)
 
     async def close(self) -> None:
         """Ends the connection and a server that was started for it; ignores what that raises."""
@@ -152,6 +159,19 @@ class McpConnection:
             failure = TemporaryFailure(f"The MCP server cannot be reached: {innermost(error)}")
             failure.__cause__ = error
             self._opened.set_exception(failure)
+
+
+def problem_of(error: Exception) -> str:
+    """A sentence about an answer that breaks MCP's schema or the one that its tool gives for its results."""
+    if not isinstance(error, ValidationError):
+        said = str(error).partition("\n\n")[0] or type(error).__name__
+        return f"The server's answer is not valid: {said}"[:LONGEST_PROBLEM]
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = first["loc"][:2]
+    # Behind the place of a block of content come the kinds that it is none of.
+    is_block = len(first["loc"]) > 2 and place[0] == "content"
+    said = "this is no block of content that MCP knows" if is_block else first["msg"]
+    return f"The server's answer breaks MCP's schema: {'.'.join(map(str, place))}: {said}."[:LONGEST_PROBLEM]
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -217,13 +237,14 @@ async def cancel_others() -> None:
 
 
 def text_of(result: Any) -> str:
-    """The parts of a result as text; its structured content as JSON where no part is a text."""
+    """The parts of a result as text; its structured content as JSON where no part has a text that is not blank."""
     # An embedded resource is a text or a blob.
     texts = [getattr(getattr(block, "resource", block), "text", None) for block in result.content]
     parts = [name_of(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
-    if result.structured_content is not None and all(text is None for text in texts):
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join(parts)
+    if result.structured_content is None or any(text and not text.isspace() for text in texts):
+        return "\n".join(parts)
+    shown = [part for part in parts if part and not part.isspace()]
+    return "\n".join([*shown, json.dumps(result.structured_content, ensure_ascii=False)])
 
 
 def name_of(block: Any) -> str:

@@ -1,6 +1,7 @@
 """An MCP server over standard input and output that speaks the protocol by hand, to do what the official one does not.
 
-Its argument says how `tools/list` is answered; the tools themselves answer with each kind of content.
+Its argument says how `tools/list` is answered; the tools themselves answer with each kind of content, and with what the
+protocol does not permit.
 """
 
 import json
@@ -29,8 +30,56 @@ RESULTS: dict[str, dict[str, Any]] = {
     "link": {"content": [{"type": "resource_link", "uri": "file:///a.txt", "name": "a.txt"}]},
     "audio": {"content": [{"type": "audio", "data": "AA==", "mimeType": "audio/wav"}, {"type": "text", "text": "42"}]},
     "nothing": {"content": []},
+    "empty_text": {"content": [{"type": "text", "text": ""}], "structuredContent": {"value": 42}},
+    "blank_text": {
+        "content": [{"type": "text", "text": " \n"}, {"type": "image", "data": "AA==", "mimeType": "image/png"}],
+        "structuredContent": {"value": 42},
+    },
+    "empty_failure": {
+        "content": [{"type": "text", "text": ""}],
+        "structuredContent": {"reason": "no luck"},
+        "isError": True,
+    },
+    "only_empty_text": {"content": [{"type": "text", "text": ""}]},
+    "huge": {"content": [{"type": "text", "text": "a" * 4_000_000}]},
 }
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in RESULTS]
+BROKEN: dict[str, Any] = {
+    "no_content": {"structuredContent": {"value": 42}},
+    "empty_result": {},
+    "null_content": {"content": None, "structuredContent": {"value": 42}},
+    "text_for_content": {"content": "42"},
+    "unknown_block": {"content": [{"type": "video", "data": "AA=="}]},
+    "block_without_a_type": {"content": [{"text": "42"}]},
+    "number_as_text": {"content": [{"type": "text", "text": 42}]},
+    "image_without_data": {"content": [{"type": "image"}]},
+    "resource_without_a_place": {"content": [{"type": "resource", "resource": {"text": "42"}}]},
+    "text_for_structured": {"content": [], "structuredContent": "42"},
+    "list_for_structured": {"content": [], "structuredContent": [42]},
+    "text_for_an_error": {"content": [], "isError": "maybe"},
+    "broken_failure": {"content": None, "isError": True},
+    "against_its_schema": {"content": [], "structuredContent": {"value": "42"}},
+    "without_its_schema": {"content": [{"type": "text", "text": "42"}]},
+    "with_a_wrong_schema": {"content": [], "structuredContent": {"value": 42}},
+}
+"""Results that the protocol, or the tool's own output schema, does not permit."""
+OUTPUT = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
+OUTPUTS: dict[str, Any] = {
+    "against_its_schema": OUTPUT,
+    "without_its_schema": OUTPUT,
+    "with_a_wrong_schema": {"type": "object", "properties": {"value": {"pattern": "[", "type": "numeral"}}},
+}
+TYPED = {
+    "text": {"type": "string"},
+    "number": {"type": "number"},
+    "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "items": {"$ref": "#/$defs/Items"},
+}
+ECHO = {"type": "object", "properties": TYPED, "$defs": {"Items": {"type": "array", "items": {"type": "integer"}}}}
+TOOLS = [
+    {"name": name, "inputSchema": {"type": "object"}, **({"outputSchema": OUTPUTS[name]} if name in OUTPUTS else {})}
+    for name in [*RESULTS, *BROKEN]
+]
+TOOLS.append({"name": "echo", "inputSchema": ECHO})
 pages = count(1)
 
 
@@ -47,6 +96,8 @@ def tools_page(mode: str, cursor: str | None) -> dict[str, Any]:
             return {"tools": TOOLS[:1], "nextCursor": "ab"[number % 2]}
         case "endless_pages":
             return {"tools": [], "nextCursor": str(number)}
+        case "no_list":
+            return {"tools": None}
         case "endless_tools":
             return {"tools": TOOLS * 40, "nextCursor": str(number)}
         case "late" if cursor is not None:
@@ -64,7 +115,10 @@ def answer(mode: str, method: str, parameters: dict[str, Any]) -> dict[str, Any]
     if method == "tools/list":
         return None if mode == "silent" else tools_page(mode, parameters.get("cursor"))
     if method == "tools/call":
-        return RESULTS[parameters["name"]]
+        if parameters["name"] == "echo":
+            return {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
+        result: dict[str, Any] = {**RESULTS, **BROKEN}[parameters["name"]]
+        return result
     if method == "ping":
         return {}
     raise LookupError(method)

@@ -20,6 +20,7 @@ from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.console_logs import NOISE
 from service.startup.ports import free_port
 from tests.deployments.environments.bridges.hosted_environments import wait_until_it_answers
+from tests.deployments.environments.bridges.mcp_server_by_hand import BROKEN, RESULTS
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "mcp_server.py")
@@ -172,9 +173,14 @@ def by_hand(mode: str) -> McpServer:
     return McpServer(command=sys.executable, args=[BY_HAND, mode])
 
 
+@pytest.fixture(scope="module")
+def whole() -> McpEnvironment:
+    return McpEnvironment(by_hand("whole"))
+
+
 def test_tools_of_several_pages_are_all_known() -> None:
     paged, whole = McpEnvironment(by_hand("paged")), McpEnvironment(by_hand("whole"))
-    assert len(paged.tools) == 10
+    assert len(paged.tools) == len(RESULTS) + len(BROKEN) + 1
     assert paged.tools == whole.tools
 
 
@@ -187,6 +193,10 @@ def test_tools_of_several_pages_are_all_known() -> None:
         ("endless_pages", "the list has more than 100 pages"),
         ("endless_tools", "there are more than 1000"),
         ("late", "page 2 is refused: the second page is gone"),
+        (
+            "no_list",
+            "page 1 is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
+        ),
     ],
 )
 def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str) -> None:
@@ -218,10 +228,64 @@ def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.Monkey
         ("link", "(resource_link file:///a.txt)"),
         ("audio", "(audio audio/wav)\n42"),
         ("nothing", ""),
+        ("empty_text", '{"value": 42}'),
+        ("blank_text", '(image image/png)\n{"value": 42}'),
+        ("empty_failure", 'Error: {"reason": "no luck"}'),
+        ("only_empty_text", ""),
+        ("huge", "a" * 4_000_000),
     ],
 )
-def test_each_kind_of_content_is_shown_to_the_model(tool: str, shown: str) -> None:
-    assert results(played(McpEnvironment(by_hand("whole")), call(tool))) == [shown]
+def test_each_kind_of_content_is_shown_to_the_model(whole: McpEnvironment, tool: str, shown: str) -> None:
+    assert results(played(whole, call(tool))) == [shown]
+
+
+NO_BLOCK = "breaks MCP's schema: content.0: this is no block of content that MCP knows."
+TOLD = {
+    "no_content": "breaks MCP's schema: content: Field required.",
+    "null_content": "breaks MCP's schema: content: Input should be a valid list.",
+    "broken_failure": "breaks MCP's schema: content: Input should be a valid list.",
+    "list_for_structured": "breaks MCP's schema: structuredContent: Input should be a valid dictionary.",
+    **dict.fromkeys(["unknown_block", "block_without_a_type", "number_as_text", "image_without_data"], NO_BLOCK),
+    "without_its_schema": (
+        "is not valid: Tool without_its_schema has an output schema but did not return structured content"
+    ),
+    "against_its_schema": (
+        "is not valid: Invalid structured content returned by tool against_its_schema: '42' is not of type 'integer'"
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", BROKEN)
+def test_a_result_that_breaks_the_protocol_is_told_and_the_session_goes_on(whole: McpEnvironment, tool: str) -> None:
+    result = played(whole, call(tool), call("text_and_structured"), "42")
+    told, after = results(result)
+    assert told.startswith(f"Error: The server's answer {TOLD.get(tool, '')}")
+    assert len(told) < 510
+    assert (after, result.total_reward) == ("42 cm", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("written", "arrived"),
+    [
+        ({"text": "101", "number": "1.10"}, {"text": "101", "number": 1.1}),
+        ({"text": "null", "flag": "null"}, {"text": "null", "flag": None}),
+        ({"text": '{"a": [1]}\n', "flag": "True"}, {"text": '{"a": [1]}\n', "flag": True}),
+        ({"items": "[1, 2]", "further": "7"}, {"items": [1, 2], "further": "7"}),
+    ],
+)
+def test_parameters_without_types_reach_the_server_as_its_schema_has_them(
+    whole: McpEnvironment, written: dict[str, str], arrived: dict[str, Any]
+) -> None:
+    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())
+    reply = f"<tool_call>\n<function=echo>\n{parameters}</function>\n</tool_call>"
+    [shown] = results(played(whole, reply))
+    assert json.loads(shown) == arrived
+
+
+@pytest.mark.parametrize("reply", ["[a" + ".b" * 700 + "(x=1)]", call("echo", items=json.loads("[" * 200 + "]" * 200))])
+def test_a_malformed_call_is_answered_whatever_it_is_made_of(whole: McpEnvironment, reply: str) -> None:
+    [told] = results(played(whole, reply))
+    assert told.startswith("Error: ")
 
 
 @pytest.mark.parametrize(
