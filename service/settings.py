@@ -206,7 +206,7 @@ class CanarySettings(StrictSettings):
     no top-p, top-k or min-p), one at a time."""
     most_mean_ratio: float = Field(default=1.5, gt=1, lt=MOST_COUNTED)
     """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average, where no
-    token counts as more than 4. Rounding makes a few percent. A replica that differs from at least two others, four
+    token counts as more than 10. Rounding makes a few percent. A replica that differs from at least two others, four
     times, is replaced."""
     most_tokens: int = Field(default=8192, ge=1)
     """Generations with more tokens, prompt included, are not scored."""

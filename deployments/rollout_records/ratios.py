@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Label = TypeVar("Label", bound=Hashable)
-MOST_COUNTED = 4.0
+MOST_COUNTED = 10.0
 """A token whose ratio is beyond this counts as this in a mean."""
 MOST_COUNTED_SIZE = log(MOST_COUNTED)
 LARGEST_DIFFERENCE = 20.0

@@ -13,7 +13,7 @@ class RolloutRecordsSettings(StrictSettings):
     """A record is forgotten so many seconds after the end of its rollout."""
     most_mean_ratio: float = Field(default=1.1, gt=1, lt=MOST_COUNTED)
     """A trainer's probabilities part from those that were sampled with if they do so by more than this factor on
-    average, where no token counts as more than 4. Rounding in bfloat16 makes one or two percent."""
+    average, where no token counts as more than 10. Rounding in bfloat16 makes one or two percent."""
     max_bytes: int = Field(default=512 * MIB, ge=1)
     """Bound of all records together, in memory: beyond it the caller who has the most loses the oldest. A token takes
     about 10 bytes. A restart of the store forgets all."""

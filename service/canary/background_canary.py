@@ -57,12 +57,12 @@ class BackgroundCanary:
         # Serve adds the ingress replica's id; `generator` is the replica that generated.
         self._mean_ratio = metrics.Gauge(
             "rollout_canary_mean_ratio",
-            description="Mean ratio between two replicas' probabilities of the last check's tokens, each 4 at most.",
+            description="Mean ratio between two replicas' probabilities of the last check's tokens, each 10 at most.",
             tag_keys=("generator",),
         )
         self._share_beyond = metrics.Gauge(
             "rollout_canary_share_beyond",
-            description="Share of the tokens of that check whose ratio is beyond 4.",
+            description="Share of the tokens of that check whose ratio is beyond 10.",
             tag_keys=("generator",),
         )
         self._largest_ratio = metrics.Gauge(

@@ -55,12 +55,12 @@ class TrainerReports:
         """Places of judges: a rollout has other ones than the one before, where there are enough."""
         self._mean_ratio = metrics.Gauge(
             "rollout_mismatch_mean_ratio",
-            description="Mean ratio between a trainer's and the sampled probabilities, each 4 at most, of a report.",
+            description="Mean ratio between a trainer's and the sampled probabilities, each 10 at most, of a report.",
             tag_keys=("generator",),
         )
         self._share_beyond = metrics.Gauge(
             "rollout_mismatch_share_beyond",
-            description="Share of the tokens of that report whose ratio is beyond 4.",
+            description="Share of the tokens of that report whose ratio is beyond 10.",
             tag_keys=("generator",),
         )
         self._largest_ratio = metrics.Gauge(

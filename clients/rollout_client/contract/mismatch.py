@@ -1,7 +1,7 @@
 """The contract of `/rollouts/logprobs` and `/mismatch`: a trainer's log-probabilities beside the sampled ones.
 
 Between two log-probabilities of one token, the ratio of the probabilities is `exp(|difference|)`: 1 if they agree. A
-mean ratio counts no token as more than 4, so that a few tokens decide nothing; the share of those beyond is told too.
+mean ratio counts no token as more than 10, so that a few tokens decide nothing; the share of those beyond is told too.
 Log-probabilities are natural logarithms, times in seconds.
 """
 
@@ -83,9 +83,9 @@ class ReportAnswer(Lenient):
     compared: int
     """How many rollouts were compared."""
     mean_ratio: float
-    """The mean ratio of their tokens, each 4 at most; at least 1."""
+    """The mean ratio of their tokens, each 10 at most; at least 1."""
     share_beyond: float = 0.0
-    """The share of the tokens whose ratio is beyond 4, from 0 to 1."""
+    """The share of the tokens whose ratio is beyond 10, from 0 to 1."""
     largest_ratio: float
     """The largest ratio of a token."""
     refused: list[RefusedReport] = []  # noqa: RUF012 - pydantic copies it
@@ -100,9 +100,9 @@ class MismatchSums(Lenient):
     tokens: int
     """How many they are."""
     mean_ratio: float
-    """The mean ratio, of each token 4 at most; at least 1."""
+    """The mean ratio, of each token 10 at most; at least 1."""
     share_beyond: float = 0.0
-    """The share of the tokens whose ratio is beyond 4, from 0 to 1."""
+    """The share of the tokens whose ratio is beyond 10, from 0 to 1."""
     largest_ratio: float
     """The largest ratio."""
 
@@ -124,9 +124,9 @@ class MismatchedRollout(Lenient):
     rollout_id: str
     """The rollout; `GET /rollouts/{rollout_id}` has its tokens with both numbers."""
     mean_ratio: float
-    """The mean ratio of its tokens, each 4 at most."""
+    """The mean ratio of its tokens, each 10 at most."""
     share_beyond: float = 0.0
-    """The share of the tokens whose ratio is beyond 4, from 0 to 1."""
+    """The share of the tokens whose ratio is beyond 10, from 0 to 1."""
     largest_ratio: float
     """The largest ratio of a token."""
 

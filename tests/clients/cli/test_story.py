@@ -76,7 +76,7 @@ def test_story_shows_when_and_where_each_turn_was_made_and_why_it_moved(server: 
     facts = {row[0]: row[1] for row in rows_of(done.stdout) if len(row) == 2}
     assert facts["took"] == "10.00 s"
     assert (facts["in the queue"], facts["in engines"], facts["in steps"]) == ("250 ms", "3.50 s", "2 ms")
-    assert facts["trainer"] == "mean ratio 1.250, 25.0% beyond 4, largest 3.500, of 4 tokens"
+    assert facts["trainer"] == "mean ratio 1.250, 25.0% beyond 10, largest 3.500, of 4 tokens"
     assert (facts["fork"], facts["replayed"]) == ("child", "equal, 2025-11-26 23:33:50+00:00")
     assert [row for row in rows_of(done.stdout) if len(row) == 11] == [
         ["1", "generation", "0 ms", "250 ms", "1.50 s", "2", "a", "0", "", "6, 7", ""],

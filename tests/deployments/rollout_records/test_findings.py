@@ -48,6 +48,12 @@ def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
     assert ledger.all.largest_ratio == pytest.approx(np.exp(parts_by), rel=0.02)
 
 
+def test_another_temperature_is_told_where_nearly_all_tokens_are_certain() -> None:
+    """It shows in few of them: two in three hundred part by more than what a token counts at most."""
+    [found] = findings(lambda logits, _: log_softmax(logits / 0.03), Sampler(temperature=0.06))
+    assert found.kind == "wrong_temperature"
+
+
 def test_one_token_that_parts_does_not_hide_another_temperature() -> None:
     def trainer(logits: np.ndarray, number: int) -> np.ndarray:
         trained = log_softmax(logits / 0.6)

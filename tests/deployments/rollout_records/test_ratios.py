@@ -25,7 +25,7 @@ def test_no_tokens_agree() -> None:
 
 
 @given(sizes, st.integers(0, 29), st.floats(-1e9, 1e9))
-def test_one_token_moves_the_mean_by_three_over_their_number_at_most(
+def test_one_token_moves_the_mean_by_nine_over_their_number_at_most(
     differences: list[float], place: int, other: float
 ) -> None:
     changed = list(differences)

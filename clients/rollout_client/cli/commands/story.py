@@ -48,7 +48,7 @@ def story_facts(record: RolloutRecord) -> Table:
         ("retries", f"{len(record.retries)}, {record.retries_used} of the request's; {record.restarts} times anew"),
     ]
     if (mismatch := record.mismatch) is not None:
-        ratios = f"mean ratio {mismatch.mean_ratio:.3f}, {mismatch.share_beyond:.1%} beyond 4"
+        ratios = f"mean ratio {mismatch.mean_ratio:.3f}, {mismatch.share_beyond:.1%} beyond 10"
         largest = f"largest {mismatch.largest_ratio:.3f}"
         facts.append(("trainer", f"{ratios}, {largest}, of {number(mismatch.tokens)} tokens"))
     facts += [("replayed", f"{replay.verdict}, {moment(replay.at)}") for replay in record.replays]

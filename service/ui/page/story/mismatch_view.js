@@ -16,7 +16,7 @@ export class MismatchView {
 
   constructor(section) {
     this.content = h("div", { class: "story-content" });
-    const head = h("div", { class: "row story-head" }, h("p", { class: "quiet" }, "Ratio of a trainer's probability of a token to the sampled one: 1 where they agree. A mean counts no token as more than 4."), h("button", { type: "button", onclick: () => this.refresh() }, "Refresh"));
+    const head = h("div", { class: "row story-head" }, h("p", { class: "quiet" }, "Ratio of a trainer's probability of a token to the sampled one: 1 where they agree. A mean counts no token as more than 10."), h("button", { type: "button", onclick: () => this.refresh() }, "Refresh"));
     section.append(h("div", { class: "page story" }, head, this.content));
   }
 
@@ -46,7 +46,7 @@ function ledgerElements(ledger) {
         "dl",
         { class: "tiles" },
         tile("mean ratio", ratio(ledger.mean_ratio)),
-        tile("tokens beyond 4", percent(ledger.share_beyond)),
+        tile("tokens beyond 10", percent(ledger.share_beyond)),
         tile("largest ratio", ratio(ledger.largest_ratio)),
         tile("rollouts", count(ledger.rollouts)),
         tile("tokens", count(ledger.tokens)),
@@ -89,10 +89,10 @@ function historyOf(history) {
 
 function worstOf(worst) {
   const rows = worst.map((one) => [storyLink(one.rollout_id), ratio(one.mean_ratio), percent(one.share_beyond), ratio(one.largest_ratio)]);
-  return table("Rollouts that part the most", [["rollout"], ["mean", true], ["beyond 4", true], ["largest", true]], rows, "No rollout of this key was reported.", { scrolls: true });
+  return table("Rollouts that part the most", [["rollout"], ["mean", true], ["beyond 10", true], ["largest", true]], rows, "No rollout of this key was reported.", { scrolls: true });
 }
 
 function cellsOf(name, cells) {
   const rows = cells.map(([value, sums]) => [value || "none", count(sums.tokens), ratio(sums.mean_ratio), percent(sums.share_beyond), ratio(sums.largest_ratio)]);
-  return table(`Mismatch by ${name}`, [[name], ["tokens", true], ["mean", true], ["beyond 4", true], ["largest", true]], rows, "", { scrolls: true });
+  return table(`Mismatch by ${name}`, [[name], ["tokens", true], ["mean", true], ["beyond 10", true], ["largest", true]], rows, "", { scrolls: true });
 }

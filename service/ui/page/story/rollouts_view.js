@@ -171,7 +171,7 @@ function mismatchOf({ mismatch }) {
   return h(
     "p",
     {},
-    `Mean ratio ${ratio(mismatch.mean_ratio)}, ${percent(mismatch.share_beyond)} beyond 4, largest ${ratio(mismatch.largest_ratio)}, of ${plural(mismatch.tokens, "token")}`,
+    `Mean ratio ${ratio(mismatch.mean_ratio)}, ${percent(mismatch.share_beyond)} beyond 10, largest ${ratio(mismatch.largest_ratio)}, of ${plural(mismatch.tokens, "token")}`,
     h("span", { class: "quiet" }, `, reported${by} ${new Date(mismatch.reported_at * 1000).toISOString()}`),
   );
 }
