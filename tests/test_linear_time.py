@@ -22,6 +22,7 @@ from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.generation.serving import image_prompts
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
+from deployments.sandbox.providers import leftover
 from rollout_client.calls import options
 from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
@@ -333,6 +334,11 @@ READERS = {
     "key to send": Reader(
         options.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
+    "processes of a sandbox": Reader(
+        leftover.LISTED.fullmatch,
+        ["1", ":", "\n", "1:1\n", "1:1"],
+        ("deployments/sandbox/providers/leftover.py::LISTED",),
+    ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "idempotency key": Reader(
         header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
@@ -411,6 +417,7 @@ READERS = {
 OF_OUR_OWN_TEXT = {
     "clients/generate_sync.py::ASYNC_NAME": "our source",
     "clients/generate_sync.py::ASYNC_WORDS": "our source",
+    "clients/rollout_client/calls/json_values.py::CONVERTED": "the name of a dtype",
     "clients/rollout_client/calls/rejudge.py::INDEX": "the field of a problem that the service names",
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",

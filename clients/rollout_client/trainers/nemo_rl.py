@@ -183,12 +183,13 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
 
 
 def posted_fields(message: Mapping[str, Any]) -> JsonObject:
-    return {name: message[name] for name in POSTED_FIELDS if message.get(name) is not None}
+    fields = {name: message[name] for name in POSTED_FIELDS if message.get(name) is not None}
+    return fields | ({"role": "assistant"} if is_response(message) else {})
 
 
 def sent_message(message: Mapping[str, Any]) -> JsonObject:
     sent: JsonObject = json_value(posted_fields(message))
-    return sent | ({"role": "assistant"} if is_response(message) else {})
+    return sent
 
 
 def is_response(message: Mapping[str, Any]) -> bool:

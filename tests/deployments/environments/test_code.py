@@ -282,7 +282,6 @@ def test_closing_closes_the_sandbox() -> None:
         ({"reward": "some"}, "reward: Input should be 'all' or 'share'"),
         ({"sandbox": {"time_limit_s": 0}}, "sandbox.time_limit_s: Input should be greater than 0"),
         ({"sandbox": {"require": ["moat"]}}, "Input should be 'network', 'files'"),
-        ({"sandbox": {"url": "http://x", "require": "all"}}, "are settings of the server when there is a url"),
         ({"sandbox": {"isolate": True}}, "sandbox.isolate: Extra inputs are not permitted"),
     ],
 )

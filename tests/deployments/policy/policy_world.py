@@ -104,7 +104,10 @@ class World:
         return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of, settle_s=self.settle_s)
 
     async def restart(self) -> None:
-        """The store dies, and the replicas register with its successor as they are."""
+        """The store dies with all that it did, and the replicas register with its successor as they are."""
+        for task in list(self.store._tasks._tasks):
+            task.cancel()
+        await self.store._tasks.ended()
         self.store = self.another_store()
         for replica in self.replicas:
             replica.store = self.store
