@@ -31,8 +31,8 @@ LEAST_SIZE = 1e-4
 LEAST_KINSHIP = 0.3
 """The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
 MOST_CORRELATED = 5.0
-"""A difference beyond this counts as this in a correlation, which a few tokens would decide otherwise. By less than this
-the few tokens may part that show a cause where the others are certain."""
+"""A difference beyond this counts as this in a correlation, which a few tokens would decide otherwise. Where most
+tokens are certain, few show a cause: they part by less."""
 LEAST_GROUPS = 2
 """Groups of which a suspected replica has made rollouts, at least; its siblings together have twice as many."""
 LEAST_DEVIATIONS = 2.0
