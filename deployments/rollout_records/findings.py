@@ -8,7 +8,6 @@ begins. With other weights it is none of these.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from statistics import median
 from typing import Literal
 
@@ -31,9 +30,9 @@ LEAST_SIZE = 1e-4
 """A smaller mean difference is none."""
 LEAST_KINSHIP = 0.3
 """The correlation of the trainer's log-probabilities with the sampled ones, if both are of the same tokens."""
-OUTER_SHARE = 0.01
-OUTER_FACTOR = 2.0
-"""See `moments_of`."""
+MOST_CORRELATED = 5.0
+"""A difference beyond this counts as this in a correlation, which a few tokens would decide otherwise. Where most
+tokens are certain, few show a cause: they part by less."""
 LEAST_GROUPS = 2
 """Groups of which a suspected replica has made rollouts, at least; its siblings together have twice as many."""
 LEAST_DEVIATIONS = 2.0
@@ -65,7 +64,7 @@ class RolloutPattern:
     head: Sums
     rest: Sums
     moments: Floats = field(compare=False)
-    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`; see `moments_of`."""
+    """The number of tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`; see `MOST_CORRELATED`."""
     unmasked: int
     other_token: tuple[int, int] | None
 
@@ -98,12 +97,8 @@ def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
     )
 
 
-def moments_of(s: Floats, d: Floats) -> Floats:
-    """A single token would decide a correlation: those that part the most, `OUTER_SHARE` of them and at least one of
-    several, count as parting by `OUTER_FACTOR` times as much as the next one, at most."""
-    if len(d) > 1:
-        most = OUTER_FACTOR * np.sort(np.abs(d))[-1 - ceil(OUTER_SHARE * len(d))]
-        d = np.clip(d, -most, most)
+def moments_of(s: Floats, difference: Floats) -> Floats:
+    d = np.clip(difference, -MOST_CORRELATED, MOST_CORRELATED)
     return np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()])
 
 
