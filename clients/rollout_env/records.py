@@ -60,7 +60,7 @@ def refuse_half_surrogates(text: str) -> str:
 
 def escaped_half_surrogates(text: str) -> str:
     """`text` with lone surrogates written out as `\\udc00`, for a message that must be writable."""
-    return text.encode(errors="backslashreplace").decode()
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 Text = Annotated[str, AfterValidator(refuse_half_surrogates)]

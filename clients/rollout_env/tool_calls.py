@@ -97,10 +97,11 @@ def tool_calls_of(message: ChatMessage, tools: Tools = ()) -> list[AnyCall]:
 def malformed(error: Exception, id_: str | None) -> MalformedCall:
     """The problem as text that can be written: what a model wrote may spell half of a surrogate pair."""
     name = None
-    problem = f"The call could not be read: {shortened(f'{type(error).__name__}: {error}')}"
     if isinstance(error, CallUnreadable):
         problem = str(error)
         name = None if error.name is None else escaped_half_surrogates(error.name)
+    else:
+        problem = f"The call could not be read: {shortened(f'{type(error).__name__}: {error}')}"
     return MalformedCall(escaped_half_surrogates(problem), name, id_)
 
 
