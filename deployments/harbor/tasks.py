@@ -17,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from deployments.harbor.settings import HarborSettings
+from deployments.sandbox.providers.dockerfile import text_in
 
 CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 """Marks of a benchmark at the beginning of an instruction, which no agent sees."""
@@ -258,7 +259,7 @@ def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str
 def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str, ...] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = config_in(folder / "task.toml")
-    instruction = without_canary(text_in(folder / "instruction.md"))
+    instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
     if not (folder / "tests" / "test.sh").is_file():
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
     for field, reason in unplayable(config):
@@ -271,7 +272,7 @@ def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str
 
 def config_in(path: Path) -> _TaskFile:
     try:
-        return _TaskFile.model_validate(tomllib.loads(text_in(path)))
+        return _TaskFile.model_validate(tomllib.loads(text_in(path, HarborTaskRefused)))
     except ValidationError as error:
         raise HarborTaskRefused(f"{path}: {problem_of(error)}.") from error
     except HarborTaskRefused:
@@ -279,15 +280,6 @@ def config_in(path: Path) -> _TaskFile:
     # Of a number with too many digits Python says so by a plain `ValueError`.
     except (ValueError, RecursionError) as error:
         raise HarborTaskRefused(f"{path} is not TOML: {error}.") from error
-
-
-def text_in(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
-    except UnicodeDecodeError as error:
-        raise HarborTaskRefused(f"{path} is not UTF-8: {error}. Convert the file.") from error
 
 
 def unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:

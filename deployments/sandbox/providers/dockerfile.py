@@ -7,7 +7,7 @@ something else here than in Docker is refused, by its name and line.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -61,7 +61,7 @@ class _State:
 def build_plan(folder: Path) -> BuildPlan:
     """Reads `Dockerfile` in the folder, which is the context. Raises `SandboxRefused` with the instruction."""
     state, steps = _State(), list[Copy | Run]()
-    for number, line in instructions(text_of(folder)):
+    for number, line in instructions(text_in(folder / "Dockerfile")):
         keyword, _, rest = line.partition(" ")
         where = f"line {number} of the Dockerfile, `{line}`,"
         try:
@@ -77,15 +77,14 @@ def build_plan(folder: Path) -> BuildPlan:
     return BuildPlan(tuple(steps), dict(state.environment), state.workdir)
 
 
-def text_of(folder: Path) -> str:
-    """The folder's `Dockerfile`. Raises `SandboxRefused`."""
-    path = folder / "Dockerfile"
+def text_in(path: Path, refusal: Callable[[str], Exception] = SandboxRefused) -> str:
+    """The text of a file of a task. Raises what `refusal` makes if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SandboxRefused(f"{path} cannot be read: {error}.") from error
+        raise refusal(f"{path} cannot be read: {error}.") from error
     except UnicodeDecodeError as error:
-        raise SandboxRefused(f"{path} is not UTF-8: {error}. Convert the file.") from error
+        raise refusal(f"{path} is not UTF-8: {error}. Convert the file.") from error
 
 
 def instructions(text: str) -> Iterator[tuple[int, str]]:

@@ -20,7 +20,7 @@ from e2b.exceptions import (
 from e2b.sandbox.commands.command_handle import CommandExitException
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.dockerfile import text_of
+from deployments.sandbox.providers.dockerfile import text_in
 from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
@@ -89,7 +89,7 @@ class E2bProvider(ShellProvider):
         async with self._building.setdefault(name, asyncio.Lock()):
             if not await AsyncTemplate.exists(name):
                 if spec.folder is not None:
-                    dockerfile = await asyncio.to_thread(text_of, spec.folder)
+                    dockerfile = await asyncio.to_thread(text_in, spec.folder / "Dockerfile")
                     template = Template(file_context_path=str(spec.folder)).from_dockerfile(dockerfile)
                 else:
                     template = Template().from_image(str(spec.image))
