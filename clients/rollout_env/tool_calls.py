@@ -28,6 +28,8 @@ PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\(.*\)\s*\]", re.DOTALL)
 BETWEEN_CALLS = "; \n\t"
 MOST_NESTED = 100
 """Levels of lists and objects in the arguments of a call: who checks or sends them on goes through them recursively."""
+MOST_CALLS = 1024
+"""Calls of one response that are read. One malformed call stands for all behind them."""
 LONGEST_QUOTE = 200
 
 
@@ -88,6 +90,9 @@ def tool_calls_of(message: ChatMessage, tools: Tools = ()) -> list[AnyCall]:
             if (each := next(found, None)) is None:
                 return calls
             id_ = each.id
+            if len(calls) == MOST_CALLS:
+                found = iter(())
+                raise CallUnreadable(f"A response makes at most {MOST_CALLS} calls. Those behind them were not read.")
             call = each.read()
             calls.append(ToolCall(call.name, call.arguments, id_))
         except Exception as error:  # noqa: BLE001 - reading raises anything on what a model writes
@@ -263,22 +268,27 @@ def mistral_call(text: str) -> ToolCall:
 
 def llama_calls(text: str, is_marked: bool) -> Iterator[Reader]:
     """JSON objects, separated by `;`. Without the marker, only text that is calls from end to end is read as such."""
-    calls: list[Reader] = []
+    if is_marked:
+        yield from (partial(call_of, value) for value in json_values(text))
+        return
+    try:
+        values = list(json_values(text))
+    except CallUnreadable:
+        return
+    if all(isinstance(each, dict) and "name" in each and each.keys() & ARGUMENT_KEYS for each in values):
+        yield from (partial(call_of, value) for value in values)
+
+
+def json_values(text: str) -> Iterator[Any]:
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            if not is_marked:
-                return
-            yield from calls
             raise CallUnreadable(f"The call is not valid JSON: {error}.") from error
-        if not is_marked and not (isinstance(value, dict) and "name" in value and value.keys() & ARGUMENT_KEYS):
-            return
-        calls.append(partial(call_of, value))
+        yield value
         while place < len(text) and text[place] in BETWEEN_CALLS:
             place += 1
-    yield from calls
 
 
 ARGUMENT_KEYS = {"arguments", "parameters"}

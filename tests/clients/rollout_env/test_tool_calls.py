@@ -307,6 +307,14 @@ def test_calls_beside_a_malformed_one_are_read() -> None:
         assert (first, type(malformed), last) == (good, MalformedCall, good)
 
 
+@pytest.mark.parametrize("text", ["<|python_tag|>" + "1;" * 5000, GOOD * 5000, f"[{','.join(['add(a=1)'] * 2000)}]"])
+def test_calls_behind_the_first_thousand_are_one_malformed_call(text: str) -> None:
+    calls = tool_calls_of(said(text))
+    assert len(calls) == 1025
+    assert calls[-1] == MalformedCall("A response makes at most 1024 calls. Those behind them were not read.")
+    assert tool_calls_of(said(GOOD * 1024)) == [ToolCall("add", {"a": 1})] * 1024
+
+
 @pytest.mark.parametrize("failure", [RecursionError("too deep"), MemoryError(), OverflowError("too large")])
 def test_whatever_reading_raises_is_a_malformed_call_with_its_id(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
