@@ -23,7 +23,6 @@ PROGRAMS = {
     "async": Program("benchmarks.async_step", "a step of an asynchronous training, against its two halves alone"),
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "rolling": Program("benchmarks.rolling", "throughput while replicas change their weights one by one (20 minutes)"),
-    "tail": Program("benchmarks.tail", "training steps alone, and beside an evaluation in their gaps (5 minutes)"),
     "delta": Program("benchmarks.delta_push", "a push of a 200 MB model of which 1% has changed, against all weights"),
     "precision": Program("benchmarks.precision", "log-probabilities of SmolLM2 against float32 (20 minutes)"),
     "adapters": Program("benchmarks.adapters", "generation with an adapter against that without one, on processors"),

@@ -134,7 +134,6 @@ class Ingress:
             settings.scheduling.window_factor,
             (lambda replicas: BackgroundCanary(settings.canary, replicas).note) if settings.canary.rate else None,
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
-            settings.scheduling.gap_part,
             None if rollout_metrics is None else rollout_metrics.generated,
         )
         policy.subscribe_rolling(remote.note_rolling)

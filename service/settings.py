@@ -192,10 +192,6 @@ class Scheduling(StrictSettings):
     """How many generations one replica may have at once, in multiples of its engine's `max_num_seqs`; further ones wait
     in the ingress, in turn from all requests. With null each generation is sent at once and waits in the engine: then
     one large request delays all others, which is of use for comparison only."""
-    gap_part: float = Field(default=0.5, ge=0, le=1)
-    """Up to this part of an engine's places and KV cache, generations of the priority `batch` run beside others there.
-    More of them make more use of the engine, and slow down the decoding of the others by what a larger batch costs on
-    it. 0: only on a replica that runs nothing else."""
 
 
 class CanarySettings(StrictSettings):

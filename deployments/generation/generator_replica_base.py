@@ -59,8 +59,6 @@ class GeneratorReplicaBase(ABC):
         """By caller: generations that wait there for this replica."""
         self._policies: Counter[str] = Counter()
         """Generations that run or wait in the engine, by named policy."""
-        self._filling = 0
-        """Generations here that fill gaps."""
         self._virtual_time = 0
         self._ended_generations = 0
 
@@ -203,7 +201,6 @@ class GeneratorReplicaBase(ABC):
             ingresses=len(self._heartbeats.callers),
             virtual_time=self._virtual_time,
             policies=tuple(self._policies),
-            filling_generations=self._filling,
         )
 
     async def check_health(self) -> None:
@@ -289,18 +286,14 @@ class GeneratorReplicaBase(ABC):
         task = asyncio.current_task()
         assert task is not None
         self._running[request.generation_id] = task
-        fills_gaps = request.share.fills_gaps
-        self._filling += fills_gaps
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
             with self._counted(request.policy):
                 yield
-            if not fills_gaps:
-                self._virtual_time = max(self._virtual_time, request.virtual_time)
+            self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:
-            self._filling -= fills_gaps
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]

@@ -82,8 +82,6 @@ class RequestShare:
     """The name of its caller's key: the requests of one name share the engines with those of others as one party."""
     key_weight: float = 1.0
     """The share of that party in proportion to other ones; above 0."""
-    fills_gaps: bool = False
-    """Its generations start in places that no request without this needs, and share those by their weights."""
 
 
 UNNAMED_REQUEST = RequestShare()
@@ -188,10 +186,6 @@ class Generation:
     """Seconds from its turn to its end."""
     began_at: float = field(default=0.0, compare=False)
     """When it began to wait, in seconds since 1970. 0: unknown."""
-    filled_gap: bool = field(default=False, compare=False)
-    """Whether it ran in a place of an engine that nothing else needed."""
-    was_parked: bool = field(default=False, compare=False)
-    """Whether it was interrupted because its place was needed."""
 
 
 @dataclass(frozen=True, slots=True)

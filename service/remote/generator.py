@@ -33,7 +33,6 @@ from service.canary.background_canary import ComparedReplicas
 from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
 from service.remote.replica_stream import ReplicaWatches, call_unless_gone
 from service.rollouts.retries import pause_s
-from service.scheduling.gap_filling import GAP_PART
 from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.priority import as_check
 from service.scheduling.replica_queues import ScheduledGeneration
@@ -45,8 +44,6 @@ REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
 """Interval at which one generation tries each replica that keeps failing: a fault may pass."""
-START_STARVED_S = 30.0
-"""Interval at which a generation that fills gaps starts, while there are none."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
@@ -70,22 +67,20 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         window_factor: float | None = None,
         observer_of: Callable[[ComparedReplicas], OnGeneration] | None = None,
         on_wait: OnWait | None = None,
-        gap_part: float = GAP_PART,
         on_tokens: OnTokens | None = None,
     ) -> None:
         """Knows no replica at first.
 
         Args:
-            window_factor: that of `GenerationScheduler`, as `gap_part` is.
+            window_factor: that of `GenerationScheduler`.
             observer_of: makes the observer of each generation, which may call these replicas too.
         """
         self._handle = handle
-        self._scheduler = GenerationScheduler(window_factor, gap_part=gap_part)
+        self._scheduler = GenerationScheduler(window_factor)
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
         self._trying_suspects: asyncio.TimerHandle | None = None
-        self._starting_starved: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
         """By replica."""
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
@@ -107,7 +102,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
-        scheduled = self._submit(request)
+        scheduled = self._scheduler.submit(request)
         began_at, began = time(), monotonic()
         turn = began
         if not scheduled.has_started:
@@ -133,8 +128,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
                 began_at=began_at,
                 waited_s=turn - began,
                 took_s=monotonic() - turn,
-                filled_gap=scheduled.fills_gap,
-                was_parked=scheduled.is_parked and made.finish_reason == "abort",
             )
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
@@ -169,7 +162,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     async def _serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         self._look_for_replicas()
-        scheduled = self._submit(request)
+        scheduled = self._scheduler.submit(request)
         if not scheduled.has_started:
             await self._turn(scheduled)
         parts = self._parts[request.generation_id] = asyncio.Queue()
@@ -283,7 +276,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             return
         self._interrupted.add(scheduled)
         if scheduled in self._turns:
-            self._wake(self._scheduler.cancel(scheduled))
+            self._scheduler.cancel(scheduled)
             self._resolve(scheduled)
         else:
             # It has started in this iteration of the event loop.
@@ -298,26 +291,15 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             del self._waiting[rollout_id]
 
-    def _submit(self, request: GenerationRequest) -> ScheduledGeneration:
-        scheduled = self._scheduler.submit(request)
-        self._park()
-        return scheduled
-
-    def _park(self) -> None:
-        """Interrupts what fills gaps that are needed now. Its callers go on with the tokens that come back."""
-        for scheduled in self._scheduler.generations_to_park():
-            self.interrupt(scheduled.request.rollout_id)
-
     async def _turn(self, scheduled: ScheduledGeneration) -> None:
         turn = self._turns[scheduled] = asyncio.get_running_loop().create_future()
         self._look_again_soon()
-        self._start_starved_soon()
         try:
             await turn
         except asyncio.CancelledError:
             self._interrupted.discard(scheduled)
             if self._turns.pop(scheduled, None) is not None:
-                self._wake(self._scheduler.cancel(scheduled))
+                self._scheduler.cancel(scheduled)
             elif scheduled.has_started:
                 self._wake(self._scheduler.end(scheduled))
             raise
@@ -338,19 +320,9 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._wake(self._scheduler.try_suspects())
         self._try_suspects_soon()
 
-    def _start_starved_soon(self) -> None:
-        if self._starting_starved is None and self._scheduler.has_gap_fillers_waiting:
-            self._starting_starved = asyncio.get_running_loop().call_later(START_STARVED_S, self._start_starved)
-
-    def _start_starved(self) -> None:
-        self._starting_starved = None
-        self._wake(self._scheduler.start_starved())
-        self._start_starved_soon()
-
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:
             self._resolve(scheduled)
-        self._park()
 
     def _resolve(self, scheduled: ScheduledGeneration) -> None:
         turn = self._turns.pop(scheduled)

@@ -194,7 +194,7 @@ class RunningRollout:
 
     def _count(self, episode: Episode, result: SampleResult) -> None:
         self.counted += 1
-        self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica, episode.metrics.gap_use)
+        self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
 
     def _raise_failure(self, episode: Episode) -> None:
         if episode.error is not None and self._request.on_error == "fail":

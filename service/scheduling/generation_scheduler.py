@@ -6,20 +6,17 @@ from all requests (`fair_queue.py`), and a rollout goes to the replica that has 
 
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
 generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
-replica while another has room for it and moving costs less than waiting. Generations that fill gaps
-(`gap_filling.py`) wait apart from these, and take none of their room.
+replica while another has room for it and moving costs less than waiting.
 """
 
 import math
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
-from itertools import chain
 
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
-from service.scheduling.gap_filling import GAP_PART, GapFilling
 from service.scheduling.replica_queues import PREFILL_COST, ScheduledGeneration
 from service.scheduling.replica_set import ReplicaSet
 from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
@@ -36,22 +33,18 @@ Started = Sequence[ScheduledGeneration]
 class GenerationScheduler:
     """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
 
-    def __init__(
-        self, window_factor: float | None, choose: random.Random | None = None, gap_part: float = GAP_PART
-    ) -> None:
+    def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
         """Begins without replicas.
 
         Args:
             window_factor: the window of a replica in multiples of its engine's batch; `None` lets each generation start
                 at once, on the replica of its rollout.
             choose: breaks ties between replicas.
-            gap_part: that of `GapFilling`.
         """
         self._window_factor = window_factor
         self._replicas = ReplicaSet(window_factor)
         self._requests = ScheduledRequests(self._replicas, choose)
         self._queue, self._affinity = self._requests.queue, self._requests.affinity
-        self._gaps = GapFilling(self._replicas, self._queue, gap_part, choose)
         self._free = self._replicas.windows.copy()
         """Replicas that can run a generation at once and have none waiting."""
         self._to_try: set[str] = set()
@@ -60,7 +53,7 @@ class GenerationScheduler:
     @property
     def waiting(self) -> int:
         """How many generations wait."""
-        return len(self._queue) + len(self._gaps.queue)
+        return len(self._queue)
 
     @property
     def has_suspects(self) -> bool:
@@ -68,28 +61,21 @@ class GenerationScheduler:
         return self._replicas.has_suspects
 
     @property
-    def has_gap_fillers_waiting(self) -> bool:
-        """Whether `start_starved` is to be called in some seconds."""
-        return bool(self._gaps.queue)
-
-    @property
     def waiting_by_weight(self) -> Counter[float]:
         """How many generations wait, by the weight that their request has for its priority."""
-        return Counter(generation.request.share.weight for generation in chain(self._queue, self._gaps.queue))
+        return Counter(generation.request.share.weight for generation in self._queue)
 
     def waiting_for(self, replica: str) -> int:
-        """How many of them need this replica: each choice of a call counts, and none that fills gaps."""
+        """How many of them need this replica: each choice of a call counts."""
         return self._queue.size_at(replica)
 
     def ongoing_on(self, replica: str) -> int:
         """Generations of all ingress replicas on this replica, as far as known; 0 for one that is not listed."""
         window = self._replicas.windows.get(replica)
-        return 0 if window is None else window.ongoing + window.filling + self._queue.size_at(replica)
+        return 0 if window is None else window.ongoing + self._queue.size_at(replica)
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Starts the generation, or lets it wait."""
-        if request.share.fills_gaps:
-            return self._gaps.submit(request)
         generation = self._requests.generation_of(request)
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
         if tried is not None:
@@ -103,7 +89,7 @@ class GenerationScheduler:
     def try_suspects(self) -> Started:
         """Lets one generation try each suspect replica that has none: the oldest one that waits, else the next one."""
         windows = self._replicas.windows.items()
-        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.has_generations}
+        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.generations}
         started: list[ScheduledGeneration] = []
         for replica in sorted(self._to_try):
             generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
@@ -111,18 +97,7 @@ class GenerationScheduler:
                 self._queue.remove(generation)
                 self._try(generation, replica)
                 started.append(generation)
-            elif (filler := self._gaps.try_on(replica)) is not None:
-                self._to_try.discard(replica)
-                started.append(filler)
         return started
-
-    def generations_to_park(self) -> Started:
-        """Those that fill a gap which is needed now, each once: the caller interrupts them, and reports their ends."""
-        return self._gaps.generations_to_park()
-
-    def start_starved(self) -> Started:
-        """Lets one generation that fills gaps start in turn with others, if none has run since the last call."""
-        return self._gaps.start_starved()
 
     def end(
         self,
@@ -139,23 +114,17 @@ class GenerationScheduler:
         """
         window, replica = generation.window, generation.replica
         assert window is not None
-        fills_gaps = generation.request.share.fills_gaps
-        requests = self._gaps.requests if fills_gaps else self._requests
-        if fills_gaps:
-            self._gaps.end(generation, window)
-        else:
-            policy = generation.request.policy
-            window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
+        policy = generation.request.policy
+        window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
         generation.window = None
         if new_tokens is not None:
-            if not fills_gaps:
-                self._queue.advance(generation.virtual_time)
-            requests.learn(generation, new_tokens)
+            self._queue.advance(generation.virtual_time)
+            self._requests.learn(generation, new_tokens)
             if not replica_failed:
                 generation.assignment.avoided = None
                 window.note_success()
         if replica_failed:
-            requests.affinity.mark_failed(generation.request.rollout_id)
+            self._affinity.mark_failed(generation.request.rollout_id)
             window.note_failure()
         if not self._replicas.is_listed(replica, window):
             return ()
@@ -167,21 +136,15 @@ class GenerationScheduler:
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
         self._affinity.mark_failed(rollout_id)
-        self._gaps.requests.affinity.mark_failed(rollout_id)
 
-    def cancel(self, generation: ScheduledGeneration) -> Started:
+    def cancel(self, generation: ScheduledGeneration) -> None:
         """Forgets a generation that waits."""
-        if generation.request.share.fills_gaps:
-            self._gaps.queue.remove(generation)
-        else:
-            self._queue.remove(generation)
-            self._note_free(generation.replica, self._replicas.windows[generation.replica])
-        return self._gaps.fill_all()
+        self._queue.remove(generation)
+        self._note_free(generation.replica, self._replicas.windows[generation.replica])
 
     def release(self, rollout_id: str) -> None:
         """Forgets a rollout that has no further generation. Ignores unknown ids."""
         self._requests.release(rollout_id)
-        self._gaps.requests.release(rollout_id)
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
         """Records the load that the replica has reported.
@@ -195,7 +158,7 @@ class GenerationScheduler:
         self._queue.advance(load.virtual_time)
         if window.observe(load, ended):
             self._replicas.note_load(replica, window)
-        return self._fill(replica, window) if self._queue or self._gaps.queue else ()
+        return self._fill(replica, window) if self._queue else ()
 
     def set_capacity(self, capacity: EngineCapacity) -> Started:
         """Sets the number of sequences and tokens that every engine can run at once."""
@@ -216,7 +179,6 @@ class GenerationScheduler:
             self._queue.remove(generation)
             self._requests.assign(generation.request)
             self._place(generation)
-        self._gaps.reassign()
         return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
 
     def set_replicas(self, replicas: Collection[str]) -> Started:
@@ -228,14 +190,12 @@ class GenerationScheduler:
         for replica, window in self._replicas.windows.items():
             self._note_free(replica, window)
         moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
-        self._gaps.reassign()
         return moved + list(self._fill_all())
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
         if replica in self._replicas.windows and self._replicas.are_all_suspect:
             return ()
-        self._gaps.reassign()
         moved = self._queue.items_at(replica)
         for generation in moved:
             self._queue.remove(generation)
@@ -317,7 +277,6 @@ class GenerationScheduler:
             self._start(generation, window, self._queue.start(generation, generation.cost))
             started.append(generation)
         self._note_free(replica, window)
-        started += self._gaps.fill(replica, window)
         return started
 
     def _worth_moving_to(self, replica: str) -> ScheduledGeneration | None:

@@ -59,9 +59,6 @@ class ScheduledGeneration:
     """The window in which it counts; `None` until it starts and after it has ended."""
     virtual_time: int = 0
     """The virtual time that the engine gets."""
-    fills_gap: bool = False
-    """Whether it runs in a place that nothing else needed, and can be parked."""
-    is_parked: bool = False
 
     @classmethod
     def of(cls, request: GenerationRequest, of_request: RequestState, assignment: Assignment) -> "ScheduledGeneration":
@@ -142,19 +139,6 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
             if not self._turn_is_over(replica, policy, flow.virtual_time, turns, turn):
                 return self.first_of((replica, policy))
             turns.end_turn(policy)
-        return None
-
-    def next_filling(self, replica: str, turns: AdapterTurns) -> ScheduledGeneration | None:
-        """The generation that is next where those here end no turns of others; `None` if none may start.
-
-        A flow whose policy may not start holds up all behind it that need a turn, so that it comes next.
-        """
-        policies = self._policies.get(replica, {})
-        is_held_up = False
-        for policy in sorted(policies, key=lambda policy: self.first_flow_of((replica, policy)).virtual_time):
-            if turns.may_start(policy) and not (is_held_up and turns.needs_turn(policy)):
-                return self.first_of((replica, policy))
-            is_held_up = True
         return None
 
     def may_overtake(self, generation: ScheduledGeneration, replica: str, turns: AdapterTurns, turn: float) -> bool:

@@ -71,7 +71,7 @@ class ReplicaSet:
                 self.note_load(replica, window)
         for replica in gone:
             window = self.windows.pop(replica)
-            if window.has_generations:
+            if window.generations:
                 self._windows_of_gone[replica] = window
             self.load_of_others.pop(replica, None)
         return gone
@@ -80,7 +80,7 @@ class ReplicaSet:
         """Whether the window is that of a replica that takes calls. Forgets that of another one if it is empty."""
         if self.windows.get(replica) is window:
             return True
-        if not window.has_generations:
+        if not window.generations:
             self._windows_of_gone.pop(replica, None)
         return False
 

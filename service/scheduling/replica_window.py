@@ -143,7 +143,7 @@ class ReplicaWindow:
     ingress, and no more tokens than its KV cache holds, because an engine that runs out of it computes prompts twice.
     One generation always fits, and one call where half of the window is free: waiting for room for all of its choices
     would let the engine run empty. The ingress replicas share the window: each has what the others leave, and at least
-    the same part as each of the others. Generations that fill gaps (`gap_filling.py`) take no room of it.
+    the same part as each of the others.
     """
 
     def __init__(self, capacity: EngineCapacity, factor: float | None) -> None:
@@ -156,10 +156,6 @@ class ReplicaWindow:
         """Generations of this ingress, running or waiting in the engine."""
         self.of_others = 0
         """Generations of other ingress replicas, as far as known."""
-        self._filling = 0
-        """Generations of this ingress that fill gaps; they are in none of the counts above."""
-        self._filling_of_others = 0
-        self._filling_tokens = 0.0
         self.is_suspect = False
         """Whether the last `SUSPECT_AFTER` calls failed: one generation at a time tries it until one succeeds; while
         another replica works, every few seconds."""
@@ -177,16 +173,6 @@ class ReplicaWindow:
     def ongoing(self) -> int:
         """Generations of all ingress replicas that run or wait in the engine, as far as known."""
         return self.generations + self.of_others
-
-    @property
-    def filling(self) -> int:
-        """Generations of all ingress replicas that fill gaps there, as far as known."""
-        return self._filling + self._filling_of_others
-
-    @property
-    def has_generations(self) -> bool:
-        """Whether any of this ingress is there."""
-        return bool(self.generations or self._filling)
 
     @property
     def has_free_sequence(self) -> bool:
@@ -235,39 +221,6 @@ class ReplicaWindow:
         if not self.generations:
             self._tokens = self._shared_tokens = self._unexpected_tokens = 0.0
 
-    def has_gap(self, part: float, tokens: float, sequences: int) -> bool:
-        """Whether a call may start that fills a gap.
-
-        Args:
-            part: up to this part of the engine's places and KV cache is filled while it has other generations.
-            tokens: tokens of the KV cache that the call needs at its end.
-            sequences: the choices of the call.
-        """
-        is_idle = not (self.ongoing or self.filling)
-        return not self.is_suspect and (is_idle or self._fits(part, sequences, tokens))
-
-    def is_overfilled(self, part: float, leaving: int, leaving_tokens: float) -> bool:
-        """Whether fewer must fill gaps than those that stay when `leaving` have ended. For `part` see `has_gap`."""
-        return bool(self.ongoing) and not self._fits(part, -leaving, -leaving_tokens)
-
-    def _fits(self, part: float, sequences: int, tokens: float) -> bool:
-        part = part if self.ongoing else 1.0
-        kv_tokens = self._tokens + self._unexpected_tokens + self._filling_tokens + tokens
-        has_places = self.ongoing + self.filling + sequences <= part * self._capacity.sequences
-        return has_places and kv_tokens <= part * self._capacity.kv_tokens
-
-    def fill_gap(self, tokens: float, policy: str | None, sequences: int) -> None:
-        """Counts a call that fills a gap, as `add` does others."""
-        self.turns.add(policy)
-        self._filling += sequences
-        self._filling_tokens += tokens
-
-    def leave_gap(self, tokens: float, policy: str | None, sequences: int) -> None:
-        """Takes out a call, with the arguments of its `fill_gap`."""
-        self.turns.remove(policy)
-        self._filling -= sequences
-        self._filling_tokens -= tokens
-
     def note_success(self) -> None:
         self._failures = 0
         if self.is_suspect:
@@ -288,12 +241,9 @@ class ReplicaWindow:
         """
         self.turns.observe(load.policies, load.unnamed_has_adapter)
         ingresses = max(load.ingresses, 1)
-        expected_tokens = self._tokens + self._shared_tokens + self._filling_tokens
+        expected_tokens = self._tokens + self._shared_tokens
         self._unexpected_tokens = max(load.kv_tokens - expected_tokens, 0.0) if ingresses == 1 else 0.0
-        here = self.generations + self._filling
-        of_all_others = max(load.ongoing_generations - here + ended, 0) if ingresses > 1 else 0
-        self._filling_of_others = min(max(load.filling_generations - self._filling, 0), of_all_others)
-        of_others = of_all_others - self._filling_of_others
+        of_others = max(load.ongoing_generations - self.generations + ended, 0) if ingresses > 1 else 0
         if (ingresses, of_others) == (self._ingresses, self.of_others):
             return False
         self._ingresses, self.of_others = ingresses, of_others

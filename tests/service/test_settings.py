@@ -125,7 +125,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
             "user_simulator talks to the policy, and here an agent plays",
         ),
         ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
-        ({"engine": ENGINE, "environments": {"math": MATH}, "scheduling": {"gap_part": 1.5}}, "scheduling.gap_part"),
+        ({"engine": ENGINE, "environments": {"math": MATH}, "scheduling": {"window_factor": 0.5}}, "window_factor"),
         ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
         ({"engine": ENGINE, "environments": {"math": {**MATH, "agent": AGENT}}}, "agent is played in sessions"),
         (

@@ -202,8 +202,7 @@ class RolloutRequest(Strict):
     `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
-    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16. `batch` has no share: it fills gaps, places
-    of the engines that no other request needs."""
+    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` a sixteenth."""
 
     @model_validator(mode="after")
     def has_samples_of_one_kind(self) -> Self:
@@ -377,9 +376,7 @@ class RolloutSummary(Lenient):
     """Aggregates over the rollouts that were played to their end, by NeMo-RL's names. `clipped_ratio` is the share of
     responses that their length has cut (`finish_reason: length`); `truncation_rate` that of rollouts which reached
     `max_seq_len`. `total_tokens_per_sample/...` and `mean_total_tokens_per_sample` leave out the prompt;
-    `histogram/total_tokens_length`, which has a number for each generation, has it in. With the priority `batch`,
-    `gap_tokens` are those that were generated in places of the engines which nothing else needed, and
-    `parked_generations` how often a generation was interrupted because others needed its place."""
+    `histogram/total_tokens_length`, which has a number for each generation, has it in."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it

@@ -56,14 +56,14 @@ def test_a_call_reaches_the_model_server_as_it_was_sent_and_its_answer_comes_bac
     assert server.released == [request.rollout_id]
 
 
-@pytest.mark.parametrize(("query", "weight", "fills_gaps"), [("batch", 1 / 16, True), ("2.5", 2.5, False)])
-def test_a_call_has_the_priority_that_its_address_asks_for(query: str, weight: float, fills_gaps: bool) -> None:
+@pytest.mark.parametrize(("query", "weight"), [("batch", 1 / 16), ("2.5", 2.5)])
+def test_a_call_has_the_priority_that_its_address_asks_for(query: str, weight: float) -> None:
     server = ScriptedModelServer()
     path = f"/v1/chat/completions?priority={query}"
     for _ in range(2):
         assert serving(server).request("POST", path, content=b"{}", headers=JSON).status_code == 200
     first, second = (request.share for request in server.requests)
-    assert (first.weight, first.fills_gaps) == (weight, fills_gaps)
+    assert first.weight == weight
     assert first.id != second.id, "each call is a party"
 
 
