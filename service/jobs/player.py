@@ -90,7 +90,7 @@ class JobPlayer:
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
         stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
-        self._group_size = request.group_size
+        self._group_size = request.num_generations
         if record.epoch > 1:
             await self._load()
         size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
@@ -126,7 +126,7 @@ class JobPlayer:
             async for position, line in encoded:
                 group = position // size
                 lines[group][position] = line
-                if len(lines[group]) == rollouts.size_of(group):
+                if len(lines[group]) == size:
                     self._add_group(rollouts, group, lines.pop(group))
         return summary_line(await rollouts.summary())
 

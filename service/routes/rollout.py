@@ -127,7 +127,7 @@ async def rollout(
         return StreamingResponse(lines, media_type=NDJSON)
     encoder: ResponseEncoder = JsonResponseEncoder()
     if ARROW in wanted:
-        groups, rollouts_per_group = len(received.request.samples), received.request.group_size
+        groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
         encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
     return await whole_response(encoded, encoder)
 

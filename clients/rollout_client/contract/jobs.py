@@ -92,8 +92,7 @@ class PositionedResult(Lenient):
     """One rollout with its place."""
 
     position: int
-    """Index of the rollout in the response of `POST /rollout`. With a range of `num_generations`: what that would be if
-    all groups had `max` rollouts."""
+    """Index of the rollout in the response of `POST /rollout`."""
     sample: SampleResult
     """The rollout."""
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
-from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions, GroupCounts
+from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -169,9 +169,8 @@ class RolloutRequest(Strict):
     is where the next ones begin."""
     next_start: Place | None = None
     """Ignored: a page of `GET /tasks/{task_name}/samples` has it, so that a page can be posted as it is."""
-    num_generations: Generations = 1
-    """Rollouts of each sample: the size of a group. With a range, further rollouts of a group are started only while
-    its pass rate is undecided; then all rollouts of a group come when it is complete."""
+    num_generations: int = Field(default=1, ge=1, le=1024)
+    """Rollouts of each sample: the size of a group."""
     sampling: Sampling = Sampling()
     """How tokens are sampled."""
     max_seq_len: int | None = Field(default=None, ge=1)
@@ -213,16 +212,6 @@ class RolloutRequest(Strict):
         if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
-
-    @property
-    def group_size(self) -> int:
-        """Rollouts of a group, at most."""
-        return self.num_generations if isinstance(self.num_generations, int) else self.num_generations.max
-
-    @property
-    def generation_range(self) -> GenerationRange | None:
-        """The range in which rewards decide the size of a group; `None` where all have the same."""
-        return None if isinstance(self.num_generations, int) else self.num_generations
 
     @property
     def sample_count(self) -> int:
@@ -290,8 +279,6 @@ class SampleResult(Lenient):
     """The sample's own `idx`, by default its index in the request."""
     generation_index: int
     """Index of the rollout within its group, from 0."""
-    group_size: int | None = None
-    """With a range of `num_generations`: how many rollouts its group has."""
     task_name: str
     """The environment that played the rollout."""
     message_log: list[Message]
@@ -383,8 +370,8 @@ class RolloutSummary(Lenient):
     """The `samples_from` of the request, moved on to the samples that follow. With `keep.where`: that follow the last
     one that was drawn."""
     groups: GroupCounts | None = None
-    """With `keep.where` or a range of `num_generations`: how many groups were drawn and kept, why others were dropped,
-    and how many rollouts they took. `metrics` are over all of `drawn`."""
+    """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
+    `drawn`."""
 
 
 class RolloutResponse(RolloutSummary):
