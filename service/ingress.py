@@ -32,7 +32,6 @@ from service.admission.admission import Admission
 from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
-from service.canary.background_canary import BackgroundCanary
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
@@ -132,7 +131,6 @@ class Ingress:
         remote = RemoteGenerator(
             generator,
             settings.scheduling.window_factor,
-            (lambda replicas: BackgroundCanary(settings.canary, replicas).note) if settings.canary.rate else None,
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
             None if rollout_metrics is None else rollout_metrics.generated,
         )

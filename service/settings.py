@@ -15,7 +15,6 @@ from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
-from deployments.rollout_records.ratios import MOST_COUNTED
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.timing import SimulatedEngineSettings
@@ -194,20 +193,6 @@ class Scheduling(StrictSettings):
     one large request delays all others, which is of use for comparison only."""
 
 
-class CanarySettings(StrictSettings):
-    """A sample of the generations is scored on another generator replica, while rollouts go on."""
-
-    rate: float = Field(default=0.001, ge=0, le=1)
-    """The share of the generations that is scored; 0 for none. Only generations with plain sampling are (temperature 1,
-    no top-p, top-k or min-p), one at a time."""
-    most_mean_ratio: float = Field(default=1.5, gt=1, lt=MOST_COUNTED)
-    """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average, where no
-    token counts as more than 10. Rounding makes a few percent. A replica that differs from at least two others, four
-    times, is replaced."""
-    most_tokens: int = Field(default=8192, ge=1)
-    """Generations with more tokens, prompt included, are not scored."""
-
-
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
@@ -227,7 +212,6 @@ class ServiceSettings(StrictSettings):
     """Bounds of all requests together."""
     scheduling: Scheduling = Scheduling()
     """How requests share the generator replicas."""
-    canary: CanarySettings = CanarySettings()
     """How replicas whose log-probabilities drift are found."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""

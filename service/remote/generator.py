@@ -29,7 +29,6 @@ from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.canary.background_canary import ComparedReplicas
 from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
 from service.remote.replica_stream import ReplicaWatches, call_unless_gone
 from service.rollouts.retries import pause_s
@@ -50,22 +49,19 @@ NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
 
-OnGeneration = Callable[[GenerationRequest, Generation, str], None]
-"""Called with a generation that has ended without a failure, and its replica."""
 OnWait = Callable[[float], None]
 """Called with the seconds that a generation has waited for its turn."""
 OnTokens = Callable[[float, int], None]
 """Called with the weight of a priority, and the tokens of a generation that has ended."""
 
 
-class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
+class RemoteGenerator(Generator, ModelServer):
     """Sends each generation, batched with others, when and where the scheduler says."""
 
     def __init__(
         self,
         handle: DeploymentHandle[Any],
         window_factor: float | None = None,
-        observer_of: Callable[[ComparedReplicas], OnGeneration] | None = None,
         on_wait: OnWait | None = None,
         on_tokens: OnTokens | None = None,
     ) -> None:
@@ -73,7 +69,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
         Args:
             window_factor: that of `GenerationScheduler`.
-            observer_of: makes the observer of each generation, which may call these replicas too.
         """
         self._handle = handle
         self._scheduler = GenerationScheduler(window_factor)
@@ -95,7 +90,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
         """Parts of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
-        self._on_generation = None if observer_of is None else observer_of(self)
         self._on_wait = on_wait
         self._on_tokens = on_tokens
         self._tasks = BackgroundTasks()
@@ -140,8 +134,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             del self._running[request.rollout_id]
             self._end(scheduled, new_tokens, failed)
-        if self._on_generation is not None and not failed and not request.replica:
-            self._on_generation(request, generation, scheduled.replica)
         return generation
 
     async def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:

@@ -39,7 +39,6 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
         ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
         # No token counts as more than 10: a mean never is above it.
-        ({"engine": ENGINE, "environments": {"math": MATH}, "canary": {"most_mean_ratio": 10}}, "less than 10"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "rollout_records": {"most_mean_ratio": 10}},
             "less than 10",
@@ -50,7 +49,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
             "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-            "admission, scheduling, canary, policy",
+            "admission, scheduling, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},

@@ -382,22 +382,6 @@ def test_the_description_is_that_of_a_replica() -> None:
 
 
 @virtual_time.test
-async def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    reported: list[tuple[str, Generation, str]] = []
-
-    def note(request: GenerationRequest, generation: Generation, replica: str) -> None:
-        reported.append((request.generation_id, generation, replica))
-
-    generator = generator_over(handle, "a", observer_of=lambda _: note)
-    await generator.generate(request("one"))
-    handle.raised = ActorDiedError()
-    with pytest.raises(GenerationLost):
-        await generator.generate(request("two"))
-    assert reported == [("one", DONE, "a")]
-
-
-@virtual_time.test
 async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one_party_and_count_for_no_key() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a", "b")

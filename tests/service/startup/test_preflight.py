@@ -83,7 +83,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
         "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-        "admission, scheduling, canary, policy, jobs, metrics, tracing, sessions, images, rollout_records",
+        "admission, scheduling, policy, jobs, metrics, tracing, sessions, images, rollout_records",
     ]
 
 
