@@ -239,7 +239,7 @@ test-sockets: $(BRIDGES)/tinker/.ready
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
-	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
+	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/tasks/bridges
 
 $(BRIDGES)/tokenizers/smollm2/config.json: | $(SMOLLM2)/model.safetensors
 

@@ -40,14 +40,14 @@ CPU_ENGINE: Mapping[str, Any] = {
 """As in `serve_config.cpu.yaml`, which says why."""
 LONGEST_ON_CPU = 4096
 BUILT_IN = {
-    "code": "deployments.environments.code:CodeEnvironment",
-    "code_jaccard": "deployments.environments.code_jaccard:CodeJaccardEnvironment",
-    "instruction_following": "deployments.environments.instruction_following:InstructionFollowingEnvironment",
-    "math": "deployments.environments.math:MathEnvironment",
-    "retrieval": "deployments.environments.retrieval:RetrievalEnvironment",
-    "shapes": "deployments.environments.shapes:ShapesEnvironment",
-    "sliding_puzzle": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment",
-    "tool_calls": "deployments.environments.tool_calls:ToolCallsEnvironment",
+    "code": "deployments.tasks.code:CodeEnvironment",
+    "code_jaccard": "deployments.tasks.code_jaccard:CodeJaccardEnvironment",
+    "instruction_following": "deployments.tasks.instruction_following:InstructionFollowingEnvironment",
+    "math": "deployments.tasks.math:MathEnvironment",
+    "retrieval": "deployments.tasks.retrieval:RetrievalEnvironment",
+    "shapes": "deployments.tasks.shapes:ShapesEnvironment",
+    "sliding_puzzle": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment",
+    "tool_calls": "deployments.tasks.tool_calls:ToolCallsEnvironment",
 }
 """The built-in tasks that need no settings."""
 DEFAULT_TASKS = ("math", "sliding_puzzle")

@@ -101,7 +101,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
             if environment.user_simulator is not None and not has_a_user(environment_class):
                 yield (
                     f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
-                    "no use_user): leave it out, or name deployments.environments.conversation:ConversationEnvironment "
+                    "no use_user): leave it out, or name deployments.tasks.conversation:ConversationEnvironment "
                     "with this one as its judge."
                 )
             for shadow in environment.shadow.values():

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoProcessor
 
-from deployments.environments.shapes_pictures import scene, scene_picture
+from deployments.tasks.shapes_pictures import scene, scene_picture
 from examples import train_grpo
 from examples.train_grpo import (
     CLIP,

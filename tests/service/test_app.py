@@ -20,7 +20,7 @@ TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.01, "max_num_seqs"
 SETTINGS = ServiceSettings.model_validate(
     {
         "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64, "simulated": TIMING},
-        "environments": {"math": {"import_path": "deployments.environments.math:MathEnvironment"}},
+        "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
     }
 )
 

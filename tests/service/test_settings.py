@@ -14,7 +14,7 @@ from tests.paths import REPOSITORY
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
 SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}
-MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+MATH = {"import_path": "deployments.tasks.math:MathEnvironment"}
 AGENT = {"import_path": "agents:agent"}
 
 
@@ -301,7 +301,7 @@ def test_the_highest_rank_of_an_adapter_is_zero_where_adapters_are_off(fields: d
     assert EngineSettings(model="m", **fields).highest_rank == rank
 
 
-SHADOW = {"import_path": "deployments.environments.llm_judge:LlmJudgeEnvironment"}
+SHADOW = {"import_path": "deployments.tasks.llm_judge:LlmJudgeEnvironment"}
 
 
 def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> None:

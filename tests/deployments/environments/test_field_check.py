@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
-from deployments.environments.code_jaccard import ReferenceInfo
 from deployments.environments.host import MOST_REFUSED_FIELDS, has_validators, refused_fields
-from deployments.environments.math import MathInfo
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from deployments.protocols.environments import RefusedField
+from deployments.tasks.code_jaccard import ReferenceInfo
+from deployments.tasks.math import MathInfo
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from rollout_env import play
 
 

@@ -21,7 +21,7 @@ from service.startup.config import APP_BUILDER, config_of
 from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
-MATH = "deployments.environments.math:MathEnvironment"
+MATH = "deployments.tasks.math:MathEnvironment"
 HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
@@ -59,7 +59,7 @@ def test_shadow_judges_are_loaded_before_anything_is_started() -> None:
     def shadowed(**shadow: Any) -> ServeDeploySchema:
         return config(environments={"math": {"import_path": MATH, "shadow": {"style": shadow}}})
 
-    check_config(shadowed(import_path="deployments.environments.llm_judge:LlmJudgeEnvironment"))
+    check_config(shadowed(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment"))
     [problem] = refusal(shadowed(import_path=MATH, arguments={"answer_form": "song"}))[-1:]
     assert "args.environments.math: " in problem
     assert "answer_form" in problem
@@ -119,7 +119,7 @@ def test_a_parser_that_vllm_does_not_have_is_refused_with_those_that_it_has() ->
 
 def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = {"base_url": "http://judge/v1", "model": "m", "api_key_variable": "JUDGE_KEY"}
-    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    path = "deployments.tasks.llm_judge:LlmJudgeEnvironment"
     judged = {"judged": {"import_path": path, "models": {"judge": judge}}}
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     assert refusal(config(environments=judged)) == [
@@ -144,12 +144,12 @@ def test_a_game_that_cannot_be_made_or_has_no_key_is_refused(monkeypatch: pytest
 
 def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
     user = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
-    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    path = "deployments.tasks.llm_judge:LlmJudgeEnvironment"
     assert refusal(config(environments={"alone": {"import_path": path, **user}})) == [
         f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
-        "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
+        "deployments.tasks.conversation:ConversationEnvironment with this one as its judge."
     ]
-    talks = {"import_path": "deployments.environments.conversation:ConversationEnvironment", **user}
+    talks = {"import_path": "deployments.tasks.conversation:ConversationEnvironment", **user}
     check_config(config(environments={"talks": talks | {"arguments": {"judge": {"import_path": path}}}}))
 
 
@@ -186,7 +186,7 @@ def test_a_model_that_is_not_made_yet_says_how_it_is_made(tmp_path: Path, monkey
     ("environment", "says"),
     [
         ({"import_path": "no.such:Thing"}, "no.such:Thing cannot be imported: there is no module no."),
-        ({"import_path": f"{MATH}s"}, "module deployments.environments.math has no MathEnvironments."),
+        ({"import_path": f"{MATH}s"}, "module deployments.tasks.math has no MathEnvironments."),
         ({"import_path": "pathlib:Path"}, "pathlib:Path is not a TaskEnvironment"),
         ({"import_path": MATH, "arguments": {"worker": 2}}, "got an unexpected keyword argument 'worker'"),
     ],
