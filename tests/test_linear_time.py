@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
-from deployments.agents import nim
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
 from deployments.generation.serving import image_prompts
@@ -311,12 +310,6 @@ READERS = {
     ),
     "textarena's moves": Reader(
         textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
-    ),
-    "moves of Nim": Reader(
-        nim.MOVE.findall,
-        ["take ", "take 1 ", "take 1 from", "take 1 from A", "take", " ", "1", "\n"],
-        ("deployments/agents/nim.py::MOVE",),
-        before="take ",
     ),
     "reasoning_gym's expression": Reader(
         lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),

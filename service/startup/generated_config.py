@@ -41,7 +41,6 @@ CPU_ENGINE: Mapping[str, Any] = {
 LONGEST_ON_CPU = 4096
 BUILT_IN = {
     "code": "deployments.tasks.code:CodeEnvironment",
-    "code_jaccard": "deployments.tasks.code_jaccard:CodeJaccardEnvironment",
     "instruction_following": "deployments.tasks.instruction_following:InstructionFollowingEnvironment",
     "math": "deployments.tasks.math:MathEnvironment",
     "retrieval": "deployments.tasks.retrieval:RetrievalEnvironment",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -169,3 +169,20 @@ def test_a_part_with_the_name_of_the_field_beside_the_parts_is_refused() -> None
         EnvironmentNotLoadable, match=r"parts: a part cannot be named 'ended', which is a field of extra"
     ):
         made(one=part(), ended=part())
+
+
+def graded(finish_reason: Literal["stop", "length"], **fields: Any) -> dict[str, float]:
+    """The rewards of a right answer that the task `math` judges as the only part, with these fields."""
+    parts = {"math": {"import_path": "deployments.tasks.math:MathEnvironment", **fields}}
+    environment = load_environment("deployments.tasks.multi_reward:MultiRewardEnvironment", {"parts": parts})
+    reply: ChatMessage = {"role": "assistant", "content": "\\boxed{4}", "finish_reason": finish_reason}
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    played = play(environment, [reply], {"messages": messages, "extra_env_info": {"math": {"ground_truth": "4"}}})
+    assert played.terminated
+    return played.rewards
+
+
+def test_a_part_judges_cut_replies_unless_it_says_otherwise() -> None:
+    assert graded("length") == {"math/correctness": 1.0}
+    assert graded("length", judges_cut_replies=False) == {"math/correctness": 0.0}
+    assert graded("stop", judges_cut_replies=False, weight=2.0) == {"math/correctness": 2.0}

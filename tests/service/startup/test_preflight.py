@@ -132,14 +132,14 @@ def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_game_that_cannot_be_made_or_has_no_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RIVALS_KEY", raising=False)
-    nim = {"import_path": "deployments.agents.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
+    nim = {"import_path": "examples.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
     assert refusal(config(sessions={}, environments={"nim": {"agent": {"game": nim}}})) == [
         "args.environments.nim.agent.game.rivals.api_key_variable: the environment variable RIVALS_KEY holds no key: "
         "set it where the service starts."
     ]
-    gone = {"import_path": "deployments.agents.nim:Go"}
+    gone = {"import_path": "examples.nim:Go"}
     [problem] = refusal(config(sessions={}, environments={"nim": {"agent": {"game": gone}}}))
-    assert problem.startswith("args.environments.nim.agent.game: deployments.agents.nim:Go makes no game: Attribute")
+    assert problem.startswith("args.environments.nim.agent.game: examples.nim:Go makes no game: Attribute")
 
 
 def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:

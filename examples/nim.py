@@ -1,4 +1,4 @@
-"""Nim: two players take sticks from heaps in turn, and who takes the last one wins. For trying out, and for tests."""
+"""Nim: two players take sticks from heaps in turn, and who takes the last one wins. An example of a game."""
 
 import random
 import re
