@@ -30,7 +30,7 @@ from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.settings import AnyEngineSettings, ServiceSettings
+from service.settings import ServiceSettings
 from service.startup import smollm2
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
@@ -69,12 +69,7 @@ def check_config(config: ServeDeploySchema) -> None:
 
 def settings_problems(error: ValidationError) -> Iterator[str]:
     for problem in error.errors():
-        match problem["loc"]:
-            case ("engine", _, *rest):  # The second is pydantic's name for the kind of engine.
-                field = ["engine", *rest]
-            case loc:
-                field = [*loc]
-        yield problem_line(".".join(map(str, ["args", *field])), problem)
+        yield problem_line(".".join(map(str, ["args", *problem["loc"]])), problem)
 
 
 def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
@@ -147,11 +142,11 @@ def agent_problem(agent: AgentSettings) -> str | None:
     return None
 
 
-def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
+def engine_problems(engine: EngineSettings) -> Iterator[str]:
     for field, name in {"model": engine.model, "tokenizer": engine.tokenizer}.items():
         if name is not None and (problem := folder_problem(name)):
             yield f"args.engine.{field}: {problem}"
-    if not isinstance(engine, EngineSettings):
+    if engine.replica is not None:
         return
     permitted = engine_fields()
     if permitted is None:
@@ -227,9 +222,9 @@ def folder_problem(name: str) -> str | None:
     return None
 
 
-def shared_card_problem(application: ServeApplicationSchema, engine: AnyEngineSettings) -> str | None:
+def shared_card_problem(application: ServeApplicationSchema, engine: EngineSettings) -> str | None:
     """The problem with several replicas on one GPU, whose engines start at once."""
-    if not isinstance(engine, EngineSettings) or (engine.model_extra or {}).get("kv_cache_memory_bytes"):
+    if (engine.model_extra or {}).get("kv_cache_memory_bytes"):
         return None
     for entry in application.deployments:
         options = entry.model_dump(exclude_unset=True).get("ray_actor_options") or {}

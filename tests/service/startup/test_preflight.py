@@ -19,7 +19,7 @@ from service.startup import preflight, smollm2
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, config_of
 from service.startup.preflight import check_config, folder_problem
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 MATH = "deployments.tasks.math:MathEnvironment"
 HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
@@ -100,10 +100,10 @@ def test_sessions_beside_a_model_whose_calls_they_cannot_record_are_refused(tmp_
 
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
-        "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, revision, tokenizer_revision, "
-        "trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, max_model_len, seed, "
-        "enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, grammar_time_limit_s, "
-        "environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
+        "args.engine.max_num_seq: unknown; permitted are replica, device, model, tokenizer, revision, "
+        "tokenizer_revision, trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, "
+        "max_model_len, seed, enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, "
+        "grammar_time_limit_s, environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 
 
@@ -158,7 +158,9 @@ def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal(config()) == [
         "vLLM is not installed in this Python environment: install rollout-service[gpu] or rollout-service[cpu]."
     ]
-    check_config(config(engine={"model": "models/tiny", "max_model_len": 64, "simulated": {}}))
+    check_config(
+        config(engine={"model": "models/tiny", "max_model_len": 64, "device": "cpu", "replica": SIMULATED_REPLICA})
+    )
 
 
 def test_a_model_folder_that_is_not_there_is_refused() -> None:

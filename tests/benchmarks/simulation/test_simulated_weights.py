@@ -5,15 +5,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulation.simulated_engine import SimulatedEngine
+from benchmarks.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
+from benchmarks.simulation.timing import Timing
 from deployments.policy.replicas.commands import InitTransfer, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, WeightSpan
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
-from deployments.simulation.timing import Timing
 from rollout_client.contract.policy import PushOptions
 from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica

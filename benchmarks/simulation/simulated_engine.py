@@ -10,6 +10,7 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from benchmarks.simulation.timing import TimedGenerations, Timing
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import (
     NO_COLUMNS,
@@ -25,7 +26,6 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of, packed_rows
-from deployments.simulation.timing import TimedGenerations, Timing
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import PackedNumbers
 from rollout_client.contract.policy import PauseMode

@@ -1,4 +1,6 @@
-"""The generator deployment without a model: one simulated engine per Serve replica.
+"""A replica of the generator without a model, for benchmarks and tests: one simulated engine per Serve replica.
+
+A config names it as `engine.replica`, and how fast it is as `engine.simulated` (`Timing`).
 
 A version of the weights is a number here, and its bytes are not read: `SimulatedWeights` is the counterpart of
 `deployments/generation/command_runner.py`.
@@ -12,9 +14,12 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from benchmarks.simulation.simulated_engine import SimulatedEngine
+from benchmarks.simulation.timing import Timing
 from deployments import logs
 from deployments.failures import PolicyStoreLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.generation.settings import EngineSettings
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Canary,
@@ -35,8 +40,6 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.background_tasks import until_back
 from deployments.rpc.store_client import policy_store_client
-from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.timing import SimulatedEngineSettings, Timing
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 
@@ -111,16 +114,20 @@ class SimulatedWeights:
 class SimulatedGeneratorReplica(GeneratorReplicaBase):
     """A generator replica with a `SimulatedEngine`: ready at once, its weights nothing but the number of a version."""
 
-    async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: EngineSettings, policy_store: DeploymentHandle[Any], *_: object
+    ) -> None:
         logs.configure()
         install()
-        engine = SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
+        timing = Timing.model_validate((settings.model_extra or {}).get("simulated", {}))
+        assert isinstance(settings.max_model_len, int)
+        engine = SimulatedEngine.start(timing, settings.model, settings.tokenizer, settings.max_model_len)
         super().__init__(engine)
         registration = ReplicaRegistration(
             serve.get_replica_context().replica_id.unique_id, ray.get_runtime_context().current_actor, workers=1
         )
         call_at_shutdown(self.drain)
-        self._weights = SimulatedWeights(engine, policy_store_client(policy_store), registration, settings.simulated)
+        self._weights = SimulatedWeights(engine, policy_store_client(policy_store), registration, timing)
         self._running_commands = asyncio.create_task(self._weights.run())
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:

@@ -1,6 +1,5 @@
 """How fast a simulated engine is: its settings, and when its generations end. Imports no Ray.
 
-`SimulatedEngineSettings` is the `engine:` section of a Serve config where a simulated engine takes the place of vLLM.
 `TimedGenerations` is a state machine: the caller passes the time in, no clock is read. Guarantees: at most
 `max_num_seqs` generations run at once; of the waiting ones the next to start is one of the lowest virtual time, and the
 oldest of these, at the exact moment in which another one ends; each submitted generation finishes exactly once or is
@@ -11,11 +10,10 @@ import heapq
 import math
 from collections.abc import Hashable
 from itertools import count
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from deployments.protocols.chat import FROM_MAIN, FromHub, SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
 
 ROUNDING = 1e-6
@@ -145,37 +143,3 @@ class TimedGenerations(Generic[Key]):
     def _is_cancelled(self, entry: tuple[float, int, Key]) -> bool:
         end, _, key = entry
         return self._ends.get(key) != end
-
-
-class SimulatedEngineSettings(StrictSettings):
-    """A simulated engine: `simulated` says how fast it is."""
-
-    device: Literal["cpu"] = "cpu"
-    model: str
-    """A local path or a Hugging Face repository; only its tokenizer is read."""
-    tokenizer: str | None = None
-    """A local path or a Hugging Face repository; by default that of `model`."""
-    split_special_tokens: SplitSpecialTokens = "observations"
-    """As for an engine."""
-    max_model_len: int = Field(ge=1)
-    """Tokens of prompt and generation."""
-    num_cpus: float = Field(default=0.1, ge=0)
-    """CPU cores that Ray reserves for one replica."""
-    simulated: Timing
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_engine_args(cls, settings: Any) -> Any:
-        for name in settings.keys() - cls.model_fields.keys() if isinstance(settings, dict) else ():
-            raise ValueError(
-                f"{name} has no meaning beside simulated, which takes the place of an engine: leave it out"
-            )
-        return settings
-
-    @property
-    def hub(self) -> FromHub:
-        return FROM_MAIN
-
-    def ray_actor_options(self) -> dict[str, float]:
-        """The cores that Ray reserves for one replica."""
-        return {"num_cpus": self.num_cpus}

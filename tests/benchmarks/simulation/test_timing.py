@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.simulation.timing import TimedGenerations, Timing
+from benchmarks.simulation.timing import TimedGenerations, Timing
 
 TIMING = Timing(time_to_first_token_s=1.0, time_per_token_s=0.5, max_num_seqs=2)
 

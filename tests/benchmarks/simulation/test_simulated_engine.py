@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulation.simulated_engine import SimulatedEngine
+from benchmarks.simulation.timing import Timing
 from deployments.failures import GenerationRejected, ReplicaShuttingDown, RolloutFailure
 from deployments.protocols.generation import (
     Generation,
@@ -19,8 +21,6 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageSpan
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.timing import Timing
 from tests import virtual_time
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, run, settled
