@@ -31,7 +31,6 @@ from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
 from service.settings import ServiceSettings
-from service.startup import smollm2
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.resources import Demand, demand_of, missing_resources
@@ -209,8 +208,8 @@ def local_model_type(model: str) -> str | None:
 def folder_problem(name: str) -> str | None:
     """The problem with the local path of a model; `None` if it exists, or if the name is that of a remote model."""
     path = REPOSITORY / name
-    if path == smollm2.folder() and not smollm2.is_made():
-        return f"{name} has no weights yet: make them with python -m models.smollm2."
+    if (path / "__main__.py").is_file() and not (path / "config.json").is_file():
+        return f"{name} is no model yet: make it with python -m models.{path.name}."
     if path.exists():
         return None
     if name.startswith(("/", ".", "~")):

@@ -15,7 +15,7 @@ from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from service.app import build
 from service.settings import ServiceSettings
-from service.startup import preflight, smollm2
+from service.startup import preflight
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, config_of
 from service.startup.preflight import check_config, folder_problem
@@ -176,12 +176,13 @@ def test_a_model_name_that_is_no_path_may_be_a_remote_one(tmp_path: Path) -> Non
     assert folder_problem(str(tmp_path)) is None
 
 
-def test_a_model_that_is_not_made_yet_says_how_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "folder", lambda: tmp_path)
-    refused = f"{tmp_path} has no weights yet: make them with python -m models.smollm2."
-    assert folder_problem(str(tmp_path)) == refused
-    (tmp_path / smollm2.WEIGHTS).touch()
-    assert folder_problem(str(tmp_path)) is None
+def test_a_model_that_is_not_made_yet_says_how_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "__main__.py").touch()
+    name = str(tmp_path / "smollm2")
+    assert folder_problem(name) == f"{name} is no model yet: make it with python -m models.smollm2."
+    (tmp_path / "smollm2" / "config.json").touch()
+    assert folder_problem(name) is None
 
 
 @pytest.mark.parametrize(

