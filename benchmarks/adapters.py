@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.bare_engine import BareEngine
 from deployments.generation.settings import EngineSettings
 from models.smollm2.recipe import made
-from service.startup.generated_config import ServedModel, cpu_engine
+from service.startup.generated_config import ServedModel, engine_of
 from service.startup.local_service import sentences_for_the_user
 
 RANK = 8
@@ -40,7 +40,7 @@ def main(
         folder = made(console)
         write_adapter(folder, adapter)
         served = ServedModel(str(folder), 0, engine={"enable_lora": True, "max_lora_rank": RANK})
-        settings = EngineSettings.model_validate({**cpu_engine(served), **served.engine})
+        settings = EngineSettings.model_validate(engine_of(served))
         seconds: dict[str, list[float]] = defaultdict(list)
         with BareEngine.started(settings) as engine:
             for way in WAYS:
