@@ -104,7 +104,7 @@ reload: $(READY)
 	@$(PYTHON) -m service.startup.reload $(TASK)
 
 train: $(READY) $(MADE)
-	@$(PYTHON) -m examples.train_grpo $(MODEL)
+	@$(PYTHON) -m examples.train_grpo $(FOLDER)
 
 train-filtered: $(READY)
 	@$(PYTHON) -m examples.train_filtered
@@ -116,10 +116,10 @@ train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)
 
 train-images: $(READY)
-	@$(PYTHON) -m examples.train_grpo $(MODEL) --questions shapes --curve train-images.png
+	@$(PYTHON) -m examples.train_grpo $(FOLDER) --questions shapes --curve train-images.png
 
 train-trl: $(READY) $(MADE)
-	@$(PYTHON) -m examples.train_trl $(MODEL)
+	@$(PYTHON) -m examples.train_trl $(FOLDER)
 
 # TASK=harbor trains on tasks in Harbor's format, which need no package beside the service's.
 train-agent: $(READY) $(if $(TASK),,$(BRIDGES)/verifiers/.ready)
@@ -236,7 +236,7 @@ test-sockets: $(BRIDGES)/tinker/.ready
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
-	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
+	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/tasks/bridges
 
 $(BRIDGES)/tokenizers/smollm2/config.json: | $(SMOLLM2)/model.safetensors
 

@@ -56,6 +56,11 @@ def tasks_of(model: Path | None) -> Sequence[str]:
     return needed_by(model).get("tasks", TASKS_OF_OTHER_MODELS) if model else TASKS_OF_OTHER_MODELS
 
 
+def temperature_of(model: Path | None) -> float:
+    """The temperature of a conversation that is to be read; models are trained at 1, where small ones ramble."""
+    return float(needed_by(model).get("temperature", 1.0)) if model else 1.0
+
+
 def missing_package(task: str) -> str | None:
     """The package that the task needs and that is installed neither here nor in an environment of its own."""
     needed: str | None = known_tasks()[task].get("needs")

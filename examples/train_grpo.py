@@ -49,7 +49,7 @@ from service.startup.generated_config import (
 )
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
-from service.startup.serve_command import make_if_needed, model_named
+from service.startup.serve_command import model_named
 
 EPOCHS = 2
 CLIP = 0.2
@@ -125,7 +125,7 @@ def main(
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
-    folder, recipe = model_and_recipe(model, questions, console)
+    folder, recipe = model_and_recipe(model, questions)
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
@@ -144,10 +144,8 @@ def main(
     trained.report(curve, console)
 
 
-def model_and_recipe(model: str | None, questions: str | None, console: Console) -> tuple[str, Recipe]:
+def model_and_recipe(model: str | None, questions: str | None) -> tuple[str, Recipe]:
     """The model's folder or its name on the Hub, as the service and transformers take it, and what fits it."""
-    with sentences_for_the_user(console):
-        make_if_needed(model, console)
     embedded = EMBEDDED_MODEL_THAT_SEES if questions in TASKS else EMBEDDED_MODEL
     named = model_named(model or str(embedded))
     # What the package brings are links to a checkout's `models`, which may be named as well.

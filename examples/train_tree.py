@@ -18,7 +18,7 @@ import typer
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-from deployments.environments.sliding_puzzle import game_sample
+from deployments.tasks.sliding_puzzle import game_sample
 from examples.train_filtered import draw, reached, tokens_until
 from examples.train_grpo import (
     CLIP,

@@ -20,7 +20,6 @@ from deployments.images.remote_images import RemoteImages
 from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, policy_store_client, rollout_record_store_client
 from deployments.sessions.store_client import session_store_client
-from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
@@ -146,11 +145,9 @@ class Ingress:
         described = await remote.describe()
         admission = Admission(settings.admission, described.max_model_len, most_replicas)
 
-        calls: ModelCalls | None = None
-        if not isinstance(settings.engine, SimulatedEngineSettings):
-            calls = ModelCalls(remote, admission, limits.generation_timeout_s)
+        calls = ModelCalls(remote, admission, limits.generation_timeout_s)
         agent_sessions: AgentSessions | None = None
-        if sessions is not None and settings.sessions is not None and calls is not None:
+        if sessions is not None and settings.sessions is not None:
             session_store, base_url = session_store_client(sessions), settings.sessions.base_url
             stores["sessions"] = session_store.answer
             agent_sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(tasks), base_url)
@@ -217,7 +214,7 @@ class Ingress:
                 limits.generation_timeout_s,
             ),
             reports=reports,
-            tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
+            tinker=TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:
             snapshot = partial(gauge_snapshot, admission, remote, policy)

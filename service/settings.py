@@ -3,9 +3,9 @@
 The number of replicas is in `deployments` of the Serve config.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
@@ -17,7 +17,6 @@ from deployments.models.settings import ChatModelSettings, RewardModelSettings, 
 from deployments.policy.settings import PolicySettings
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
-from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
 
 
@@ -58,20 +57,6 @@ SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessio
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
 `Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and
 with an agent another one, `{task}_agent`."""
-
-
-def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
-    is_simulated = (
-        "simulated" in settings if isinstance(settings, dict) else isinstance(settings, SimulatedEngineSettings)
-    )
-    return "simulated" if is_simulated else "engine"
-
-
-AnyEngineSettings = Annotated[
-    Annotated[EngineSettings, Tag("engine")] | Annotated[SimulatedEngineSettings, Tag("simulated")],
-    Discriminator(kind_of_engine),
-]
-"""An engine or, with the key `simulated`, a simulated engine."""
 
 
 class EnvironmentSettings(StrictSettings):
@@ -196,7 +181,7 @@ class Scheduling(StrictSettings):
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
-    engine: AnyEngineSettings
+    engine: EngineSettings
     """Which model generates, and on which hardware."""
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
@@ -234,12 +219,6 @@ class ServiceSettings(StrictSettings):
     them; `{}` for the defaults. With null, the default, there are none."""
 
     @model_validator(mode="after")
-    def refuse_sessions_without_a_model(self) -> Self:
-        if self.sessions is not None and isinstance(self.engine, SimulatedEngineSettings):
-            raise ValueError("sessions has no meaning beside engine.simulated, which has no model: leave it out")
-        return self
-
-    @model_validator(mode="after")
     def refuse_another_cache_of_images(self) -> Self:
         if self.images is not None and (self.engine.model_extra or {}).get("mm_processor_cache_gb"):
             raise ValueError(
@@ -269,8 +248,6 @@ class ServiceSettings(StrictSettings):
         for task_name, environment in self.environments.items():
             for name, model in environment.all_models.items():
                 field = f"environments.{task_name}.{name}"
-                if model.base_url is None and isinstance(self.engine, SimulatedEngineSettings):
-                    raise ValueError(f"{field}: beside engine.simulated no policy can be asked: give it a base_url")
                 if model.base_url is None and self.access.keys_file is not None and model.api_key_variable is None:
                     raise ValueError(f"{field}.api_key_variable is missing: this service asks for keys")
         return self
@@ -282,12 +259,6 @@ class ServiceSettings(StrictSettings):
                 raise ValueError(
                     f"environments.{task_name}.reward_models: there is no {', '.join(unknown)} under reward_models"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def refuse_a_policy_folder_without_weights(self) -> Self:
-        if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
-            raise ValueError("policy.folder has no meaning beside engine.simulated, which has no weights: leave it out")
         return self
 
     def ray_actor_options(self) -> dict[str, dict[str, float]]:

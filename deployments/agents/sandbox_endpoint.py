@@ -8,10 +8,9 @@ beyond their run are ended with it, so that nothing is done for an agent while t
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
@@ -20,22 +19,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deployments.agents.programs import AgentCall
-from deployments.environments.bridges.model_endpoint import EndpointServer
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, OutOfMemory, RunningSandbox
 from deployments.strict_settings import StrictSettings
+from rollout_env.loopback import LoopbackServer
+from rollout_env.serve import Disconnected, while_connected
 
 ENDED = "There is no run with this sandbox: it has ended."
 LARGEST_BODY_BYTES = 64 * 2**20
-T = TypeVar("T")
 
 
 class BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
-
-
-class CallerDisconnected(Exception):
-    """Nobody waits for the answer any longer."""
 
 
 class HarnessCall(AgentCall):
@@ -59,7 +54,7 @@ class SandboxEndpoint:
     """Serves sandboxes while their runs last. The server starts with the first of them."""
 
     def __init__(self) -> None:
-        self._server = EndpointServer(Starlette(routes=[Route("/{key}/exec", self._exec, methods=["POST"])]))
+        self._server = LoopbackServer(Starlette(routes=[Route("/{key}/exec", self._exec, methods=["POST"])]))
         self._starting: asyncio.Future[str] | None = None
         self._open: dict[str, tuple[RunningSandbox, set[asyncio.Future[ExecResult]]]] = {}
 
@@ -99,7 +94,7 @@ class SandboxEndpoint:
             return PlainTextResponse(str(error), 408)
         except (SandboxLost, OutOfMemory) as error:
             return PlainTextResponse(str(error), 410)
-        except (KeyError, CallerDisconnected, asyncio.CancelledError):
+        except (KeyError, Disconnected, asyncio.CancelledError):
             return PlainTextResponse(ENDED, 410)
 
 
@@ -111,18 +106,3 @@ async def body_of(request: Request) -> bytes:
         if len(body) > LARGEST_BODY_BYTES:
             raise BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
     return bytes(body)
-
-
-async def while_connected(request: Request, run: Awaitable[T]) -> T:
-    """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
-    running = asyncio.ensure_future(run)
-    gone = asyncio.ensure_future(request.receive())
-    awaited: set[asyncio.Future[Any]] = {running, gone}
-    try:
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise CallerDisconnected
-        return running.result()
-    finally:
-        running.cancel()
-        gone.cancel()

@@ -41,7 +41,7 @@ logger = logging.getLogger("rollout_service.rpc")
 
 
 class GeneratorReplicaBase(ABC):
-    """Runs generations on the replica's engine; `GeneratorReplica` and `SimulatedGeneratorReplica` inherit from it."""
+    """Runs generations on the replica's engine; `GeneratorReplica` and a benchmark's simulated one inherit from it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -118,7 +118,7 @@ class GeneratorReplicaBase(ABC):
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:  # noqa: ARG002 - has none
         """Yields the parts of an answer. Raises `GenerationRejected` where the engine has no serving layers."""
-        raise GenerationRejected("A simulated engine answers no calls of OpenAI's and Anthropic's APIs.")
+        raise GenerationRejected("The engine answers no calls of OpenAI's and Anthropic's APIs.")
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""

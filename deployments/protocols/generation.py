@@ -2,7 +2,7 @@
 
 The rollout loop calls `Generator` and `Environment` and knows nothing else of the other deployments. `RemoteGenerator`
 and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A generator replica calls `Engine`, which
-`VLLMEngine` and `SimulatedEngine` implement. A replica describes itself by `ReplicaLoad` and `GeneratorDescription`.
+`VLLMEngine` implements. A replica describes itself by `ReplicaLoad` and `GeneratorDescription`.
 """
 
 from array import array
@@ -275,7 +275,7 @@ def takes_no_images(names: Sequence[str]) -> GenerationRejected:
 
 
 class Engine(Protocol):
-    """Generates on one replica. A generator replica calls it; `VLLMEngine` and `SimulatedEngine` implement it."""
+    """Generates on one replica. A generator replica calls it; `VLLMEngine` implements it."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Runs one generation. Cancelling the call aborts it; raises what `Generator.generate` raises."""

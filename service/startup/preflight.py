@@ -30,8 +30,7 @@ from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.settings import AnyEngineSettings, ServiceSettings
-from service.startup import smollm2
+from service.settings import ServiceSettings
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.resources import Demand, demand_of, missing_resources
@@ -69,12 +68,7 @@ def check_config(config: ServeDeploySchema) -> None:
 
 def settings_problems(error: ValidationError) -> Iterator[str]:
     for problem in error.errors():
-        match problem["loc"]:
-            case ("engine", _, *rest):  # The second is pydantic's name for the kind of engine.
-                field = ["engine", *rest]
-            case loc:
-                field = [*loc]
-        yield problem_line(".".join(map(str, ["args", *field])), problem)
+        yield problem_line(".".join(map(str, ["args", *problem["loc"]])), problem)
 
 
 def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
@@ -101,7 +95,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
             if environment.user_simulator is not None and not has_a_user(environment_class):
                 yield (
                     f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
-                    "no use_user): leave it out, or name deployments.environments.conversation:ConversationEnvironment "
+                    "no use_user): leave it out, or name deployments.tasks.conversation:ConversationEnvironment "
                     "with this one as its judge."
                 )
             for shadow in environment.shadow.values():
@@ -147,11 +141,11 @@ def agent_problem(agent: AgentSettings) -> str | None:
     return None
 
 
-def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
+def engine_problems(engine: EngineSettings) -> Iterator[str]:
     for field, name in {"model": engine.model, "tokenizer": engine.tokenizer}.items():
         if name is not None and (problem := folder_problem(name)):
             yield f"args.engine.{field}: {problem}"
-    if not isinstance(engine, EngineSettings):
+    if engine.replica is not None:
         return
     permitted = engine_fields()
     if permitted is None:
@@ -214,8 +208,8 @@ def local_model_type(model: str) -> str | None:
 def folder_problem(name: str) -> str | None:
     """The problem with the local path of a model; `None` if it exists, or if the name is that of a remote model."""
     path = REPOSITORY / name
-    if path == smollm2.folder() and not smollm2.is_made():
-        return f"{name} has no weights yet: make them with python -m models.smollm2."
+    if (path / "__main__.py").is_file() and not (path / "config.json").is_file():
+        return f"{name} is no model yet: make it with python -m models.{path.name}."
     if path.exists():
         return None
     if name.startswith(("/", ".", "~")):
@@ -227,9 +221,9 @@ def folder_problem(name: str) -> str | None:
     return None
 
 
-def shared_card_problem(application: ServeApplicationSchema, engine: AnyEngineSettings) -> str | None:
+def shared_card_problem(application: ServeApplicationSchema, engine: EngineSettings) -> str | None:
     """The problem with several replicas on one GPU, whose engines start at once."""
-    if not isinstance(engine, EngineSettings) or (engine.model_extra or {}).get("kv_cache_memory_bytes"):
+    if (engine.model_extra or {}).get("kv_cache_memory_bytes"):
         return None
     for entry in application.deployments:
         options = entry.model_dump(exclude_unset=True).get("ray_actor_options") or {}

@@ -20,7 +20,7 @@ from service.startup.ports import free_port
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 from tests.paths import REPOSITORY, TINY_MODEL
 
-TASKS = "deployments.environments"
+TASKS = "deployments.tasks"
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 QUESTION = [{"role": "user", "content": "Q"}]
 pytestmark = pytest.mark.long

@@ -18,7 +18,7 @@ from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
-MATH = "deployments.environments.math:MathEnvironment"
+MATH = "deployments.tasks.math:MathEnvironment"
 SHOWN_WITHIN_S = 60.0
 
 
@@ -30,7 +30,7 @@ def config() -> ServeDeploySchema:
     application.args["environments"] = {
         "math": {"import_path": MATH, "shadow": {"halving": halving}},
         "harsh": {"import_path": MATH, "arguments": {"wrong_reward": -1.0}},
-        "sliding_puzzle": {"import_path": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment"},
+        "sliding_puzzle": {"import_path": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment"},
     }
     application.args["jobs"] = {}
     application.deployments = [

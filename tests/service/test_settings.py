@@ -6,15 +6,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from benchmarks.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from deployments.generation.settings import EngineSettings
-from deployments.simulation.timing import SimulatedEngineSettings, Timing
 from rollout_env.loading import load_environment
 from service.settings import ServiceSettings
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
-SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}
-MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+MATH = {"import_path": "deployments.tasks.math:MathEnvironment"}
 AGENT = {"import_path": "agents:agent"}
 
 
@@ -65,18 +64,12 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
         (
-            {"engine": {**SIMULATED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
-            "dtype has no meaning",
+            {"engine": {**ENGINE, "replica": "nowhere:Replica"}, "environments": {"math": MATH}},
+            "No module named 'nowhere'",
         ),
-        ({"engine": {**SIMULATED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
-        ({"engine": {**ENGINE, "simulated": {}}, "environments": {"math": MATH}}, "max_model_len"),
         (
             {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "environments": {"math": MATH}, "images": {}},
             "mm_processor_cache_gb has no meaning beside images",
-        ),
-        (
-            {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
-            "policy.folder has no meaning",
         ),
         (
             {
@@ -93,10 +86,6 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "user_simulator": {"model": "user"}}}},
             "user_simulator.model: there is no user under models",
-        ),
-        (
-            {"engine": SIMULATED, "environments": {"math": {**MATH, "models": {"user": {}}}}},
-            "environments.math.models.user: beside engine.simulated no policy can be asked",
         ),
         (
             {
@@ -142,18 +131,20 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str)
         ServiceSettings.model_validate(settings)
 
 
-def test_a_simulated_engine_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
-    engine = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH}}).engine
-    assert isinstance(engine, SimulatedEngineSettings)
-    assert engine.simulated == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
-    assert engine.ray_actor_options() == {"num_cpus": 0.1}
+def test_a_replica_by_import_path_has_fields_of_its_own_which_are_none_of_the_engine() -> None:
+    engine = EngineSettings.model_validate({**ENGINE, "replica": SIMULATED_REPLICA, "simulated": {"stage_s": 1}})
+    assert engine.replica is SimulatedGeneratorReplica
+    assert engine.model_extra == {"simulated": {"stage_s": 1}}
+    assert "replica" not in engine.engine_args()
 
 
 def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwise() -> None:
-    settings = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH, "mine": MATH}})
+    settings = ServiceSettings.model_validate(
+        {"engine": {**ENGINE, "num_cpus": 0.1}, "environments": {"math": MATH, "mine": MATH}}
+    )
     assert settings.ray_actor_options() == {
         "Ingress": {"num_cpus": 0.2},
-        "Generator": {"num_cpus": 0.1},
+        "Generator": {"num_cpus": 0.1, "num_gpus": 0},
         "Policy": {"num_cpus": 0.1},
         "Jobs": {"num_cpus": 0.1},
         "math": {"num_cpus": 0.1},
@@ -300,7 +291,7 @@ def test_the_highest_rank_of_an_adapter_is_zero_where_adapters_are_off(fields: d
     assert EngineSettings(model="m", **fields).highest_rank == rank
 
 
-SHADOW = {"import_path": "deployments.environments.llm_judge:LlmJudgeEnvironment"}
+SHADOW = {"import_path": "deployments.tasks.llm_judge:LlmJudgeEnvironment"}
 
 
 def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> None:

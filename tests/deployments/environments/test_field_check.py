@@ -5,11 +5,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
-from deployments.environments.code_jaccard import ReferenceInfo
 from deployments.environments.host import MOST_REFUSED_FIELDS, has_validators, refused_fields
-from deployments.environments.math import MathInfo
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from deployments.protocols.environments import RefusedField
+from deployments.tasks.math import MathInfo
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from rollout_env import play
 
 
@@ -98,7 +97,6 @@ class Nested(BaseModel):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (ReferenceInfo, False),
         (MathInfo, True),
         (Outer, False),
         (SlidingPuzzleState, True),

@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 from ray.exceptions import ActorDiedError
 
-from deployments.environments.math import MathInfo
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.handle_calls import record_live_replicas
+from deployments.tasks.math import MathInfo
 from service.remote.environment import FieldsSchema, RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.schedule import LockstepSchedule

@@ -17,7 +17,7 @@ from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedG
 from tests.service.scripted_http import ScriptedHttp
 
 Verdicts = dict[str, float | None]
-MATH = "deployments.environments.math:MathEnvironment"
+MATH = "deployments.tasks.math:MathEnvironment"
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
 

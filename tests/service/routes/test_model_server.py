@@ -110,11 +110,6 @@ def test_a_text_with_half_a_surrogate_pair_is_refused_before_a_replica_gets_it()
     assert (refused.status_code, server.requests) == (422, [])
 
 
-def test_a_service_without_engines_says_so() -> None:
-    refused = ScriptedHttp().request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
-    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")
-
-
 def test_the_tokens_of_a_call_count_against_the_quota_of_its_key(tmp_path: Path) -> None:
     access, key = access_of_a_key(tmp_path, quotas={"tokens_per_minute": 60})
     parts = [ServedPart(b"{}", 200, "application/json", ServedTokens(prompt=40, generated=60))]

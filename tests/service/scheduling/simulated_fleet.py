@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from benchmarks.simulation.timing import TimedGenerations, Timing
 from deployments.protocols.generation import GenerationRequest, RequestShare, SamplingOptions
 from deployments.protocols.replicas import ReplicaLoad
-from deployments.simulation.timing import TimedGenerations, Timing
 from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.replica_queues import ScheduledGeneration
 from service.scheduling.replica_window import UNNAMED, EngineCapacity

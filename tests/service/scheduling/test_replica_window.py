@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulation.timing import Timing
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from deployments.simulation.timing import Timing
 from service.scheduling.replica_window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 

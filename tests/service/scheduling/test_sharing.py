@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from deployments.simulation.timing import Timing
+from benchmarks.simulation.timing import Timing
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
