@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.bubblewrap import FIRST_VARIABLES, BubblewrapCommand, owners_of_processes
@@ -40,6 +39,8 @@ from deployments.sandbox.providers.interface import (
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 
 IMAGES_PREFIX = "rollout-sandbox-images-"
+EMPTY_IMAGE = "scratch"
+"""The name of the image without files of its own."""
 MOST_IMAGES = 64
 KILLED = 128 + signal.SIGKILL
 
@@ -80,14 +81,14 @@ class LocalProvider(SandboxProvider):
             sandbox.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO]:
+    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO | None]:
+        if spec.image == EMPTY_IMAGE:
+            return _Image(), None
         if spec.image is not None:
-            if (held := self._held(spec.image)) is None:
-                raise SandboxRefused(
-                    f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile, and its own "
-                    "snapshots. Use a provider that has images, such as docker."
-                )
-            return held
+            raise SandboxRefused(
+                f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile. Use a provider "
+                "that has images, such as docker."
+            )
         assert spec.folder is not None
         made_of = await self._folders.name_of(spec.folder), spec.read_only_folders
         key = hashlib.sha256(repr(made_of).encode()).hexdigest()
@@ -145,16 +146,11 @@ class LocalProvider(SandboxProvider):
             assert oldest.archive is not None
             oldest.archive.unlink(missing_ok=True)
 
-    async def _keep_snapshot(self, sandbox: LocalRunningSandbox) -> str:
-        key = f"snapshot-{uuid4().hex}"
-        await self._keep(key, sandbox, sandbox.variables, sandbox.workdir)
-        return key
-
     async def _started(self, spec: SandboxSpec, image: _Image, archive: BinaryIO | None = None) -> LocalRunningSandbox:
         """A sandbox with the files of the archive, which is closed."""
         variables = {**FIRST_VARIABLES, **image.environment, **spec.environment}
         workdir = spec.workdir or image.workdir
-        sandbox = LocalRunningSandbox(self._bubblewrap, spec, variables, workdir, self._keep_snapshot)
+        sandbox = LocalRunningSandbox(self._bubblewrap, spec, variables, workdir)
         self._running.add(sandbox)
         try:
             with archive or contextlib.nullcontext():

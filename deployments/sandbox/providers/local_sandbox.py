@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -20,7 +20,6 @@ from uuid import uuid4
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import HeldFds
 from deployments.sandbox.local import NoUserIdLeft
-from deployments.sandbox.programs.relay import forward_connection
 from deployments.sandbox.providers.bubblewrap import PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
@@ -51,16 +50,13 @@ class LocalRunningSandbox(RunningSandbox):
         spec: SandboxSpec,
         variables: Mapping[str, str],
         workdir: str,
-        keep: Callable[["LocalRunningSandbox"], Awaitable[str]],
     ) -> None:
         """Starts nothing yet.
 
         Args:
             variables: of all commands, those of its image and of `spec`.
-            keep: keeps its files as an image, and returns the name of that.
         """
         self._bubblewrap = bubblewrap
-        self._keep_as_image = keep
         self._spec = spec
         self.variables = variables
         self.workdir = workdir
@@ -152,7 +148,7 @@ class LocalRunningSandbox(RunningSandbox):
             return
         connection.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=connection)
-        await forward_connection(reader, writer, self._base_url)
+        await _forward_connection(reader, writer, self._base_url)
 
     async def _measure(self) -> None:
         memory = (self._spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
@@ -261,10 +257,6 @@ class LocalRunningSandbox(RunningSandbox):
         if problem := json.loads(frame[1]).get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
 
-    async def snapshot(self) -> str:
-        """See `RunningSandbox.snapshot`."""
-        return await self._keep_as_image(self)
-
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""
         self._base_url = base_url
@@ -290,6 +282,31 @@ class LocalRunningSandbox(RunningSandbox):
                 signal.pidfd_send_signal(self._first_pidfd, signal.SIGKILL)
         elif self._process is not None:
             self._process.kill()
+
+
+async def _forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, base_url: str) -> None:
+    """Carries a connection that came out of a sandbox to the service at `base_url`, until both sides have ended."""
+    address = urlsplit(base_url)
+    try:
+        service = await asyncio.open_connection(
+            address.hostname, address.port, ssl=True if address.scheme == "https" else None
+        )
+    except OSError:
+        writer.close()
+        return
+    await asyncio.gather(_forward_bytes(reader, service[1]), _forward_bytes(service[0], writer))
+
+
+async def _forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Carries bytes until one side has ended."""
+    try:
+        while part := await source.read(65536):
+            target.write(part)
+            await target.drain()
+    except OSError:
+        pass
+    finally:
+        target.close()
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
