@@ -243,7 +243,7 @@ class SandboxedCommandProgram(AgentProgram):
                     raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}") from error
                 return {} if content is None else reward_written(content[:LARGEST_REWARD_BYTES])
             finally:
-                await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
+                await sandbox.destroy()
 
 
 async def run_in_sandbox(

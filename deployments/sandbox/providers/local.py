@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.bubblewrap import FIRST_VARIABLES, BubblewrapCommand, owners_of_processes
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
@@ -37,6 +36,7 @@ from deployments.sandbox.providers.interface import (
     owner_of_process,
 )
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, SandboxWalls, owners_of_processes
 
 IMAGES_PREFIX = "rollout-sandbox-images-"
 EMPTY_IMAGE = "scratch"
@@ -59,7 +59,8 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        self._bubblewrap = BubblewrapCommand()
+        self._walls = SandboxWalls()
+        self._processors = Processors()
         self._images: OrderedDict[str, _Image] = OrderedDict()
         self._building: dict[str, asyncio.Lock] = {}
         self._folders = FolderStates()
@@ -135,7 +136,7 @@ class LocalProvider(SandboxProvider):
                     )
             await self._keep(key, sandbox, plan.environment, plan.workdir)
         finally:
-            await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
+            await sandbox.destroy()
 
     async def _keep(self, key: str, sandbox: LocalRunningSandbox, variables: Mapping[str, str], workdir: str) -> None:
         archive = self._folder / f"{key}.tar"
@@ -150,7 +151,7 @@ class LocalProvider(SandboxProvider):
         """A sandbox with the files of the archive, which is closed."""
         variables = {**FIRST_VARIABLES, **image.environment, **spec.environment}
         workdir = spec.workdir or image.workdir
-        sandbox = LocalRunningSandbox(self._bubblewrap, spec, variables, workdir)
+        sandbox = LocalRunningSandbox(self._walls, self._processors, spec, variables, workdir)
         self._running.add(sandbox)
         try:
             with archive or contextlib.nullcontext():
@@ -158,7 +159,7 @@ class LocalProvider(SandboxProvider):
                 if archive is not None:
                     await sandbox.unpack(archive)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
+            await sandbox.destroy()
             raise
         return sandbox
 
