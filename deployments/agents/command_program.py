@@ -1,4 +1,4 @@
-"""An agent that is a command: a process of its own for each rollout; with limits, maybe in a sandbox."""
+"""An agent that is a command: a process of its own for each rollout, with limits; or a sandbox of its own."""
 
 import asyncio
 import os
@@ -6,16 +6,27 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import orjson
+import psutil
 
-from deployments.agents.command_sandbox import CommandLaunch, CommandSandbox
 from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
-from deployments.failures import AgentFailed, EnvironmentLost
+from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected
+from deployments.harbor.tasks import HarborTaskRefused
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    OutOfMemory,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.local import EMPTY_IMAGE, LocalProvider
 
 MIB = 2**20
 STDERR_BYTES = 16_384
@@ -29,15 +40,17 @@ REWARD_FILE = "reward.json"
 SAMPLE_FILE = "sample.json"
 TRY_AGAIN_LATER = os.EX_TEMPFAIL
 """The exit code of a command that could not run just now."""
+KILLED = 128 + signal.SIGKILL
+SANDBOX_FOLDER = "/tmp/work"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class CommandProgram(AgentProgram):
     def __init__(self, settings: CommandSettings) -> None:
-        """Raises `SandboxUnusable`."""
         self._settings = settings
-        self._sandbox = CommandSandbox(settings) if settings.sandbox else None
-        self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
-        self._limits = ["prlimit", *limits_of(settings)]
+        self._passed = passed_variables(settings)
+        # Linux ends the command with the replica, whose event loop has a thread that lives as long as it does.
+        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits_of(settings), *settings.argv]
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         async with run_folder() as folder:
@@ -50,17 +63,15 @@ class CommandProgram(AgentProgram):
             return reward_in(folder)
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
-        argv = [*self._limits, *self._settings.argv]
-        async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(said) as stderr:
-            environment = {
-                **self._passed,
-                **self._settings.environment_variables,
-                **session_variables(walls.base_url, call.api_key, walls.folder),
-                **({"HOME": walls.folder, "TMPDIR": walls.folder} if self._sandbox is not None else {}),
-            }
+        environment = {
+            **self._passed,
+            **self._settings.environment_variables,
+            **session_variables(call.base_url, call.api_key, str(folder)),
+        }
+        async with stderr_tail(said) as stderr:
             try:
                 with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = start_process(walls, sample.fileno(), stderr, folder, environment)
+                    process = start_process(self._argv, sample.fileno(), stderr, folder, environment)
             finally:
                 os.close(stderr)
             try:
@@ -71,18 +82,9 @@ class CommandProgram(AgentProgram):
             finally:
                 kill_group(process.pid, signal.SIGKILL)
 
-    @asynccontextmanager
-    async def _walls(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
-        if self._sandbox is not None:
-            async with self._sandbox.around(argv, base_url, folder) as walls:
-                yield walls
-            return
-        # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
-        yield CommandLaunch(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
-
 
 def start_process(
-    walls: CommandLaunch, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+    argv: Sequence[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 
@@ -91,14 +93,13 @@ def start_process(
     """
     try:
         return subprocess.Popen(
-            walls.argv,
+            argv,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             cwd=folder,
             env=environment,
             start_new_session=True,
-            pass_fds=walls.fds,
         )
     except OSError as error:
         raise EnvironmentLost(f"The agent's process was not started: {error}.") from error
@@ -163,6 +164,11 @@ def kill_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
+def passed_variables(settings: CommandSettings) -> dict[str, str]:
+    """The variables of this process that a command gets too."""
+    return {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
+
+
 def limits_of(settings: CommandSettings) -> list[str]:
     """The arguments of `prlimit`."""
     limits = ["--core=0"]
@@ -195,7 +201,11 @@ def reward_in(folder: Path) -> dict[str, float]:
     except OSError as error:
         raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}.") from error
     with os.fdopen(opened, "rb") as file:
-        content = file.read(LARGEST_REWARD_BYTES)
+        return reward_written(file.read(LARGEST_REWARD_BYTES))
+
+
+def reward_written(content: bytes) -> dict[str, float]:
+    """The reward in the file of that name. Raises `AgentFailed`."""
     try:
         return reward_of(orjson.loads(content), f"The file {REWARD_FILE} of the agent")
     except orjson.JSONDecodeError as error:
@@ -204,6 +214,83 @@ def reward_in(folder: Path) -> dict[str, float]:
 
 def describe_exit(code: int) -> str:
     return f"ended with exit code {code}" if code > 0 else f"was ended by signal {signal.Signals(-code).name}"
+
+
+class SandboxedCommandProgram(AgentProgram):
+    """Runs the command in a sandbox of this machine, which reaches nothing but the service."""
+
+    def __init__(self, settings: CommandSettings) -> None:
+        """Raises `ProviderUnusable`."""
+        self._settings = settings
+        self._provider = LocalProvider()
+        self._spec = SandboxSpec(
+            image=EMPTY_IMAGE,
+            environment={**passed_variables(settings), "HOME": SANDBOX_FOLDER, "TMPDIR": SANDBOX_FOLDER},
+            workdir=SANDBOX_FOLDER,
+            # Its settings bound each of its processes.
+            memory_mb=psutil.virtual_memory().total // MIB,
+            read_only_folders=tuple(settings.folders),
+        )
+
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        with sandbox_failures("The agent", said):
+            sandbox = await self._provider.create(self._spec)
+            try:
+                await run_in_sandbox(self._settings, call, sandbox, SANDBOX_FOLDER, said)
+                try:
+                    content = await sandbox.read_file(f"{SANDBOX_FOLDER}/{REWARD_FILE}")
+                except SandboxRefused as error:
+                    raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}") from error
+                return {} if content is None else reward_written(content[:LARGEST_REWARD_BYTES])
+            finally:
+                await sandbox.destroy()
+
+
+async def run_in_sandbox(
+    command: CommandSettings,
+    call: AgentCall,
+    sandbox: RunningSandbox,
+    folder: str,
+    said: RunNotes,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> None:
+    """Runs the command in the sandbox, beside the session of its run.
+
+    Args:
+        folder: of its sample and its reward, in the sandbox.
+        variables: further ones, besides those of the settings and of the session.
+
+    Raises:
+        AgentFailed: it ended with an exit code.
+        EnvironmentLost: it could not run just now, or was killed.
+    """
+    sample = call.sample_json()
+    await sandbox.write_files({f"{folder}/{SAMPLE_FILE}": SandboxFile(sample)})
+    base_url = await sandbox.reach(call.base_url)
+    of_session = session_variables(base_url, call.api_key, folder)
+    environment = {**command.environment_variables, **of_session, **variables}
+    limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
+    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
+    done = await sandbox.exec(argv, environment=environment, stdin=sample)
+    shown = last_of(done.stderr)
+    said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
+    if done.exit_code in (TRY_AGAIN_LATER, KILLED):
+        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {said.sentence}")
+    if done.exit_code != 0:
+        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {said.sentence}")
+
+
+@contextmanager
+def sandbox_failures(what: str, said: RunNotes) -> Iterator[None]:
+    """Raises errors of the sandbox as failures of the rollout. `what` is the subject of their messages."""
+    try:
+        yield
+    except SandboxLost as error:
+        raise EnvironmentLost(f"{what} lost its sandbox: {error}") from error
+    except OutOfMemory as error:
+        raise AgentFailed(f"{error} {said.sentence}".strip()) from error
+    except (SandboxRefused, HarborTaskRefused) as error:
+        raise EnvironmentRejected(f"{what} cannot be played in this sandbox: {error}") from error
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
 from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
@@ -20,8 +19,7 @@ from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.versions.run_identity import RunIdentity
-from deployments.sandbox.providers.interface import ProviderUnusable
-from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.interface import ProviderUnusable, opened
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
@@ -125,15 +123,13 @@ def agent_problem(agent: AgentSettings) -> str | None:
             opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
             return None
         if agent.command is not None and agent.command.sandbox:
-            CommandSandbox(agent.command)
+            opened("local", {}).close()
     except AgentNotLoadable as error:
         return f"{'import_path' if agent.game is None else 'game'}: {error}"
     except HarborTaskRefused as error:
         return f"harbor.tasks: {error}"
     except ProviderUnusable as error:
-        return f"harbor.sandbox: {error}"
-    except SandboxUnusable as error:
-        return str(error)
+        return f"{'command' if agent.harbor is None else 'harbor'}.sandbox: {error}"
     except KeyMissing as error:
         return f"harness.api_key_variable: {error}."
     if agent.command is not None and shutil.which(agent.command.argv[0]) is None:

@@ -1,7 +1,7 @@
 """Starts a program under resource limits and Landlock, as far as the kernel has it, and ends all that it leaves.
 
-This process inherits all orphans of the program. `LimitJail` (`deployments/sandbox/isolation.py`) writes the
-specification; `Supervisor` reads what is written to `status_fd`.
+This process inherits all orphans of the program. `LimitJail` (`deployments/sandbox/limits.py`) writes the
+specification; `ProcessTree` reads what is written to `status_fd`.
 
 It is started for each run, so it imports little: json, pathlib and typing would double what its start costs.
 """
@@ -50,7 +50,6 @@ def main(spec: "dict[str, Any]") -> None:
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     prctl(SET_CHILD_SUBREAPER, 1)
     report(spec, "child-pid", os.getpid())
-    write_files(spec, spec["work"])
     try:
         run_program(spec)
     except Stopped:
@@ -60,18 +59,6 @@ def main(spec: "dict[str, Any]") -> None:
 
 def stop(_number: int, _frame: "FrameType | None") -> None:
     raise Stopped
-
-
-def write_files(spec: "dict[str, Any]", work: str) -> None:
-    for name, fd in spec["files"].items():
-        path = os.path.join(work, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(fd, "rb") as content, open(path, "wb") as file:
-            file.write(content.read())
-    for folder, _, names in os.walk(work):
-        os.chmod(folder, 0o777)
-        for name in names:
-            os.chmod(os.path.join(folder, name), 0o666)
 
 
 def run_program(spec: "dict[str, Any]") -> None:

@@ -1,6 +1,7 @@
 """Tries, from inside, what the walls should prevent. It is a program of the sandbox: the standard library alone.
 
-Its arguments are JSON: what the service has that must be out of reach. It prints JSON: for each wall whether it stands.
+probe.py alone KNOWN        prints as JSON for each wall whether it stands; KNOWN is what must be out of reach
+probe.py many KNOWN TOKEN   leaves a process behind, then uses too much memory by many processes, a share each
 """
 
 import json
@@ -9,8 +10,11 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
+
+PROCESSES = 6
 
 
 def refused(attempt: Callable[[], object], *errors: type[BaseException]) -> bool:
@@ -85,7 +89,7 @@ def fill(limit: int, file_limit: int) -> None:
                 os.unlink(name)
 
 
-def main(known: dict[str, Any]) -> None:
+def try_alone(known: dict[str, Any]) -> None:
     pid, started_at = known["service"]
     # The service looks whether it appears beside its own file.
     refused(lambda: write(known["file"] + ".written", 1))
@@ -105,4 +109,30 @@ def main(known: dict[str, Any]) -> None:
     print(json.dumps(walls))
 
 
-main(json.loads(sys.argv[1]))
+def leave_behind() -> None:
+    """Starts a process that has no parent, no session and no files in common with this one."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 64)
+            time.sleep(60)
+        os._exit(0)
+
+
+def try_by_many(known: dict[str, Any]) -> None:
+    leave_behind()
+    filled, filled_by_child = os.pipe()
+    for _ in range(PROCESSES):
+        if os.fork() == 0:
+            held = bytearray(b"x") * known["share"]  # noqa: F841
+            os.write(filled_by_child, b".")
+            time.sleep(60)
+    os.close(filled_by_child)
+    # On a busy machine it takes seconds until all of it is used.
+    for _ in range(PROCESSES):
+        if not os.read(filled, 1):
+            sys.exit("A process could not use its share of memory.")
+    time.sleep(known["wait_s"])
+
+
+{"alone": try_alone, "many": try_by_many}[sys.argv[1]](json.loads(sys.argv[2]))

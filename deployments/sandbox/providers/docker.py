@@ -35,8 +35,8 @@ from deployments.sandbox.providers.interface import (
     tar_of,
     unreadable,
 )
-from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 from deployments.sandbox.providers.leftover import FIRST
+from deployments.sandbox.providers.owned import FOLDER, OwnedSandbox, OwningProvider
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
@@ -56,7 +56,7 @@ class AnswerTooLong(SandboxLost):
     """An answer of the engine has more than `MOST_ANSWER_BYTES`, and was read no further."""
 
 
-class DockerProvider(LabelledProvider):
+class DockerProvider(OwningProvider):
     name = "docker"
     has_network = True
 
@@ -215,13 +215,13 @@ class DockerProvider(LabelledProvider):
                     raise SandboxRefused(f"{spec.folder} cannot be built: {problem.strip()}.")
 
     async def owned(self) -> dict[str, str | None]:
-        """See `LabelledProvider.owned`."""
+        """See `OwningProvider.owned`."""
         query = {"all": "1", "filters": json.dumps({"label": [OWNER_LABEL]})}
         _, containers = await self.call("GET", "/containers/json", params=query)
         return {container["Id"]: container["Labels"][OWNER_LABEL] for container in containers}
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `LabelledProvider.remove`."""
+        """See `OwningProvider.remove`."""
         # 409: it is being removed already.
         status, _ = await self.call("DELETE", f"/containers/{sandbox_id}?force=1&v=1", 404, 409)
         while status == httpx.codes.CONFLICT:
@@ -232,7 +232,7 @@ class DockerProvider(LabelledProvider):
             status = httpx.codes.CONFLICT
 
 
-class DockerSandbox(LabelledSandbox):
+class DockerSandbox(OwnedSandbox):
     """One container."""
 
     _provider: DockerProvider
@@ -294,12 +294,12 @@ class DockerSandbox(LabelledSandbox):
                     del kept[:-LARGEST_OUTPUT_BYTES], pending[: 8 + length]
 
     async def kill(self, path: str) -> None:
-        """See `LabelledSandbox.kill`. Ends its process group."""
+        """See `OwnedSandbox.kill`. Ends its process group."""
         _, made = await self._call("POST", "/exec", json={"Cmd": ["/bin/sh", "-c", f"kill -9 -$(cat {path})"]})
         await self._provider.call("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `LabelledSandbox.put`."""
+        """See `OwnedSandbox.put`."""
         await self.write_files({path: SandboxFile(content)})
 
     async def _check(self) -> None:
@@ -337,14 +337,6 @@ class DockerSandbox(LabelledSandbox):
         if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
             raise unreadable(path)
         return bytes(content[member.offset_data : member.offset_data + member.size])
-
-    async def snapshot(self) -> str:
-        """See `RunningSandbox.snapshot`."""
-        tag = uuid4().hex
-        await self._provider.call(
-            "POST", "/commit", params={"container": self.id, "repo": "rollout-snapshot", "tag": tag}
-        )
-        return f"rollout-snapshot:{tag}"
 
 
 async def body_of(answer: httpx.Response) -> bytes:

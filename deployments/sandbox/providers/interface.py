@@ -1,4 +1,4 @@
-"""One interface for sandboxes in which commands run one after another: create, exec, files, snapshot, destroy.
+"""One interface for sandboxes in which commands run one after another: create, exec, files, destroy.
 
 `Sandbox` (`deployments/sandbox/interface.py`) runs one program and is gone. A `RunningSandbox` keeps its files and
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
@@ -9,13 +9,15 @@ its own `Reaper`.
 """
 
 import asyncio
+import importlib
+import inspect
 import io
 import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from deployments.sandbox.interface import MIB
 
@@ -53,7 +55,7 @@ class SandboxSpec:
     """The sandbox that is asked for. Exactly one of `image` and `folder` is given."""
 
     image: str | None = None
-    """Name of an image, or one that `snapshot` returned."""
+    """Name of an image."""
     folder: Path | None = None
     """Folder with a `Dockerfile`, which is also the context of its build."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -145,14 +147,6 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    async def snapshot(self) -> str:
-        """Keeps the files as an image for further sandboxes of this provider, and returns its name.
-
-        Raises:
-            SandboxRefused: the provider makes no snapshots.
-        """
-        ...
-
     async def reach(self, base_url: str) -> str:
         """The address at which commands in the sandbox reach the service at `base_url`, for the rest of its life.
 
@@ -193,6 +187,28 @@ class SandboxProvider(Protocol):
     def close(self) -> None:
         """Destroys all sandboxes of this owner."""
         ...
+
+
+ProviderName = Literal["local", "docker", "kubernetes", "harbor"]
+"""Each is the name of a module beside this one, which has a class `<Name>Provider`."""
+
+
+def opened(name: str, options: Mapping[str, Any]) -> SandboxProvider:
+    """The provider of a `ProviderName`, whose module is imported now. Raises `ProviderUnusable`."""
+    try:
+        module = importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        raise ProviderUnusable(
+            f"the provider {name} needs the package {error.name}, which is not installed."
+        ) from error
+    provider = getattr(module, f"{name.capitalize()}Provider")
+    try:
+        inspect.signature(provider).bind(**options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(provider).parameters) or "none"
+        raise ProviderUnusable(f"options: {error}; the provider {name} takes {known}.") from error
+    opened_provider: SandboxProvider = provider(**options)
+    return opened_provider
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
+from deployments.sandbox.providers.owned import OwningProvider
+from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
 
 CONTAINER = "sandbox"
 READY_WITHIN_S = 600.0
@@ -39,8 +40,9 @@ POLL_S = 1.0
 CHUNK_BYTES = 65536
 
 
-class KubernetesProvider(ShellProvider):
+class KubernetesProvider(OwningProvider):
     name = "kubernetes"
+    has_network = True
 
     def __init__(self, namespace: str = "default", template: str | None = None, kubectl: str = "kubectl") -> None:
         """Opens no connection yet.
@@ -112,7 +114,7 @@ class KubernetesProvider(ShellProvider):
 
     async def create(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.create`."""
-        self.refuse_folders(spec)
+        refuse_folders(self.name, spec)
         if spec.image is None:
             raise SandboxRefused(
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
@@ -179,12 +181,12 @@ class KubernetesProvider(ShellProvider):
             await asyncio.sleep(POLL_S)
 
     async def owned(self) -> dict[str, str | None]:
-        """See `LabelledProvider.owned`."""
+        """See `OwningProvider.owned`."""
         pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `LabelledProvider.remove`."""
+        """See `OwningProvider.remove`."""
         await self.checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
@@ -204,7 +206,7 @@ class KubernetesSandbox(ShellSandbox):
         return done
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `LabelledSandbox.put`."""
+        """See `OwnedSandbox.put`."""
         folder = str(Path(path).parent)
         done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
         if done.exit_code != 0:

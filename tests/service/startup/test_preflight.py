@@ -437,8 +437,8 @@ def test_the_configs_of_the_repository_are_found() -> None:
             "socket, network, runtime.",
         ),
         (
-            {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "prime"}},
-            "agent.harbor.sandbox: the provider prime needs the package prime_sandboxes, which is not installed.",
+            {"tasks": str(REPOSITORY / "examples" / "harbor"), "sandbox": {"provider": "harbor"}},
+            "agent.harbor.sandbox: the provider harbor needs the package harbor, which is not installed.",
         ),
     ],
 )

@@ -1,7 +1,8 @@
 """The contract of every provider of sandboxes.
 
-Held by real ones: bubblewrap, and a Docker engine where there is one. The others are held beside stand-ins of their
-SDKs and of `kubectl`, behind which are sandboxes of bubblewrap.
+Held by real ones: bubblewrap, and a Docker engine where there is one. Docker and Kubernetes are held beside stand-ins
+of the engine and of `kubectl`, behind which are sandboxes of bubblewrap. `tests/sockets/test_harbor_sandboxes.py` has
+the provider `harbor`.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,15 +31,14 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
+    opened,
     owner_of_process,
 )
-from deployments.sandbox.providers.labelled import this_machine
 from deployments.sandbox.providers.leftover import end_others, processes_of
-from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.owned import this_machine
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
-from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, reachable, world
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 from tests.paths import REPOSITORY
 
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
@@ -57,9 +56,8 @@ def usable(name: str, options: dict[str, Any]) -> bool:
 
 OPTIONS: dict[str, dict[str, Any]] = {"local": {}, "docker": {"socket": DOCKER_SOCKET}}
 ENGINE = "docker_stand_in"
-STAND_INS = (*SDKS, "kubernetes", ENGINE)
-WITHOUT_BUILDS = ("prime", "kubernetes")
-WITHOUT_SNAPSHOTS = ("kubernetes",)
+STAND_INS = ("kubernetes", ENGINE)
+WITHOUT_BUILDS = ("kubernetes",)
 
 
 @pytest.fixture(
@@ -96,21 +94,14 @@ async def standing(name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
 def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            if name in SDKS:
-                closing.callback(forget, name, installed(name))
             provider = opened(provider_name, options)
             if name in STAND_INS:
-                # A reaper would be another process, without the stand-in of an SDK.
+                # A reaper would look for a while after each test.
                 provider.watched = lambda: None  # type: ignore[attr-defined]
             closing.callback(provider.close)
             return await work(provider)
 
     return asyncio.run(run())
-
-
-def forget(name: str, modules: dict[str, ModuleType]) -> None:
-    for module_name in (*modules, f"deployments.sandbox.providers.{name}"):
-        sys.modules.pop(module_name, None)
 
 
 def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> SandboxSpec:
@@ -216,24 +207,6 @@ def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
     with_sandbox(name, spec_of(name, tmp_path), work)
 
 
-def test_a_snapshot_is_an_image(name: str, tmp_path: Path) -> None:
-    async def run(provider: SandboxProvider) -> None:
-        first = await provider.create(spec_of(name, tmp_path))
-        if name in WITHOUT_SNAPSHOTS:
-            with pytest.raises(SandboxRefused, match="makes no snapshots"):
-                await first.snapshot()
-            await first.destroy()
-            return
-        await first.exec(["sh", "-c", "echo kept > /app/kept"])
-        image = await first.snapshot()
-        await first.destroy()
-        second = await provider.create(SandboxSpec(image=image, network=name != "local"))
-        assert await second.read_file("/app/kept") == b"kept\n"
-        await second.destroy()
-
-    with_provider(name, run)
-
-
 def test_after_its_end_a_sandbox_is_lost_and_destroying_it_again_does_nothing(name: str, tmp_path: Path) -> None:
     async def work(sandbox: RunningSandbox) -> None:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
@@ -285,7 +258,7 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
 OWNER = """
 import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec
-from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.interface import opened
 
 async def main(name, options, spec, seconds):
     provider = opened(name, json.loads(options))
@@ -298,12 +271,6 @@ async def main(name, options, spec, seconds):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-STAND_IN_OF_SDK = """
-from tests.deployments.sandbox.providers.stand_ins import sdks, world
-world.WORLDS.append(world.FarWorld({socket!r}))
-sdks.installed({name!r})
-"""
-"""For each Python that an owner starts: its reaper too finds the stand-in, and by it the world of this process."""
 
 
 def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
@@ -316,10 +283,7 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
 
     async def run() -> None:
         async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            paths = [str(tmp_path), str(REPOSITORY), *sys.path]
-            if name in SDKS:
-                socket = str(await closing.enter_async_context(reachable(world().folder)))
-                (tmp_path / "sitecustomize.py").write_text(STAND_IN_OF_SDK.format(name=name, socket=socket))
+            paths = [str(REPOSITORY), *sys.path]
             asked = json.dumps({**spec, "network": name != "local"})
             owner = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", OWNER, provider_name, json.dumps(options), asked, seconds),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.bubblewrap import Processors
 from deployments.sandbox.providers.interface import (
     MOST_PROCESSES,
     ExecResult,
@@ -19,6 +18,7 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.local import LocalProvider
+from deployments.sandbox.providers.local_walls import Processors
 
 FORKS = """
 import os, signal, time

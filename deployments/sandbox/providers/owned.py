@@ -28,9 +28,9 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
     is_dead,
+    opened,
     owner_of_process,
 )
-from deployments.sandbox.providers.opening import opened
 
 TRIES, REMOVE_TRIES, TRY_EVERY_S = 30, 5, 2.0
 """A sandbox whose creation was under way when its owner died appears a little later."""
@@ -42,7 +42,7 @@ REAPER = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 logger = logging.getLogger("rollout_service.sandbox")
 
 
-class LabelledProvider(SandboxProvider):
+class OwningProvider(SandboxProvider):
     """Base of them. `options` are the arguments of the subclass, with which its reaper opens it again."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -107,18 +107,16 @@ class LabelledProvider(SandboxProvider):
             self._reaper = None
 
 
-class LabelledSandbox(RunningSandbox):
+class OwnedSandbox(RunningSandbox):
     """Base of their sandboxes, whose commands the provider cannot end.
 
     Each command writes its process to a file before it begins, and reads its stdin from another one.
     """
 
-    def __init__(self, provider: LabelledProvider, sandbox_id: str, spec: SandboxSpec, handle: Any = None) -> None:
-        """`handle` is the object of an SDK for the sandbox, if it has one."""
+    def __init__(self, provider: OwningProvider, sandbox_id: str, spec: SandboxSpec) -> None:
         self._provider = provider
         self._id = sandbox_id
         self._spec = spec
-        self._handle = handle
 
     @property
     def id(self) -> str:
@@ -180,7 +178,7 @@ def this_machine() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
-async def reap_after(provider: LabelledProvider, owner: str) -> None:
+async def reap_after(provider: OwningProvider, owner: str) -> None:
     """Destroys what the owner left, until nothing has come for a while."""
     found_none = 0
     for _ in range(TRIES):
@@ -196,5 +194,5 @@ async def reap_after(provider: LabelledProvider, owner: str) -> None:
 def main(name: str, options: str, owner: str) -> None:
     sys.stdin.buffer.read()
     provider = opened(name, json.loads(options))
-    assert isinstance(provider, LabelledProvider)
+    assert isinstance(provider, OwningProvider)
     asyncio.run(reap_after(provider, owner))
