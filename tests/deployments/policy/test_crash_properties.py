@@ -1,4 +1,4 @@
-"""A policy store that is killed at any write of any sequence of changes: its folder holds the old version or the new one.
+"""A policy store that is killed at any write of changes: its folder holds the old version or the new one.
 
 For each kill: the version before the change or the new one is current, and the new one if its push was acknowledged;
 no later version is listed; every listed version has exactly the weights that were pushed under its number; the next
