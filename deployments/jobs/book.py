@@ -2,7 +2,6 @@
 
     open -> running -> completed | failed -> (acknowledged, deleted or expired)
             running -> waiting -> running      its ingress replica was lost; the next one has a new epoch
-            running -> suspended -> running    nobody listened; the same request was posted again
 
 Guarantees: a key belongs to one request of one caller until its job is gone; at any time at most one owner and epoch
 may write to a job; events are numbered from 1 without gaps and none changes; an event is there until it is acknowledged
@@ -59,7 +58,7 @@ class JobBook:
         self.jobs = KeptJobs(settings)
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
-            self.jobs.add(KeptJob(record, dict(sizes), now, now, sum(sizes.values())))
+            self.jobs.add(KeptJob(record, dict(sizes), now, sum(sizes.values())))
             if record.owner:
                 self._leases.heard(record.owner, now)
 
@@ -68,12 +67,6 @@ class JobBook:
     def record(self, job_id: str, namespace: str) -> JobRecord:
         """Raises `JobUnknown`."""
         return self._job(job_id, namespace).record
-
-    def listen(self, job_id: str, namespace: str, now: float) -> JobRecord:
-        """As `record`, for somebody who waits for events: a job that runs only for listeners has one."""
-        job = self._job(job_id, namespace)
-        job.listened_at = now
-        return job.record
 
     def events_after(self, job_id: str, namespace: str, after: int, most_bytes: int) -> list[EntryName]:
         """The next events, at least one if there is any, and no more than have `most_bytes`.
@@ -118,10 +111,10 @@ class JobBook:
     def open(
         self, request: JobRequest, owner: str, body: bytes, now: float, time_s: float
     ) -> tuple[OpenedJob, list[Change]]:
-        """The job of this key, which is resumed if it was suspended, or a new one.
+        """The job of this key, or a new one.
 
         Args:
-            owner: the ingress replica that plays it if it is new or suspended.
+            owner: the ingress replica that plays it if it is new.
 
         Raises:
             KeyReused: the key was sent with another request.
@@ -129,7 +122,7 @@ class JobBook:
         """
         self._leases.heard(owner, now)
         if (known := self.jobs.of_key(request.namespace, request.key)) is not None:
-            return self._attach(known, request, owner, now, time_s)
+            return OpenedJob(same_request(known.record, request), None), []
         self.jobs.refuse_if_full(request.namespace, len(body))
         record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
@@ -220,42 +213,25 @@ class JobBook:
     # Passing time, and what was stored.
 
     def time_passed(self, now: float, time_s: float) -> list[Change]:
-        """Changes that follow from the time alone: lost owners, abandoned and expired jobs."""
+        """Changes that follow from the time alone: lost owners and expired jobs."""
         lost = set(self._leases.lost(now))
         # Not before the end of their leases is stored.
         self._leases.forget(lost - {job.record.owner for job in self.jobs.unfinished.values()})
         old = [Change(job_id, None) for job_id in self.jobs.expired(time_s)]
-        unfinished = (self._time_passed(job, lost, now, time_s) for job in self.jobs.unfinished.values())
-        return [*old, *(change for change in unfinished if change is not None)]
+        unfinished = self.jobs.unfinished.values()
+        return [*old, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
 
-    def _time_passed(self, job: KeptJob, lost: Collection[str], now: float, time_s: float) -> Change | None:
+    def _without_owner(self, job: KeptJob, now: float, time_s: float) -> Change:
         record = job.record
-        is_abandoned = not record.runs_alone and now - job.listened_at > self._settings.abandoned_after_s
-        if not is_abandoned and record.owner not in lost:
-            return None
         heard_at = self._leases.heard_at(record.owner)
         # A store that began after its owner had died has never heard of it, and knows when it wrote last.
         if heard_at > job.given_at:
             record = record.played(time_s - (now - heard_at))
-        return Change(record.job_id, record.suspended(time_s) if is_abandoned else record.waiting())
+        return Change(record.job_id, record.waiting())
 
     def commit(self, changes: Iterable[Change], now: float) -> None:
         for change in changes:
             self.jobs.apply(change, now)
-
-    def _attach(
-        self, job: KeptJob, request: JobRequest, owner: str, now: float, time_s: float
-    ) -> tuple[OpenedJob, list[Change]]:
-        record = job.record
-        if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
-            message = "it was sent with another request; send a new key with each new request"
-            raise KeyReused.of("header.Idempotency-Key", message, request.key)
-        job.listened_at = now
-        attached = replace(record, runs_alone=record.runs_alone or request.runs_alone)
-        if record.state != "suspended":
-            return OpenedJob(attached, None), [] if attached == record else [Change(record.job_id, attached)]
-        record = attached.given_to(owner, time_s)
-        return OpenedJob(record, Claim(record, tuple(job.sizes))), [Change(record.job_id, record)]
 
     def _job(self, job_id: str, namespace: str) -> KeptJob:
         """Raises `JobUnknown`."""
@@ -267,6 +243,14 @@ class JobBook:
     def _owned(self, owner: str, job_id: str) -> KeptJob | None:
         job = self.jobs.get(job_id)
         return job if job is not None and job.record.owner == owner else None
+
+
+def same_request(record: JobRecord, request: JobRequest) -> JobRecord:
+    """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
+    if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
+        message = "it was sent with another request; send a new key with each new request"
+        raise KeyReused.of("header.Idempotency-Key", message, request.key)
+    return record
 
 
 def event_unknown(record: JobRecord, after: int) -> JobFailure:

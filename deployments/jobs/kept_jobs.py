@@ -24,8 +24,6 @@ class KeptJob:
 
     record: JobRecord
     sizes: dict[EntryName, int] = field(default_factory=dict)
-    listened_at: float = 0.0
-    """When somebody last asked for its events."""
     given_at: float = 0.0
     """When it was last given to its owner, or the store began."""
     size_bytes: int = 0
@@ -53,7 +51,7 @@ class KeptJobs:
         self.unfinished: dict[str, KeptJob] = {}
         """Jobs that wait or run, by id."""
         self._finished: dict[str, KeptJob] = {}
-        """Jobs that have ended or are suspended, the first one to expire first."""
+        """Jobs that have ended, the first one to expire first."""
         self._refused: dict[str, KeptJob] = {}
         """Refused jobs, the first one to expire first."""
         self._by_key: dict[tuple[str, str], KeptJob] = {}
@@ -102,7 +100,7 @@ class KeptJobs:
             self._jobs.pop(change.job_id, None)
             return
         if job is None:
-            job = KeptJob(change.record, {}, now, now)
+            job = KeptJob(change.record, given_at=now)
         if job.record.epoch != change.record.epoch:
             job.given_at = now
         job.record = change.record

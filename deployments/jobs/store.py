@@ -66,7 +66,7 @@ class JobStore(StoreReplica[JobBook]):
         deadline = now() + wait_s
         while True:
             names = book.events_after(job_id, namespace, after, most_bytes)
-            record = book.listen(job_id, namespace, now())
+            record = book.record(job_id, namespace)
             left_s = deadline - now()
             if names or record.has_ended or left_s <= 0:
                 data = await self.read(job_id, names)
@@ -146,7 +146,7 @@ class JobStore(StoreReplica[JobBook]):
         for change in changes:
             if changed := self._changed.pop(change.job_id, None):
                 changed.set()
-        if any(change.record is None or change.record.state in ("waiting", "suspended") for change in changes):
+        if any(change.record is None or change.record.state == "waiting" for change in changes):
             self._commanded.set()
             self._commanded = asyncio.Event()
 

@@ -63,7 +63,7 @@ class JobRunner:
         self._following = asyncio.create_task(self._follow())
 
     async def open(self, request: JobRequest, body: bytes) -> OpenedJob:
-        """The job of the request. Plays it if it is new or was suspended; then returns when it is prepared.
+        """The job of the request. Plays it if it is new; then returns when it is prepared.
 
         A caller that goes away leaves the job: it is played all the same.
 

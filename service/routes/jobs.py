@@ -14,7 +14,6 @@ from deployments.jobs.failures import (
     JobUnknown,
     KeyReused,
     NoDataSet,
-    RunSuspended,
 )
 from deployments.jobs.records import JobRecord
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
@@ -126,7 +125,7 @@ async def submit_job(
 ) -> Response:
     """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
     key = idempotency_key(request.headers)
-    submission = Submission(caller, request_id, key, runs_alone=True)
+    submission = Submission(caller, request_id, key)
     opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
     return accepted(opened.record)
 
@@ -163,7 +162,7 @@ async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
             "description": "One event a line, or server-sent events",
             "content": {NDJSON: content(schema_of(JobEvent)), "text/event-stream": content({"type": "string"})},
         },
-        **refusals(JobUnknown, RunSuspended, EventsAcknowledged, EventUnknown, JobsNotConfigured),
+        **refusals(JobUnknown, EventsAcknowledged, EventUnknown, JobsNotConfigured),
     },
     openapi_extra={
         "parameters": [

@@ -19,7 +19,7 @@ from deployments.jobs.records import Claim, JobWrite, OpenedJob
 from deployments.jobs.settings import JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
-SETTINGS = JobsSettings(lease_s=5, keep_s=100, abandoned_after_s=20, max_jobs=3, max_bytes=100)
+SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_jobs=3, max_bytes=100)
 
 
 class Book:
@@ -119,7 +119,7 @@ def test_only_the_time_in_which_a_job_is_played_counts() -> None:
             for owner in owners:
                 book.book.poll(owner, (), book.now)
 
-    job_id = book.open(asked(owner="a", runs_alone=False)).record.job_id
+    job_id = book.open(asked(owner="a")).record.job_id
 
     def played_s() -> float:
         return book.kept.records[job_id].played_s
@@ -131,7 +131,6 @@ def test_only_the_time_in_which_a_job_is_played_counts() -> None:
     book.wait(6)
     assert (book.kept.records[job_id].state, played_s()) == ("waiting", 7)
     book.wait(6)
-    book.book.listen(job_id, "", book.now)
     book.claim(job_id, "b")
     heard("b", seconds=2)
     book.commit(book.book.release("b", [job_id], False, book.now))
@@ -139,14 +138,8 @@ def test_only_the_time_in_which_a_job_is_played_counts() -> None:
     heard("b", seconds=9)
     book.claim(job_id, "b")
     heard("b", seconds=10)
-    assert (book.kept.records[job_id].state, played_s()) == ("suspended", 7 + 9)
-    book.now += 1000
-    again = book.open(asked(owner="c", runs_alone=False))
-    assert again.claim is not None
-    assert (again.claim.record.state, again.claim.record.played_s) == ("running", 16)
-    heard("c", seconds=5)
-    book.commit(book.book.release("c", [job_id], True, book.now))
-    assert played_s() == 16 + 5
+    book.commit(book.book.release("b", [job_id], True, book.now))
+    assert (book.kept.records[job_id].state, played_s()) == ("waiting", 7 + 10)
 
 
 def test_a_store_that_was_away_counts_what_was_written_before_and_what_it_hears_of_afterwards() -> None:
@@ -285,26 +278,10 @@ def test_a_page_of_events_has_at_least_one_and_no_more_than_its_bytes() -> None:
     assert book.book.events_after(job_id, "", 3, 20) == []
 
 
-def test_a_request_without_listeners_is_suspended_and_goes_on_when_it_is_posted_again() -> None:
-    book = Book(replace_settings(lease_s=1000))
-    job_id = book.open(asked(runs_alone=False)).record.job_id
-    book.write("a", JobWrite(job_id, 1, {journal(1): b"turn"}))
-    book.wait(19)
-    book.book.listen(job_id, "", book.now)
-    book.wait(19)
-    assert book.kept.records[job_id].state == "running"
-    book.wait(2)
-    assert book.kept.records[job_id].state == "suspended"
-    assert book.book.poll("a", [job_id], book.now).lost == [job_id]
-    again = book.open(asked(owner="b", runs_alone=False))
-    assert again.claim is not None
-    assert (again.claim.record.epoch, set(again.claim.entries)) == (2, {BODY, journal(1)})
-
-
 def test_a_job_runs_without_listeners() -> None:
-    book = Book(replace_settings(lease_s=1000))
-    job_id = book.open(asked(runs_alone=True)).record.job_id
-    book.wait(99)
+    book = Book(replace_settings(lease_s=10_000))
+    job_id = book.open(asked()).record.job_id
+    book.wait(9999)
     assert book.kept.records[job_id].state == "running"
 
 
@@ -385,7 +362,7 @@ class DyingReplicas(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book(JobsSettings(lease_s=5, keep_s=10**6, abandoned_after_s=8))
+        self.book = Book(JobsSettings(lease_s=5, keep_s=10**6))
         self.playing: dict[str, dict[str, Claim]] = {owner: {} for owner in self.OWNERS}
         """What each replica believes that it plays, whether that is still so or not."""
         self.written: dict[str, list[int]] = {}
@@ -395,9 +372,9 @@ class DyingReplicas(RuleBasedStateMachine):
         self.claims: list[Claim] = []
         """All that were ever given."""
 
-    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from("xyz"), runs_alone=st.booleans())
-    def post(self, owner: str, key: str, runs_alone: bool) -> None:
-        opened = self.book.open(asked(key=key, owner=owner, runs_alone=runs_alone))
+    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from("xyz"))
+    def post(self, owner: str, key: str) -> None:
+        opened = self.book.open(asked(key=key, owner=owner))
         assert self.jobs.setdefault(key, opened.record.job_id) == opened.record.job_id, "a second run"
         if opened.claim is not None:
             self.note_claim(owner, opened.claim)
@@ -479,7 +456,7 @@ class DyingReplicas(RuleBasedStateMachine):
         for _ in range(2):
             self.book.wait(6)
             for key in self.jobs:
-                self.post("a", key, True)
+                self.post("a", key)
             self.take_orders("a")
         for job_id, claim in self.playing["a"].items():
             for number in range(claim.record.last_event + 1, self.EVENTS + 1):

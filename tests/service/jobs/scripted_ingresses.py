@@ -34,7 +34,7 @@ from tests.service.scripted_store import ScriptedStore
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
 LIMITS = RequestLimits(max_body_bytes=2**16)
-SETTINGS = JobsSettings(lease_s=5, keep_s=3600, abandoned_after_s=20)
+SETTINGS = JobsSettings(lease_s=5, keep_s=3600)
 ENDS_WITHIN_S = 300.0
 tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 
@@ -57,8 +57,6 @@ class StoreLink:
             if self._cluster.store_is_away:
                 raise JobStoreLost("The job store died during the call.")
             answer = await getattr(self._cluster.store, method)(*arguments)
-            if method == self._cluster.answers_late:
-                await asyncio.sleep(1)
             if method == self._cluster.dies_after and answer is not None:
                 self._cluster.dies_after = ""
                 self._cluster.start_store()
@@ -118,8 +116,6 @@ class ScriptedIngresses:
         """The method of the store after whose answer it is away for 3 s."""
         self.arrives_late = ""
         """The method of the store whose calls are 3 s under way."""
-        self.answers_late = ""
-        """The method of the store whose answers are a second under way."""
         self.start_store()
         self.generator = generator or RandomGenerator()
         self.environments = {"task": environment or RandomEnvironment()}
