@@ -1,4 +1,4 @@
-"""The records of a job store, without a store: for tests of the book alone."""
+"""The records of a job store, without a store: for tests of the registry alone."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
