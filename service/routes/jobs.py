@@ -37,8 +37,8 @@ from service.http.openapi import (
 )
 from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
+from service.jobs.cursor import cursor_of
 from service.jobs.events import job_event_lines, pages_of
-from service.jobs.ledger import cursor_of
 from service.jobs.submission import (
     Submission,
     heartbeat_s,
