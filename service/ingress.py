@@ -189,7 +189,6 @@ class Ingress:
         job_runner: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
             job_runner = JobRunner(job_store_client(jobs), rollouts, access, settings.jobs.max_body_bytes)
-            job_runner.follow()
             stores["jobs"] = job_runner.store.answer
             call_at_shutdown(job_runner.hand_over)
         self._describing = asyncio.create_task(describe_tasks(tasks.values()))

@@ -122,7 +122,7 @@ class GenerationRequest:
     name."""
     virtual_time: int = 0
     """An engine that cannot run all its generations begins those with the lowest first. The ingress's scheduler sets it
-    (`service/scheduling/generation_scheduler.py`)."""
+    (`service/scheduling/scheduler.py`)."""
     traceparent: str = ""
     """The span of the generation, as the header of the W3C; empty if it is not traced."""
     include: IncludedColumns = NO_COLUMNS

@@ -16,9 +16,8 @@ from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest
-from service.jobs.journal import JobJournal
-from service.jobs.ledger import RANGES, ranges_in
-from service.jobs.writer import JobWriter
+from service.jobs.cursor import RANGES, ranges_in
+from service.jobs.journal import JobJournal, JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
 from service.rollout_requests.result_encoding import EncodedRollouts, problem_line, summary_line
 from service.rollout_requests.rollout_service import RolloutService

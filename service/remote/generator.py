@@ -32,10 +32,10 @@ from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
 from service.remote.replica_stream import ReplicaWatches, call_unless_gone
 from service.rollouts.retries import pause_s
-from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.priority import as_check
-from service.scheduling.replica_queues import ScheduledGeneration
-from service.scheduling.replica_window import EngineCapacity
+from service.scheduling.replicas import ScheduledGeneration
+from service.scheduling.scheduler import GenerationScheduler
+from service.scheduling.window import EngineCapacity
 
 LOST_AFTER_HEARTBEATS = 10
 """A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""

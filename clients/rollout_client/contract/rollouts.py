@@ -186,8 +186,8 @@ class RolloutRequest(Strict):
     """Variables for the chat template, for every sample that has none of its own."""
     deadline_s: float | None = Field(default=None, gt=0)
     """After this many seconds, rollouts that still run come back with `status: deadline` and their log so far, which
-    can be posted again. Time in which a job or a request with an `Idempotency-Key` is suspended, or waits for another
-    ingress replica, does not count."""
+    can be posted again. Time in which a job or a request with an `Idempotency-Key` waits for another ingress replica
+    does not count."""
     on_error: Literal["return", "fail"] = "return"
     """`return`: a failed rollout is data among the others; `fail`: the first failure ends the request."""
     retries: int = Field(default=3, ge=0, le=100)

@@ -21,7 +21,7 @@ from deployments.protocols.generation import (
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import RemoteGenerator
-from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
@@ -431,7 +431,7 @@ async def test_a_generation_for_a_replica_that_goes_while_it_waits_fails_and_is_
         assert isinstance(end, GenerationLost)
         assert str(end) == "Generator replica b takes no calls: it has ended, or is replaced."
     assert {replica for replica, _ in handle.generated} == {"b"}
-    assert generator._scheduler._requests._requests == {}
+    assert generator._scheduler._requests == {}
 
 
 @pytest.mark.parametrize(

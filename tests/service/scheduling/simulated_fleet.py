@@ -11,9 +11,9 @@ from itertools import count
 from benchmarks.simulation.timing import TimedGenerations, Timing
 from deployments.protocols.generation import GenerationRequest, RequestShare, SamplingOptions
 from deployments.protocols.replicas import ReplicaLoad
-from service.scheduling.generation_scheduler import GenerationScheduler
-from service.scheduling.replica_queues import ScheduledGeneration
-from service.scheduling.replica_window import UNNAMED, EngineCapacity
+from service.scheduling.replicas import ScheduledGeneration
+from service.scheduling.scheduler import GenerationScheduler
+from service.scheduling.window import UNNAMED, EngineCapacity
 
 ROUND_TRIP_S = 0.005
 """Between the end of a generation and the next turn of its rollout."""

@@ -1,8 +1,8 @@
 """Which generation starts next, and on which replica. A state machine: no I/O, no clock, no Ray.
 
-Generations wait here and not in the engines: a replica gets those that fill its window (`replica_window.py`), in turn
-from all requests (`fair_queue.py`), and a rollout goes to the replica that has its prefix cached
-(`replica_affinity.py`) unless the wait there costs more than computing the prefix again elsewhere.
+Generations wait here and not in the engines: a replica gets those that fill its window (`window.py`), in turn from all
+requests (`fair_queue.py`), and a rollout goes to the replica that has its prefix cached (`affinity.py`) unless the wait
+there costs more than computing the prefix again elsewhere.
 
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
 generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
@@ -14,14 +14,27 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.generation import GenerationRequest, RequestShare, ScoringRequest
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
-from service.scheduling.replica_queues import PREFILL_COST, ScheduledGeneration
-from service.scheduling.replica_set import ReplicaSet
-from service.scheduling.replica_window import EngineCapacity, ReplicaWindow
-from service.scheduling.scheduled_requests import ScheduledRequests
+from service.scheduling.affinity import Assignment, ReplicaAffinity
+from service.scheduling.replicas import (
+    PREFILL_COST,
+    ReplicaQueues,
+    ReplicaSet,
+    RequestFlow,
+    RequestState,
+    ScheduledGeneration,
+)
+from service.scheduling.window import EngineCapacity, ReplicaWindow
 
+FIRST_EXPECTED_TOKENS = 1024.0
+"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
+generations runs out of KV cache."""
+LEARNING_RATE = 1 / 16
+"""Weight of the latest generation in the moving mean of lengths."""
+HIGHEST_RANK = 31
+"""Later turns have this rank too, because the queue searches the ranks of a request one by one."""
 TURN_BATCHES = 2
 """At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
 LARGEST_BATCH = 256
@@ -43,8 +56,14 @@ class GenerationScheduler:
         """
         self._window_factor = window_factor
         self._replicas = ReplicaSet(window_factor)
-        self._requests = ScheduledRequests(self._replicas, choose)
-        self._queue, self._affinity = self._requests.queue, self._requests.affinity
+        self._queue = ReplicaQueues()
+        self._affinity = ReplicaAffinity(choose)
+        self._mean_tokens = FIRST_EXPECTED_TOKENS
+        """Moving mean of the lengths of all generations."""
+        self._requests: dict[str, RequestState] = {}
+        """By id; a request is known until its last rollout is released."""
+        self._request_of: dict[str, RequestState] = {}
+        """By rollout."""
         self._free = self._replicas.windows.copy()
         """Replicas that can run a generation at once and have none waiting."""
         self._to_try: set[str] = set()
@@ -76,7 +95,8 @@ class GenerationScheduler:
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Starts the generation, or lets it wait."""
-        generation = self._requests.generation_of(request)
+        of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
+        generation = ScheduledGeneration.of(request, of_request, self._assign(request))
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
         if tried is not None:
             self._try(generation, tried)
@@ -119,7 +139,7 @@ class GenerationScheduler:
         generation.window = None
         if new_tokens is not None:
             self._queue.advance(generation.virtual_time)
-            self._requests.learn(generation, new_tokens)
+            self._learn(generation, new_tokens)
             if not replica_failed:
                 generation.assignment.avoided = None
                 window.note_success()
@@ -144,7 +164,14 @@ class GenerationScheduler:
 
     def release(self, rollout_id: str) -> None:
         """Forgets a rollout that has no further generation. Ignores unknown ids."""
-        self._requests.release(rollout_id)
+        self._affinity.release(rollout_id)
+        of_request = self._request_of.pop(rollout_id, None)
+        if of_request is None:
+            return
+        of_request.rollouts -= 1
+        if not of_request.rollouts:
+            self._queue.forget(of_request.flow, of_request.part)
+            del self._requests[of_request.id]
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
         """Records the load that the replica has reported.
@@ -177,13 +204,13 @@ class GenerationScheduler:
         waiting = [each for each in self._queue if not replicas.admits(each.replica, each.request)]
         for generation in waiting:
             self._queue.remove(generation)
-            self._requests.assign(generation.request)
+            self._assign(generation.request)
             self._place(generation)
         return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
 
     def set_replicas(self, replicas: Collection[str]) -> Started:
         """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
-        gone = self._replicas.list_anew(replicas)
+        gone = self._replicas.set_listed(replicas)
         for replica in gone:
             self._free.pop(replica, None)
             self._to_try.discard(replica)
@@ -200,7 +227,7 @@ class GenerationScheduler:
         for generation in moved:
             self._queue.remove(generation)
             self._affinity.mark_failed(generation.request.rollout_id)
-            self._requests.assign(generation.request)
+            self._assign(generation.request)
             self._place(generation)
         return [generation for generation in moved if generation.has_started]
 
@@ -208,7 +235,7 @@ class GenerationScheduler:
         replica = generation.assignment.replica
         if replica is not None and self._replicas.windows[replica].is_suspect:
             self._affinity.mark_failed(generation.request.rollout_id)
-            self._requests.assign(generation.request)
+            self._assign(generation.request)
 
     def _place(self, generation: ScheduledGeneration) -> None:
         """Starts the generation, or lets it wait, on the replica of its rollout or on one that it moves to."""
@@ -225,27 +252,19 @@ class GenerationScheduler:
             if other is not None and self._pays(generation, replica, other):
                 self._affinity.move(generation.request.rollout_id, other)
                 replica, window = other, self._replicas.windows[other]
-        if not self._queue.may_overtake(generation, replica, window.turns, self._turn):
-            self._wait(generation, replica)
-            return
-        generation.estimate()
-        if not window.has_room(generation.kv_tokens, generation.sequences):
-            self._wait(generation, replica)
-            return
-        self._start_at_once(generation, replica)
+        self._wait(generation, replica)
+        if self._queue.next_at(replica, window.turns, self._turn) is generation and self._has_room(window, generation):
+            self._start(generation, window)
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
+        """Starts a generation that does not wait on a suspect replica."""
         self._affinity.move(generation.request.rollout_id, replica)
-        generation.estimate()
-        self._start_at_once(generation, replica)
+        self._wait(generation, replica)
+        self._start(generation, self._replicas.windows[replica])
 
-    def _start_at_once(self, generation: ScheduledGeneration, replica: str) -> None:
-        generation.replica = replica
-        of_request = generation.of_request
-        virtual_time = self._queue.charge(of_request.flow, generation.cost, of_request.part)
-        self._start(generation, self._replicas.windows[replica], virtual_time)
-
-    def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
+    def _start(self, generation: ScheduledGeneration, window: ReplicaWindow) -> None:
+        """Starts a generation that waits for this replica."""
+        virtual_time = self._queue.start(generation, generation.cost)
         cost = generation.cost / generation.of_request.flow.weight
         policy = generation.request.policy
         window.add(generation.kv_tokens, generation.shared_tokens, policy, cost, generation.sequences)
@@ -270,11 +289,12 @@ class GenerationScheduler:
                 and not self._queue.size_at(replica)
                 and (generation := self._worth_moving_to(replica)) is not None
             ):
-                self._requests.move(generation, replica)
-                self._free.pop(replica, None)
-            if generation is None or not window.has_room(generation.kv_tokens, generation.sequences):
+                self._queue.remove(generation)
+                self._affinity.move(generation.request.rollout_id, replica)
+                self._wait(generation, replica)
+            if generation is None or not self._has_room(window, generation):
                 break
-            self._start(generation, window, self._queue.start(generation, generation.cost))
+            self._start(generation, window)
             started.append(generation)
         self._note_free(replica, window)
         return started
@@ -293,14 +313,19 @@ class GenerationScheduler:
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
     def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
-        self._requests.wait(generation, replica)
+        generation.estimate()
+        generation.replica = replica
+        self._queue.wait(generation, replica, min(generation.request.turn, HIGHEST_RANK))
         self._free.pop(replica, None)
+
+    def _has_room(self, window: ReplicaWindow, generation: ScheduledGeneration) -> bool:
+        return window.has_room(generation.kv_tokens, generation.sequences)
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
         policy = generation.request.policy
         saved = self._ahead(replica, policy) - self._ahead(other, policy)
-        wait_tokens = saved * self._requests.mean_tokens / self._replicas.capacity.sequences
+        wait_tokens = saved * self._mean_tokens / self._replicas.capacity.sequences
         return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
 
     def _ahead(self, replica: str, policy: str | None) -> float:
@@ -313,10 +338,49 @@ class GenerationScheduler:
     @property
     def _turn(self) -> float:
         """How long the policies that a replica runs may go on while another one waits: about `TURN_BATCHES` batches."""
-        return TURN_BATCHES * min(self._replicas.capacity.sequences, LARGEST_BATCH) * self._requests.mean_tokens
+        return TURN_BATCHES * min(self._replicas.capacity.sequences, LARGEST_BATCH) * self._mean_tokens
 
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
         if window.has_free_sequence and not self._queue.size_at(replica):
             self._free[replica] = window
         else:
             self._free.pop(replica, None)
+
+    def _assign(self, request: GenerationRequest) -> Assignment:
+        """The assignment of the generation's rollout to a replica that admits the request."""
+        return self._affinity.assignment_of(
+            request.rollout_id,
+            request.group,
+            self._replicas.admitting(request),
+            len(request.prompt_token_ids),
+            self._replicas.load_of_others,
+        )
+
+    def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
+        """Records the length of a generation that has ended."""
+        if isinstance(generation.request, ScoringRequest):
+            # It generates nothing, and tells nothing about the length of generations.
+            return
+        of_request, assignment = generation.of_request, generation.assignment
+        length = new_tokens / generation.sequences
+        of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
+        self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
+        if assignment.replica == generation.replica:
+            assignment.cached_tokens = len(generation.request.prompt_token_ids) + round(length)
+
+    def _add_rollout(self, request: GenerationRequest) -> RequestState:
+        share = request.share
+        of_request = self._requests.get(share.id)
+        if of_request is None:
+            flow, part = self._flow_of(share)
+            of_request = self._requests[share.id] = RequestState(share.id, flow, part, self._mean_tokens)
+        of_request.rollouts += 1
+        self._request_of[request.rollout_id] = of_request
+        return of_request
+
+    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
+        """The flow of a request, and the part of it that the request is."""
+        if share.key is None:
+            return self._queue.flow(share.id, share.weight), None
+        flow = self._queue.flow(f"key {share.key}", share.key_weight)
+        return flow, self._queue.part(flow, share.id, share.weight)

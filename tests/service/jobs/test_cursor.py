@@ -20,7 +20,7 @@ from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.rollouts import SampleStatus
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.ledger import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
+from service.jobs.cursor import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduling.replica_affinity import GROUP_SLACK, ReplicaAffinity
+from service.scheduling.affinity import GROUP_SLACK, ReplicaAffinity
 
 REPLICAS = ("a", "b", "c")
 

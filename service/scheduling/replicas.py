@@ -1,26 +1,32 @@
-"""The generations that wait for each replica, and which of them is next there. A state machine: no I/O, no clock.
+"""The generator replicas as one ingress replica knows them. State machines: no I/O, no clock, no Ray.
 
-Next is a generation of the flow with the lowest virtual time (`fair_queue.py`) among those whose policy may start there
+`ReplicaSet` has their windows, and which versions they have; a replica that is listed again still counts the
+generations that it had when it was not. `ReplicaQueues` has the generations that wait for each, and which of them is
+next there: one of the flow with the lowest virtual time (`fair_queue.py`) among those whose policy may start there
 (`AdapterTurns`). A flow whose policy may not start falls behind those that go on; when it is behind by more than a
 turn, the turn of the policy that would go on ends.
 
 `ScheduledGeneration` is one that waits or has started, `RequestState` the request that it is of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import ServedRequest
+from deployments.protocols.weight_versions import RollingActivation
+from service.scheduling.affinity import Assignment
 from service.scheduling.fair_queue import FairQueue, Flow
-from service.scheduling.replica_affinity import Assignment
-from service.scheduling.replica_window import AdapterTurns, ReplicaWindow
+from service.scheduling.window import AdapterTurns, EngineCapacity, ReplicaWindow
 
 PREFILL_COST = 0.1
 """Cost of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a
 second."""
 UNKNOWN_REPLICA = ""
 """Stands for whichever replica Serve chooses, while none is known."""
+SUSPECT_LOAD = 1_000_000
+"""Load that is assumed of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are
+suspect, or to try it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,24 +147,6 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
             turns.end_turn(policy)
         return None
 
-    def may_overtake(self, generation: ScheduledGeneration, replica: str, turns: AdapterTurns, turn: float) -> bool:
-        """Whether a generation may start although others wait for the replica: none of those may.
-
-        Takes the arguments of `next_at`, and may end the turn of the generation's policy.
-        """
-        policy, flow = generation.request.policy, generation.of_request.flow
-        policies = self._policies.get(replica)
-        if not turns.may_start(policy):
-            return False
-        if policies is None and not turns.needs_turn(policy):
-            return True
-        if any(turns.may_start(waiting) for waiting in policies or ()):
-            return False
-        if self._turn_is_over(replica, policy, max(flow.virtual_time, self.virtual_time), turns, turn):
-            turns.end_turn(policy)
-            return False
-        return True
-
     def _turn_is_over(
         self, replica: str, policy: str | None, virtual_time: float, turns: AdapterTurns, turn: float
     ) -> bool:
@@ -179,3 +167,79 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
         for policy in self._policies.get(replica, ()):
             if not turns.may_start(policy):
                 yield self.first_flow_of((replica, policy))
+
+
+class ReplicaSet:
+    """The replicas that take calls; `UNKNOWN_REPLICA` while none is listed."""
+
+    def __init__(self, window_factor: float | None) -> None:
+        self.capacity = EngineCapacity()
+        self._window_factor = window_factor
+        self.windows = {UNKNOWN_REPLICA: ReplicaWindow(self.capacity, window_factor)}
+        self._windows_of_gone: dict[str, ReplicaWindow] = {}
+        """Windows of replicas that are not listed any more: one that is listed again may still run generations."""
+        self.load_of_others: dict[str, int] = {}
+        """Generations that count as load of a replica beside those of this ingress."""
+        self.rolling: RollingActivation | None = None
+        """Which replicas have which version, while they change one by one."""
+
+    @property
+    def has_suspects(self) -> bool:
+        return any(window.is_suspect for window in self.windows.values())
+
+    @property
+    def are_all_suspect(self) -> bool:
+        return all(window.is_suspect for window in self.windows.values())
+
+    def admits(self, replica: str, request: GenerationRequest) -> bool:
+        """Whether the replica is one that the request accepts, and has such a version, as far as known."""
+        if request.replica not in ("", replica):
+            return False
+        return self.rolling is None or self.rolling.admits(replica, request)
+
+    def admitting(self, request: GenerationRequest) -> Collection[str]:
+        """Those with such a version. Where none has it, each refuses; the rollout learns from that how it goes on.
+
+        For a request that names a replica: that one, or all if it is gone; its caller does not send it elsewhere.
+        """
+        if request.replica in self.windows:
+            return (request.replica,)
+        if self.rolling is None:
+            return self.windows
+        return [replica for replica in self.windows if self.admits(replica, request)] or self.windows
+
+    def resize(self, capacity: EngineCapacity) -> None:
+        self.capacity = capacity
+        for window in self.windows.values():
+            window.resize(capacity)
+
+    def set_listed(self, replicas: Collection[str]) -> Collection[str]:
+        """Sets the replicas that take calls; returns those that did before."""
+        names = replicas or (UNKNOWN_REPLICA,)
+        gone = self.windows.keys() - names
+        for replica in names:
+            if replica not in self.windows:
+                window = self._windows_of_gone.pop(replica, None) or ReplicaWindow(self.capacity, self._window_factor)
+                window.resize(self.capacity)
+                self.windows[replica] = window
+                self.note_load(replica, window)
+        for replica in gone:
+            window = self.windows.pop(replica)
+            if window.generations:
+                self._windows_of_gone[replica] = window
+            self.load_of_others.pop(replica, None)
+        return gone
+
+    def is_listed(self, replica: str, window: ReplicaWindow) -> bool:
+        """Whether the window is that of a replica that takes calls. Forgets that of another one if it is empty."""
+        if self.windows.get(replica) is window:
+            return True
+        if not window.generations:
+            self._windows_of_gone.pop(replica, None)
+        return False
+
+    def note_load(self, replica: str, window: ReplicaWindow) -> None:
+        if window.of_others or window.is_suspect:
+            self.load_of_others[replica] = window.of_others + (SUSPECT_LOAD if window.is_suspect else 0)
+        else:
+            self.load_of_others.pop(replica, None)

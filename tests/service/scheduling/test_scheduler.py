@@ -12,10 +12,9 @@ from deployments.protocols.generation import GenerationRequest, RequestShare, Sa
 from deployments.protocols.model_server import ServedRequest
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
-from service.scheduling.generation_scheduler import GenerationScheduler
-from service.scheduling.replica_queues import PREFILL_COST, UNKNOWN_REPLICA, ScheduledGeneration
-from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
-from service.scheduling.scheduled_requests import FIRST_EXPECTED_TOKENS, LEARNING_RATE
+from service.scheduling.replicas import PREFILL_COST, UNKNOWN_REPLICA, ScheduledGeneration
+from service.scheduling.scheduler import FIRST_EXPECTED_TOKENS, LEARNING_RATE, GenerationScheduler
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
 
 SEQUENCES = 2
 WINDOW = 4
@@ -90,7 +89,7 @@ def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_gen
     assert scoring.kv_tokens == 1 + len(prompt)
     scheduler.end(scoring, new_tokens=0)
     assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
-    assert scheduler._requests.mean_tokens == FIRST_EXPECTED_TOKENS
+    assert scheduler._mean_tokens == FIRST_EXPECTED_TOKENS
 
 
 def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_them() -> None:
@@ -99,9 +98,9 @@ def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_th
     asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
     call = scheduler.submit(asked)
     assert (call.cost, call.kv_tokens) == (5 * 100 + PREFILL_COST * 10, 5 * 100 + 10)
-    before = scheduler._requests.mean_tokens
+    before = scheduler._mean_tokens
     scheduler.end(call, new_tokens=50)
-    assert scheduler._requests.mean_tokens == before + LEARNING_RATE * (10 - before)
+    assert scheduler._mean_tokens == before + LEARNING_RATE * (10 - before)
 
 
 def call_of(choices: int, name: str = "call") -> ServedRequest:
@@ -410,8 +409,8 @@ def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
         scheduler.release(scheduled.request.rollout_id)
     scheduler.release("unknown")
     assert scheduler.waiting == 0
-    requests = scheduler._requests
-    assert (requests._requests, requests._request_of, requests.queue._flows, requests.queue._lanes) == ({},) * 4
+    queue = scheduler._queue
+    assert (scheduler._requests, scheduler._request_of, queue._flows, queue._lanes) == ({},) * 4
 
 
 @dataclass

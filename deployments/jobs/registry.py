@@ -2,7 +2,6 @@
 
     open -> running -> completed | failed -> (acknowledged, deleted or expired)
             running -> waiting -> running      its ingress replica was lost; the next one has a new epoch
-            running -> suspended -> running    nobody listened; the same request was posted again
 
 Guarantees: a key belongs to one request of one caller until its job is gone; at any time at most one owner and epoch
 may write to a job; events are numbered from 1 without gaps and none changes; an event is there until it is acknowledged
@@ -12,21 +11,23 @@ Each method that changes something only returns the changes. `commit` makes them
 reported to a caller before it is stored.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, replace
-from itertools import islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, takewhile
+from typing import Literal
 from uuid import uuid4
 
 from deployments.jobs.failures import (
     EventsAcknowledged,
     EventUnknown,
     JobFailure,
+    JobsFull,
     JobUnknown,
     KeyReused,
     NoDataSet,
     job_unknown,
 )
-from deployments.jobs.kept_jobs import KeptJob, KeptJobs, Leases
 from deployments.jobs.records import (
     Change,
     Claim,
@@ -48,20 +49,62 @@ MOST_OFFERED = 64
 """Waiting jobs that one ingress replica is told of at once."""
 PLAYED_WITHIN_S = 5.0
 """After this time an ingress replica names a job that it was given among those that it plays."""
+REFUSED_KEPT_S = 60.0
+"""Retention of a refused job: those who wait for it ask for its events within seconds."""
 
 
-class JobBook:
+@dataclass(slots=True)
+class KeptJob:
+    """A job with the sizes of its entries, in bytes. Times are on the monotonic clock."""
+
+    record: JobRecord
+    sizes: dict[EntryName, int] = field(default_factory=dict)
+    given_at: float = 0.0
+    """When it was last given to its owner, or the store began."""
+    size_bytes: int = 0
+
+    def change(self, change: Change) -> None:
+        for name in change.removed:
+            self.size_bytes -= self.sizes.pop(name, 0)
+        for name, data in change.added.items():
+            self.size_bytes += len(data) - self.sizes.get(name, 0)
+            self.sizes[name] = len(data)
+
+
+@dataclass(slots=True)
+class Amount:
+    """The room that jobs take. Refused jobs take none."""
+
+    jobs: int = 0
+    size_bytes: int = 0
+
+
+class JobRegistry:
     """In all methods `now` is monotonic and `time_s` counts from 1970, both in seconds."""
 
     def __init__(self, settings: JobsSettings, stored: Iterable[StoredRecord], now: float) -> None:
         self._settings = settings
-        self._leases = Leases(settings.lease_s)
-        self.jobs = KeptJobs(settings)
+        self._jobs: dict[str, KeptJob] = {}
+        self._unfinished: dict[str, KeptJob] = {}
+        """Jobs that wait or run, by id."""
+        self._finished: dict[str, KeptJob] = {}
+        """Jobs that have ended, the first one to expire first."""
+        self._refused: dict[str, KeptJob] = {}
+        """Refused jobs, the first one to expire first."""
+        self._by_key: dict[tuple[str, str], KeptJob] = {}
+        self.total = Amount()
+        self._of_caller: defaultdict[str, Amount] = defaultdict(Amount)
+        self._heard_at: dict[str, float] = {}
+        """When each owner was last heard of."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
-            self.jobs.add(KeptJob(record, dict(sizes), now, now, sum(sizes.values())))
+            self._add(KeptJob(record, dict(sizes), now, sum(sizes.values())))
             if record.owner:
-                self._leases.heard(record.owner, now)
+                # The absence of the store counts against nobody.
+                self._heard_at[record.owner] = now
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     # Calls for a caller of the service.
 
@@ -69,11 +112,10 @@ class JobBook:
         """Raises `JobUnknown`."""
         return self._job(job_id, namespace).record
 
-    def listen(self, job_id: str, namespace: str, now: float) -> JobRecord:
-        """As `record`, for somebody who waits for events: a job that runs only for listeners has one."""
-        job = self._job(job_id, namespace)
-        job.listened_at = now
-        return job.record
+    def records(self, namespace: str) -> list[JobRecord]:
+        """The jobs of the caller, the newest first."""
+        records = (job.record for job in self._jobs.values() if job.record.namespace == namespace)
+        return sorted(records, key=lambda record: record.created_at, reverse=True)
 
     def events_after(self, job_id: str, namespace: str, after: int, most_bytes: int) -> list[EntryName]:
         """The next events, at least one if there is any, and no more than have `most_bytes`.
@@ -118,19 +160,20 @@ class JobBook:
     def open(
         self, request: JobRequest, owner: str, body: bytes, now: float, time_s: float
     ) -> tuple[OpenedJob, list[Change]]:
-        """The job of this key, which is resumed if it was suspended, or a new one.
+        """The job of this key, or a new one.
 
         Args:
-            owner: the ingress replica that plays it if it is new or suspended.
+            owner: the ingress replica that plays it if it is new.
 
         Raises:
             KeyReused: the key was sent with another request.
             JobsFull: there is no room for a new job.
         """
-        self._leases.heard(owner, now)
-        if (known := self.jobs.of_key(request.namespace, request.key)) is not None:
-            return self._attach(known, request, owner, now, time_s)
-        self.jobs.refuse_if_full(request.namespace, len(body))
+        self._heard_at[owner] = now
+        known = None if request.key is None else self._by_key.get((request.namespace, request.key))
+        if known is not None:
+            return OpenedJob(same_request(known.record, request), None), []
+        self._refuse_if_full(request.namespace, len(body))
         record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
 
@@ -150,7 +193,7 @@ class JobBook:
 
     def delete_key(self, key: str, namespace: str) -> list[Change]:
         """Deletes the job of the key. Raises `JobUnknown`."""
-        job = self.jobs.of_key(namespace, key)
+        job = self._by_key.get((namespace, key))
         if job is None:
             message = "no job has this key: none was begun with it, or it was deleted or has expired"
             raise JobUnknown.of("header.Idempotency-Key", message, key)
@@ -160,31 +203,31 @@ class JobBook:
 
     def poll(self, owner: str, playing: Collection[str], now: float) -> JobCommands:
         """Renews the lease of the replica: each one that lives polls continually."""
-        self._leases.heard(owner, now)
+        self._heard_at[owner] = now
         lost = [job_id for job_id in playing if self._owned(owner, job_id) is None]
-        waiting = (job_id for job_id, job in self.jobs.unfinished.items() if job.record.state == "waiting")
+        waiting = (job_id for job_id, job in self._unfinished.items() if job.record.state == "waiting")
         return JobCommands(lost, list(islice(waiting, MOST_OFFERED)))
 
     def unplayed(self, owner: str, playing: Collection[str], now: float) -> list[str]:
         """Jobs that the replica owns and does not play: the answer that gave them to it was lost, or they broke off."""
         return [
             job_id
-            for job_id, job in self.jobs.unfinished.items()
+            for job_id, job in self._unfinished.items()
             if job.record.owner == owner and job_id not in playing and now - job.given_at > PLAYED_WITHIN_S
         ]
 
     def claim(self, job_id: str, owner: str, now: float, time_s: float) -> tuple[Claim | None, list[Change]]:
         """`None` if the job does not wait any longer: another replica was first."""
-        job = self.jobs.get(job_id)
+        job = self._jobs.get(job_id)
         if job is None or job.record.state != "waiting":
             return None, []
-        self._leases.heard(owner, now)
+        self._heard_at[owner] = now
         record = job.record.given_to(owner, time_s)
         return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
 
     def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
         """`None` if the replica must not write to the job. Events that are there already are left out."""
-        if (job := self.jobs.get(write.job_id)) is None or job.record.epoch != write.epoch:
+        if (job := self._jobs.get(write.job_id)) is None or job.record.epoch != write.epoch:
             return None
         record = job.record
         if record.has_ended:
@@ -220,54 +263,120 @@ class JobBook:
     # Passing time, and what was stored.
 
     def time_passed(self, now: float, time_s: float) -> list[Change]:
-        """Changes that follow from the time alone: lost owners, abandoned and expired jobs."""
-        lost = set(self._leases.lost(now))
+        """Changes that follow from the time alone: lost owners and expired jobs."""
+        lost = {owner for owner, heard_at in self._heard_at.items() if now - heard_at > self._settings.lease_s}
         # Not before the end of their leases is stored.
-        self._leases.forget(lost - {job.record.owner for job in self.jobs.unfinished.values()})
-        old = [Change(job_id, None) for job_id in self.jobs.expired(time_s)]
-        unfinished = (self._time_passed(job, lost, now, time_s) for job in self.jobs.unfinished.values())
-        return [*old, *(change for change in unfinished if change is not None)]
+        for owner in lost - {job.record.owner for job in self._unfinished.values()}:
+            del self._heard_at[owner]
+        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
+        unfinished = self._unfinished.values()
+        return [*expired, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
 
-    def _time_passed(self, job: KeptJob, lost: Collection[str], now: float, time_s: float) -> Change | None:
+    def _without_owner(self, job: KeptJob, now: float, time_s: float) -> Change:
         record = job.record
-        is_abandoned = not record.runs_alone and now - job.listened_at > self._settings.abandoned_after_s
-        if not is_abandoned and record.owner not in lost:
-            return None
-        heard_at = self._leases.heard_at(record.owner)
+        heard_at = self._heard_at[record.owner]
         # A store that began after its owner had died has never heard of it, and knows when it wrote last.
         if heard_at > job.given_at:
             record = record.played(time_s - (now - heard_at))
-        return Change(record.job_id, record.suspended(time_s) if is_abandoned else record.waiting())
+        return Change(record.job_id, record.waiting())
 
     def commit(self, changes: Iterable[Change], now: float) -> None:
+        """Makes changes that were stored."""
         for change in changes:
-            self.jobs.apply(change, now)
-
-    def _attach(
-        self, job: KeptJob, request: JobRequest, owner: str, now: float, time_s: float
-    ) -> tuple[OpenedJob, list[Change]]:
-        record = job.record
-        if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
-            message = "it was sent with another request; send a new key with each new request"
-            raise KeyReused.of("header.Idempotency-Key", message, request.key)
-        job.listened_at = now
-        attached = replace(record, runs_alone=record.runs_alone or request.runs_alone)
-        if record.state != "suspended":
-            return OpenedJob(attached, None), [] if attached == record else [Change(record.job_id, attached)]
-        record = attached.given_to(owner, time_s)
-        return OpenedJob(record, Claim(record, tuple(job.sizes))), [Change(record.job_id, record)]
+            job = self._jobs.get(change.job_id)
+            if job is not None:
+                self._remove(job)
+            if change.record is None:
+                self._jobs.pop(change.job_id, None)
+                continue
+            if job is None:
+                job = KeptJob(change.record, given_at=now)
+            if job.record.epoch != change.record.epoch:
+                job.given_at = now
+            job.record = change.record
+            job.change(change)
+            self._add(job)
 
     def _job(self, job_id: str, namespace: str) -> KeptJob:
         """Raises `JobUnknown`."""
-        job = self.jobs.get(job_id)
+        job = self._jobs.get(job_id)
         if job is None or job.record.namespace != namespace:
             raise job_unknown(job_id)
         return job
 
     def _owned(self, owner: str, job_id: str) -> KeptJob | None:
-        job = self.jobs.get(job_id)
+        job = self._jobs.get(job_id)
         return job if job is not None and job.record.owner == owner else None
+
+    def _expired(self, time_s: float) -> list[str]:
+        """Ids of the jobs that have been kept long enough."""
+
+        def old(jobs: dict[str, KeptJob], kept_s: float) -> list[str]:
+            ended = ((job_id, job.record.ended_at or 0.0) for job_id, job in jobs.items())
+            return [job_id for job_id, _ in takewhile(lambda pair: time_s - pair[1] >= kept_s, ended)]
+
+        return [*old(self._finished, self._settings.keep_s), *old(self._refused, REFUSED_KEPT_S)]
+
+    def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
+        """Raises `JobsFull` if there is no room for another job with this body."""
+        settings = self._settings
+        refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
+        if namespace:
+            share = settings.max_share
+            most_jobs, most_bytes = max(int(settings.max_jobs * share), 1), int(settings.max_bytes * share)
+            share_said = f" x jobs.max_share ({share:g})"
+            refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
+
+    def _add(self, job: KeptJob) -> None:
+        record = job.record
+        self._jobs[record.job_id] = job
+        self._place_of(record)[record.job_id] = job
+        if record.key is not None:
+            self._by_key[record.namespace, record.key] = job
+        self._count(job, 1)
+
+    def _remove(self, job: KeptJob) -> None:
+        """Leaves only the job's place among all jobs."""
+        record = job.record
+        del self._place_of(record)[record.job_id]
+        if record.key is not None:
+            self._by_key.pop((record.namespace, record.key), None)
+        self._count(job, -1)
+
+    def _place_of(self, record: JobRecord) -> dict[str, KeptJob]:
+        if record.ended_at is None:
+            return self._unfinished
+        return self._refused if record.was_refused else self._finished
+
+    def _count(self, job: KeptJob, sign: Literal[1, -1]) -> None:
+        if job.record.was_refused:
+            return
+        for amount in (self.total, self._of_caller[job.record.namespace]):
+            amount.jobs += sign
+            amount.size_bytes += sign * job.size_bytes
+
+
+def same_request(record: JobRecord, request: JobRequest) -> JobRecord:
+    """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
+    if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
+        message = "it was sent with another request; send a new key with each new request"
+        raise KeyReused.of("header.Idempotency-Key", message, request.key)
+    return record
 
 
 def event_unknown(record: JobRecord, after: int) -> JobFailure:
     return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
+
+
+def refuse_beyond(kept: Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
+    """Raises `JobsFull`.
+
+    Args:
+        share: the caller's share of the settings, in words.
+    """
+    if kept.jobs >= most_jobs:
+        message = f"{kept.jobs} jobs of {whose} are kept and jobs.max_jobs{share} allows {most_jobs}"
+        raise JobsFull.of("", f"{message}; delete those that you do not need, or try again later")
+    if kept.size_bytes + body_bytes > most_bytes:
+        message = f"the kept jobs of {whose} have {kept.size_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
+        raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")

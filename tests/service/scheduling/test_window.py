@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.timing import Timing
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from service.scheduling.replica_window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
+from service.scheduling.window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
