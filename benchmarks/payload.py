@@ -58,7 +58,7 @@ from service.rollouts.progress import UNOBSERVED, ProgressLog
 from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, RequestLimits
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
 TOKENS = GROUPS * GENERATIONS * TURNS * TOKENS_A_TURN

@@ -14,9 +14,8 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from deployments.agents.settings import agent_deployment
 from service.settings import SERVICE_DEPLOYMENTS
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES, needs_images, sees
-from service.startup.ports import free_port
 
 CONFIG = Path("serve_config.cpu.yaml")
 ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]

@@ -38,7 +38,7 @@ from examples.train_grpo import (
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient, SampleInput, Sampling, play_agent
 from rollout_client.agent_runner import Agent, AgentReward, AgentRollout
 from rollout_client.tensors import to_tensors
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "models" / "small"

@@ -39,7 +39,7 @@ from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleI
 from rollout_client.calls.records import ReportColumns
 from rollout_client.results import final_reward
 from rollout_client.tensors import RolloutTensors, image_inputs, images_shown, to_tensors
-from service.startup.config import BUNDLED, config_of
+from service.startup.config import BUNDLED, config_of, free_port
 from service.startup.generated_config import (
     EMBEDDED_MODEL,
     EMBEDDED_MODEL_THAT_SEES,
@@ -48,7 +48,6 @@ from service.startup.generated_config import (
     sees,
 )
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 from service.startup.serve_command import model_named
 
 EPOCHS = 2

@@ -29,10 +29,9 @@ def demo(
     ] = None,
 ) -> None:
     """Play some rollouts with a service of this machine that starts for them and stops after them."""
-    from service.startup.config import BUNDLED, config_of
+    from service.startup.config import BUNDLED, config_of, free_port
     from service.startup.generated_config import environments_of, generated_config
     from service.startup.local_service import local_service, sentences_for_the_user
-    from service.startup.ports import free_port
     from service.startup.serve_command import embedded_model, make_importable, served_model, tasks_for
 
     console = Console()

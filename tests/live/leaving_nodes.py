@@ -28,9 +28,9 @@ from rich.console import Console
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
-from service.startup.cluster_token import require_cluster_token
+from service.startup.config import free_port
 from service.startup.leave import leave
-from service.startup.ports import free_port
+from service.startup.local_service import require_cluster_token
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
 from service.startup.reload import ServeCluster

@@ -21,9 +21,8 @@ from rollout_client import RequestRejected, RolloutClient
 from service.access.keys import new_key
 from service.access.new_key import add, entry_of
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from rollout_client import RolloutClient, RolloutResponse
 from rollout_client.cli.app import app
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
 MATH = "deployments.tasks.math:MathEnvironment"

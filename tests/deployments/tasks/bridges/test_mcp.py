@@ -17,8 +17,8 @@ from deployments.tasks.bridges import mcp_connection
 from deployments.tasks.bridges.mcp import McpEnvironment, McpInfo
 from deployments.tasks.bridges.mcp_connection import McpServer, ToolsNotListed
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
+from service.startup.config import free_port
 from service.startup.console_logs import NOISE
-from service.startup.ports import free_port
 from tests.deployments.tasks.bridges.hosted_environments import wait_until_it_answers
 from tests.deployments.tasks.bridges.mcp_server_by_hand import BROKEN, RESULTS
 from tests.paths import BRIDGED

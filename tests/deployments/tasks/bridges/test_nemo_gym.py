@@ -13,7 +13,7 @@ import pytest
 
 from deployments.tasks.bridges.nemo_gym import NeMoGymEnvironment, VerificationRefused
 from rollout_env import ChatMessage, PlayResult, TemporaryFailure, check, play
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "nemo_gym_server.py")

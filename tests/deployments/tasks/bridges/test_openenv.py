@@ -16,7 +16,7 @@ from deployments.failures import EnvironmentLost, RestartableSessionLost
 from deployments.protocols.environments import StepRequest
 from deployments.tasks.bridges.openenv import OpenEnvEnvironment, OpenEnvInfo, ServerError
 from rollout_env import SampleRejected, TemporaryFailure, check, play
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.deployments.tasks.bridges.hosted_environments import wait_until_it_answers
 from tests.paths import BRIDGED
 from tests.virtual_time import runs
