@@ -41,7 +41,7 @@ class AgentRunsOfTask(TaskEnvironment):
         self.max_concurrent_steps = settings.max_concurrent_runs
         if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
-        self._program = program_of(settings)
+        self._program = _program_of(settings)
         self._timeout_s = settings.timeout_s
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: AgentCall) -> StepOutcome:  # noqa: ARG002
@@ -78,7 +78,7 @@ class AgentRunsOfTask(TaskEnvironment):
         return [{"extra_env_info": {"base_url": "http://127.0.0.1", "api_key": "", "sample": {}}}] * count
 
 
-def program_of(settings: AgentSettings) -> AgentProgram:
+def _program_of(settings: AgentSettings) -> AgentProgram:
     """Raises `AgentNotLoadable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
     if settings.harbor is not None:
         return HarborProgram(settings, settings.harbor)

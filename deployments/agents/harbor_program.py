@@ -30,7 +30,7 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    opened,
+    open_provider,
 )
 from deployments.sandbox.providers.leftover import ProcessesLeft
 from deployments.sandbox.providers.pool import SandboxPool
@@ -54,7 +54,10 @@ class HarborProgram(AgentProgram):
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
         self._pool = SandboxPool(
-            opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s
+            open_provider(harbor.sandbox.provider, harbor.sandbox.options),
+            most,
+            harbor.sandbox.warm,
+            harbor.sandbox.warm_s,
         )
         offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
         if offline and not self._pool.provider.has_network:
@@ -65,12 +68,12 @@ class HarborProgram(AgentProgram):
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
         with sandbox_failures(f"The task {task.name}", said):
-            with timed(said, "create"):
+            with _timed(said, "create"):
                 sandbox = await self._pool.take(self._spec_of(task))
             try:
                 return await self._played(call, task, sandbox, said)
             finally:
-                with timed(said, "destroy"):
+                with _timed(said, "destroy"):
                     await self._pool.give_back(sandbox)
 
     def close(self) -> None:
@@ -113,9 +116,9 @@ class HarborProgram(AgentProgram):
     ) -> dict[str, float]:
         try:
             first = await prepare(sandbox)
-            with timed(said, "run"):
+            with _timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
-            with timed(said, "judge"):
+            with _timed(said, "judge"):
                 rewards, ended = await judged(sandbox, task, first)
             if ended:
                 said.metrics["agent_processes_ended"] = float(ended)
@@ -152,7 +155,7 @@ class HarborProgram(AgentProgram):
 
 
 @contextmanager
-def timed(said: RunNotes, step: str) -> Iterator[None]:
+def _timed(said: RunNotes, step: str) -> Iterator[None]:
     """Adds the seconds of the block, a step of `TIMES`, to the metrics of the run, however it ends."""
     begun_at = time.monotonic()
     try:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from deployments.agents.programs import AgentCall
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, OutOfMemory, RunningSandbox
+from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, OutOfMemory, RunningSandbox, read_bounded
 from deployments.strict_settings import StrictSettings
 from rollout_env.loopback import LoopbackServer
 from rollout_env.serve import Disconnected, while_connected
@@ -29,7 +29,7 @@ ENDED = "There is no run with this sandbox: it has ended."
 LARGEST_BODY_BYTES = 64 * 2**20
 
 
-class BodyTooLarge(Exception):
+class _BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
 
 
@@ -40,7 +40,7 @@ class HarnessCall(AgentCall):
     """Address of the sandbox, for as long as the run lasts."""
 
 
-class ExecBody(StrictSettings):
+class _ExecBody(StrictSettings):
     """A command, as `RunningSandbox.exec` takes it."""
 
     argv: list[str] = Field(min_length=1)
@@ -80,15 +80,16 @@ class SandboxEndpoint:
 
     async def _exec(self, request: Request) -> Response:
         try:
-            body = await body_of(request)
-            asked = ExecBody.model_validate_json(body)
+            excess = _BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
+            body = await read_bounded(request.stream(), LARGEST_BODY_BYTES, excess)
+            asked = _ExecBody.model_validate_json(body)
             sandbox, running = self._open[request.path_params["key"]]
             given = asked.model_dump(exclude={"argv"}) | {"stdin": asked.stdin.encode()}
             command = asyncio.ensure_future(sandbox.exec(asked.argv, **given))
             running.add(command)
             command.add_done_callback(running.discard)
             return JSONResponse(asdict(await while_connected(request, command)))
-        except (BodyTooLarge, ValidationError) as error:
+        except (_BodyTooLarge, ValidationError) as error:
             return PlainTextResponse(str(error), 422)
         except ExecTimedOut as error:
             return PlainTextResponse(str(error), 408)
@@ -96,13 +97,3 @@ class SandboxEndpoint:
             return PlainTextResponse(str(error), 410)
         except (KeyError, Disconnected, asyncio.CancelledError):
             return PlainTextResponse(ENDED, 410)
-
-
-async def body_of(request: Request) -> bytes:
-    """Raises `BodyTooLarge` as soon as too much has arrived."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_BODY_BYTES:
-            raise BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
-    return bytes(body)

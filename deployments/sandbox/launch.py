@@ -21,7 +21,7 @@ _START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="u
 """Runs the program, with the builtins that people expect of Python."""
 
 
-def own_path() -> dict[str, str]:
+def _own_path() -> dict[str, str]:
     """The environment of launchers."""
     return {"PATH": os.environ.get("PATH", os.defpath)}
 
@@ -39,7 +39,7 @@ class Launch:
     pass_fds: tuple[int, ...] = ()
     stop_signal: int = 9
     """Ends all of its processes when it is sent to the process."""
-    environment: dict[str, str] = field(default_factory=own_path)
+    environment: dict[str, str] = field(default_factory=_own_path)
 
 
 @dataclass(frozen=True, slots=True)

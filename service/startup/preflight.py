@@ -21,7 +21,7 @@ from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.versions.run_identity import RunIdentity
-from deployments.sandbox.providers.interface import ProviderUnusable, opened
+from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
@@ -127,10 +127,10 @@ def agent_problem(agent: AgentSettings) -> str | None:
             bearer_headers(agent.harness.api_key_variable)
         if agent.harbor is not None:
             tasks_within(agent.harbor, agent.timeout_s)
-            opened(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
+            open_provider(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
             return None
         if agent.command is not None and agent.command.sandbox:
-            opened("local", {}).close()
+            open_provider("local", {}).close()
     except AgentNotLoadable as error:
         return f"{'import_path' if agent.game is None else 'game'}: {error}"
     except HarborTaskRefused as error:

@@ -25,7 +25,7 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
-    opened,
+    open_provider,
 )
 
 BACKEND = f"{Path(__file__).stem}:OnThisMachine"
@@ -103,15 +103,15 @@ class OnThisMachine(BaseEnvironment):
 
 async def refusal(provider: SandboxProvider, **fields: Any) -> str:
     try:
-        await provider.create(SandboxSpec(**{"image": "debian", "network": True} | fields))
+        await provider.open(SandboxSpec(**{"image": "debian", "network": True} | fields))
     except (SandboxRefused, SandboxLost) as error:
         return f"{type(error).__name__}: {error}"
     return "made"
 
 
 async def played() -> dict[str, Any]:
-    provider = opened("harbor", {"import_path": BACKEND})
-    sandbox = await provider.create(SandboxSpec(image="debian", network=True, cpus=1.5, environment={"OF_TASK": "x"}))
+    provider = open_provider("harbor", {"import_path": BACKEND})
+    sandbox = await provider.open(SandboxSpec(image="debian", network=True, cpus=1.5, environment={"OF_TASK": "x"}))
     folder = tempfile.mkdtemp()
     found: dict[str, Any] = {"asked": ASKED[-1]}
     done = await sandbox.exec(
@@ -131,9 +131,9 @@ async def played() -> dict[str, Any]:
         found["timed_out"] = str(error)
     found["reach"] = await sandbox.reach("https://service")
     OnThisMachine.broken = True
-    await sandbox.destroy()
+    await sandbox.close()
     found["left"] = sorted(RUNNING)
-    await sandbox.destroy()
+    await sandbox.close()
     try:
         await sandbox.exec(["true"])
     except SandboxLost as error:
@@ -146,7 +146,7 @@ async def played() -> dict[str, Any]:
         "no Dockerfile": await refusal(provider, image=None, folder=Path(folder)),
         "slow": await refusal(provider, image="slow", build_timeout_s=0.2),
     }
-    kept = await provider.create(SandboxSpec(image="debian", network=True))
+    kept = await provider.open(SandboxSpec(image="debian", network=True))
     provider.close()
     for _ in range(100):
         if kept.id not in RUNNING:
@@ -159,7 +159,7 @@ async def played() -> dict[str, Any]:
 
 def unusable(**options: Any) -> str:
     try:
-        opened("harbor", options)
+        open_provider("harbor", options)
     except ProviderUnusable as error:
         return str(error)
     return "opened"

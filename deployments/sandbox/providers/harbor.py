@@ -67,8 +67,8 @@ class HarborProvider(OwningProvider):
         self._label = type or str(import_path)
         self._running: dict[str, BaseEnvironment] = {}
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
-        """See `SandboxProvider.create`."""
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.open`."""
         refuse_folders(self.name, spec)
         self._refuse_unenforced(spec)
         name = f"rollout-{uuid4().hex}"

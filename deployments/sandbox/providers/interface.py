@@ -1,10 +1,10 @@
-"""One interface for sandboxes in which commands run one after another: create, exec, files, destroy.
+"""One interface for sandboxes in which commands run one after another: open, exec, files, close.
 
 `Sandbox` (`deployments/sandbox/interface.py`) runs one program and is gone. A `RunningSandbox` keeps its files and
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
 
 Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
-on; `destroy` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
+on; `close` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
 its own `Reaper`.
 """
 
@@ -14,7 +14,7 @@ import inspect
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -103,7 +103,7 @@ class ExecResult:
 class RunningSandbox(Protocol):
     """One sandbox. Commands may overlap.
 
-    All methods but `destroy` raise `SandboxLost` when the sandbox is gone, or nothing is known about the call, and
+    All methods but `close` raise `SandboxLost` when the sandbox is gone, or nothing is known about the call, and
     `OutOfMemory` when it was destroyed for its memory.
     """
 
@@ -155,7 +155,7 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    async def destroy(self) -> None:
+    async def close(self) -> None:
         """Ends all processes and removes all files. Returns also if it is gone already; never raises `SandboxLost`."""
         ...
 
@@ -171,7 +171,7 @@ class SandboxProvider(Protocol):
         """Whether its sandboxes can reach more than the service."""
         ...
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """Returns when commands can run. Cancelling the call leaves nothing behind.
 
         Raises:
@@ -193,7 +193,7 @@ ProviderName = Literal["local", "docker", "kubernetes", "harbor"]
 """Each is the name of a module beside this one, which has a class `<Name>Provider`."""
 
 
-def opened(name: str, options: Mapping[str, Any]) -> SandboxProvider:
+def open_provider(name: str, options: Mapping[str, Any]) -> SandboxProvider:
     """The provider of a `ProviderName`, whose module is imported now. Raises `ProviderUnusable`."""
     try:
         module = importlib.import_module(f"{__package__}.{name}")
@@ -251,6 +251,16 @@ def tar_of(files: Mapping[str, SandboxFile]) -> bytes:
     return buffer.getvalue()
 
 
+async def read_bounded(parts: AsyncIterable[bytes], most_bytes: int, excess: Exception) -> bytes:
+    """All parts together. Raises `excess` as soon as they have more bytes."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > most_bytes:
+            raise excess
+    return bytes(body)
+
+
 def owner_of_process(pid: int) -> str | None:
     """The name of a living process among all that this machine ever had: its id and when it started; None if dead."""
     try:
@@ -265,7 +275,3 @@ def is_dead(owner: str) -> bool:
     """Whether the owner that the label names has died. Of an owner on this machine alone."""
     pid, _, _ = owner.partition("-")
     return pid.isdigit() and owner_of_process(int(pid)) != owner
-
-
-def dead_among(owners: Iterable[str]) -> set[str]:
-    return {owner for owner in owners if is_dead(owner)}

@@ -73,7 +73,7 @@ class KubernetesProvider(OwningProvider):
         Raises:
             SandboxLost: it does not answer in time.
         """
-        # In a thread: see `start_process` of `deployments/agents/command_program.py`.
+        # In a thread: see `_start_process` of `deployments/agents/command_program.py`.
         started: list[subprocess.Popen[bytes]] = []
 
         def run() -> tuple[int, bytearray, bytearray]:
@@ -85,9 +85,9 @@ class KubernetesProvider(OwningProvider):
                 ) as process,
             ):
                 started.append(process)
-                beside = Thread(target=read_last, args=(process.stderr, err, most_bytes))
+                beside = Thread(target=_read_last, args=(process.stderr, err, most_bytes))
                 beside.start()
-                read_last(process.stdout, out, most_bytes)
+                _read_last(process.stdout, out, most_bytes)
                 beside.join()
                 return process.wait(), out, err
 
@@ -112,8 +112,8 @@ class KubernetesProvider(OwningProvider):
             raise SandboxLost(f"kubectl {arguments[0]} failed: {done.stderr.strip()[-500:]}")
         return done.stdout
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
-        """See `SandboxProvider.create`."""
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.open`."""
         refuse_folders(self.name, spec)
         if spec.image is None:
             raise SandboxRefused(
@@ -213,7 +213,7 @@ class KubernetesSandbox(ShellSandbox):
             raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
 
 
-def read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
+def _read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
     """Reads a pipe to its end, and keeps so many of its last bytes."""
     assert pipe is not None
     while part := os.read(pipe.fileno(), CHUNK_BYTES):

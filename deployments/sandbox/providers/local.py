@@ -66,16 +66,16 @@ class LocalProvider(SandboxProvider):
         self._folders = FolderStates()
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner_of_process(os.getpid())}-"))
-        reap_dead_owners()
+        _reap_dead_owners()
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
         if spec.network:
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
         image, archive = await self._image(spec)
         return await self._started(spec, image, archive)
 
     async def reap(self) -> int:
-        return await asyncio.to_thread(reap_dead_owners)
+        return await asyncio.to_thread(_reap_dead_owners)
 
     def close(self) -> None:
         for sandbox in list(self._running):
@@ -136,7 +136,7 @@ class LocalProvider(SandboxProvider):
                     )
             await self._keep(key, sandbox, plan.environment, plan.workdir)
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
 
     async def _keep(self, key: str, sandbox: LocalRunningSandbox, variables: Mapping[str, str], workdir: str) -> None:
         archive = self._folder / f"{key}.tar"
@@ -159,12 +159,12 @@ class LocalProvider(SandboxProvider):
                 if archive is not None:
                     await sandbox.unpack(archive)
         except BaseException:
-            await sandbox.destroy()
+            await sandbox.close()
             raise
         return sandbox
 
 
-def reap_dead_owners() -> int:
+def _reap_dead_owners() -> int:
     """Ends the processes and removes the images of dead owners, and returns how many of both there were."""
     known = Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*")
     folders = [path for path in known if is_dead(path.name.removeprefix(IMAGES_PREFIX).rpartition("-")[0])]

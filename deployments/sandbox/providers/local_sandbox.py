@@ -191,7 +191,7 @@ class LocalRunningSandbox(RunningSandbox):
             async with asyncio.timeout(timeout_s), self._asked(b"exec", request) as (reader, writer):
                 writer.write(stdin)
                 await writer.drain()
-                while (frame := await read_frame(reader))[0] != b"x":
+                while (frame := await _read_frame(reader))[0] != b"x":
                     kept = output[frame[0]]
                     kept += frame[1]
                     del kept[:-LARGEST_OUTPUT_BYTES]
@@ -211,7 +211,7 @@ class LocalRunningSandbox(RunningSandbox):
                 writer.write(part)
                 await writer.drain()
             writer.write_eof()
-            _, answer = await read_frame(reader)
+            _, answer = await _read_frame(reader)
         if problem := json.loads(answer).get("error"):
             raise SandboxRefused(f"The files cannot be written in the sandbox: {problem}.")
 
@@ -219,7 +219,7 @@ class LocalRunningSandbox(RunningSandbox):
         """See `RunningSandbox.read_file`."""
         content = bytearray()
         async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
-            while (frame := await read_frame(reader))[0] != b"x":
+            while (frame := await _read_frame(reader))[0] != b"x":
                 content += frame[1]
         answer = json.loads(frame[1])
         if problem := answer.get("error"):
@@ -230,7 +230,7 @@ class LocalRunningSandbox(RunningSandbox):
         """Writes the files of the sandbox's own to a tar archive."""
         async with self._asked(b"pack", self._walls.read_only(self._spec)) as (reader, _):
             with archive.open("wb") as file:
-                while (frame := await read_frame(reader))[0] != b"x":
+                while (frame := await _read_frame(reader))[0] != b"x":
                     file.write(frame[1])
         if problem := json.loads(frame[1]).get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
@@ -240,8 +240,8 @@ class LocalRunningSandbox(RunningSandbox):
         self._base_url = base_url
         return f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
 
-    async def destroy(self) -> None:
-        """See `RunningSandbox.destroy`. It is carried out to the end also if the caller is cancelled."""
+    async def close(self) -> None:
+        """See `RunningSandbox.close`. It is carried out to the end also if the caller is cancelled."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._destroyed())
         await asyncio.shield(self._ending)
@@ -290,6 +290,6 @@ async def _forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWri
         target.close()
 
 
-async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     head = await reader.readexactly(5)
     return head[:1], await reader.readexactly(struct.unpack("<I", head[1:])[0])

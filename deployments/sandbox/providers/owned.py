@@ -28,7 +28,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
     is_dead,
-    opened,
+    open_provider,
     owner_of_process,
 )
 
@@ -78,7 +78,7 @@ class OwningProvider(SandboxProvider):
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
         found = await self.owned()
-        dead = [sandbox_id for sandbox_id, owner in found.items() if owner is not None and has_died(owner)]
+        dead = [sandbox_id for sandbox_id, owner in found.items() if owner is not None and _has_died(owner)]
         await asyncio.gather(*map(self.remove, dead))
         return len(dead)
 
@@ -162,12 +162,12 @@ class OwnedSandbox(RunningSandbox):
             )
         return base_url
 
-    async def destroy(self) -> None:
-        """See `RunningSandbox.destroy`."""
+    async def close(self) -> None:
+        """See `RunningSandbox.close`."""
         await self._provider.removed_or_left(self._id)
 
 
-def has_died(owner: str) -> bool:
+def _has_died(owner: str) -> bool:
     """Whether the owner was a process of this machine that has ended."""
     host, process, _ = owner.rsplit(".", 2)
     return host == this_machine() and is_dead(process)
@@ -178,7 +178,7 @@ def this_machine() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
-async def reap_after(provider: OwningProvider, owner: str) -> None:
+async def _reap_after(provider: OwningProvider, owner: str) -> None:
     """Destroys what the owner left, until nothing has come for a while."""
     found_none = 0
     for _ in range(TRIES):
@@ -193,6 +193,6 @@ async def reap_after(provider: OwningProvider, owner: str) -> None:
 
 def main(name: str, options: str, owner: str) -> None:
     sys.stdin.buffer.read()
-    provider = opened(name, json.loads(options))
+    provider = open_provider(name, json.loads(options))
     assert isinstance(provider, OwningProvider)
-    asyncio.run(reap_after(provider, owner))
+    asyncio.run(_reap_after(provider, owner))

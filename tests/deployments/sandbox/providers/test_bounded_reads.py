@@ -26,7 +26,7 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    opened,
+    open_provider,
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
@@ -203,8 +203,8 @@ def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
 
     async def run() -> None:
-        provider = opened("local", {})
-        sandbox: RunningSandbox = await provider.create(SandboxSpec(folder=tmp_path))
+        provider = open_provider("local", {})
+        sandbox: RunningSandbox = await provider.open(SandboxSpec(folder=tmp_path))
         try:
             largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"
             assert (await sandbox.exec(["sh", "-c", largest])).exit_code == 0
@@ -216,7 +216,7 @@ def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path
             await sandbox.write_files({PATH: SandboxFile(b"1")})
             assert await sandbox.read_file(PATH) == b"1"
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
             provider.close()
 
     asyncio.run(run())

@@ -31,7 +31,7 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
-    opened,
+    open_provider,
     owner_of_process,
 )
 from deployments.sandbox.providers.leftover import end_others, processes_of
@@ -48,7 +48,7 @@ GONE_WITHIN_S = 60.0
 
 def usable(name: str, options: dict[str, Any]) -> bool:
     try:
-        opened(name, options).close()
+        open_provider(name, options).close()
     except ProviderUnusable:
         return False
     return name != "docker" or Path(DOCKER_SOCKET).exists()
@@ -94,7 +94,7 @@ async def standing(name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
 def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            provider = opened(provider_name, options)
+            provider = open_provider(provider_name, options)
             if name in STAND_INS:
                 # A reaper would look for a while after each test.
                 provider.watched = lambda: None  # type: ignore[attr-defined]
@@ -115,11 +115,11 @@ def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> San
 
 def with_sandbox(name: str, spec: SandboxSpec, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
     async def run(provider: SandboxProvider) -> Any:
-        sandbox = await provider.create(spec)
+        sandbox = await provider.open(spec)
         try:
             return await work(sandbox)
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
 
     return with_provider(name, run)
 
@@ -211,7 +211,7 @@ def test_after_its_end_a_sandbox_is_lost_and_destroying_it_again_does_nothing(na
     async def work(sandbox: RunningSandbox) -> None:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
         await asyncio.sleep(0.5)
-        await sandbox.destroy()
+        await sandbox.close()
         with pytest.raises(SandboxLost):
             await running
         with pytest.raises(SandboxLost):
@@ -224,12 +224,12 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
     async def run(provider: SandboxProvider) -> None:
         refused = "builds no folders" if name in WITHOUT_BUILDS else "code.?:? 7"
         with pytest.raises(SandboxRefused, match=refused):
-            await provider.create(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
+            await provider.open(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
         with pytest.raises(SandboxRefused, match="nowhere"):
-            await provider.create(SandboxSpec(image="nowhere:1", network=name != "local"))
+            await provider.open(SandboxSpec(image="nowhere:1", network=name != "local"))
         if name in STAND_INS and name != ENGINE:
             with pytest.raises(SandboxRefused, match=r"shows none of its folders: .* what is in /opt/agent"):
-                await provider.create(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
+                await provider.open(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
 
     with_provider(name, run)
 
@@ -239,18 +239,18 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
         pytest.skip("Its sandboxes end with their owner.")
 
     async def run(provider: Any) -> None:
-        kept = await provider.create(spec_of(name, tmp_path))
+        kept = await provider.open(spec_of(name, tmp_path))
         mine, provider.owner = provider.owner, f"{this_machine()}.{os.getpid()}-1.x"
-        left = await provider.create(spec_of(name, tmp_path))
+        left = await provider.open(spec_of(name, tmp_path))
         provider.owner = f"elsewhere.{os.getpid()}-1.x"
-        elsewhere = await provider.create(spec_of(name, tmp_path))
+        elsewhere = await provider.open(spec_of(name, tmp_path))
         provider.owner = mine
         assert await provider.reap() == 1
         with pytest.raises(SandboxLost):
             await left.exec(["true"])
         for sandbox in (kept, elsewhere):
             assert (await sandbox.exec(["true"])).exit_code == 0
-            await sandbox.destroy()
+            await sandbox.close()
 
     with_provider(name, run)
 
@@ -258,14 +258,14 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
 OWNER = """
 import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec
-from deployments.sandbox.providers.interface import opened
+from deployments.sandbox.providers.interface import open_provider
 
 async def main(name, options, spec, seconds):
-    provider = opened(name, json.loads(options))
+    provider = open_provider(name, json.loads(options))
     fields = json.loads(spec)
     if "folder" in fields:
         fields["folder"] = pathlib.Path(fields["folder"])
-    sandboxes = [await provider.create(SandboxSpec(**fields)) for _ in range(2)]
+    sandboxes = [await provider.open(SandboxSpec(**fields)) for _ in range(2)]
     print(getattr(provider, "owner", "none"), flush=True)
     await sandboxes[0].exec(["sleep", seconds])
 
@@ -331,7 +331,7 @@ def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_h
         subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
     ):
         try:
-            opened("local", {}).close()
+            open_provider("local", {}).close()
             assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
             assert kept.poll() is None
         finally:

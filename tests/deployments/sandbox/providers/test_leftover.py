@@ -61,11 +61,11 @@ def with_local(folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -
             provider = LocalProvider()
         except ProviderUnusable as error:
             pytest.skip(str(error))
-        sandbox = await provider.create(SandboxSpec(folder=folder))
+        sandbox = await provider.open(SandboxSpec(folder=folder))
         try:
             return await work(sandbox)
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
             provider.close()
 
     return asyncio.run(run())

@@ -18,7 +18,7 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
-    opened,
+    open_provider,
 )
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import INFO, Engine, engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
@@ -88,7 +88,7 @@ async def provided(
             await closing.enter_async_context(engine(folder / "docker.sock", docker))
         elif name == "kubernetes":
             options = {"kubectl": str(await closing.enter_async_context(cluster(folder))), "template": template}
-        provider = opened(name, options)
+        provider = open_provider(name, options)
         provider.watched = lambda: None  # type: ignore[attr-defined]
         closing.callback(provider.close)
         yield provider
@@ -106,7 +106,7 @@ def asked_of(
 
     async def run() -> dict[str, Any]:
         async with provided(name, folder, docker, template) as provider:
-            sandbox = await provider.create(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
+            sandbox = await provider.open(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
             if work is not None:
                 await work(sandbox)
             return {key: value for asked in ASKED for key, value in asked.items()}

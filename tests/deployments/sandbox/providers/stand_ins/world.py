@@ -42,7 +42,7 @@ class World:
             spec = SandboxSpec(folder=self.folder, environment=environment)
         else:
             raise NoSuchImage(image)
-        sandbox = await self.provider.create(spec)
+        sandbox = await self.provider.open(spec)
         self.held[sandbox.id] = Held(sandbox, labels)
         return sandbox.id
 
@@ -65,7 +65,7 @@ class World:
         """Raises `Gone`."""
         sandbox = self._sandbox(sandbox_id)
         del self.held[sandbox_id]
-        await sandbox.destroy()
+        await sandbox.close()
 
     def close(self) -> None:
         self.provider.close()
