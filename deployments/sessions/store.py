@@ -171,56 +171,30 @@ class SessionStore(StoreReplica[SessionTable]):
         table.begin_call(kept, call_id, self._now())
         return plan
 
-    async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
-        """Begins a call that was planned with a copy of the record. Doing it again begins no other call.
-
-        Args:
-            known: how many calls the copy has.
-
-        Returns:
-            The ids of the calls that the record has after those; `None` if it has not even so many.
-
-        Raises:
-            SessionClosed: the session takes no more calls.
-            SessionLimitReached: not this one now.
-        """
-        table = await self._state.started()
-        kept = table.get(session_id)
-        record = (await self._read(table, kept)).record
-        table.begin_call(kept, call_id, self._now())
-        return record.calls_after(known) if known <= record.call_count else None
-
-    async def add(self, session_id: str, call: EngineCall) -> int | None:
-        """Records a call, and ends it. Doing it again changes nothing.
-
-        Returns:
-            The number of calls that the record had before it; `None` if it adds nothing to the record.
-        """
+    async def add(self, session_id: str, call: EngineCall) -> None:
+        """Records a call, and ends it. Doing it again changes nothing."""
         table = await self._state.started()
         if (kept := table.sessions.get(session_id)) is None:
             table.end_call(call.id, self._now())
             raise session_unknown(session_id)
         read = await self._read(table, kept)
-        return await asyncio.shield(self._calls.put(_CallToRecord(kept, read.record, call, call_entry(call))))
+        await asyncio.shield(self._calls.put(_CallToRecord(kept, read.record, call, call_entry(call))))
 
-    async def _record(self, calls: Sequence["_CallToRecord"]) -> list[int | Exception | None]:
+    async def _record(self, calls: Sequence["_CallToRecord"]) -> list[Exception | None]:
         return await self._state.change(partial(self._planned_calls, calls))
 
-    def _planned_calls(
-        self, calls: Sequence["_CallToRecord"], table: SessionTable
-    ) -> Planned[list[int | Exception | None]]:
-        """Records calls of any sessions, each once. The results are those of `add`, or `SessionUnknown`."""
+    def _planned_calls(self, calls: Sequence["_CallToRecord"], table: SessionTable) -> Planned[list[Exception | None]]:
+        """Records calls of any sessions, each once; the result of one whose session was dropped is `SessionUnknown`."""
         by_id = {(each.kept.id, each.call.id): each for each in calls}
         new = [each for each in by_id.values() if table.has(each.kept) and each.record.would_add(each.call)]
         added: Counter[KeptSession] = Counter()
-        places: dict[_CallToRecord, int] = {}
         changes: list[StoredChange] = []
         for each in new:
-            place = places[each] = each.record.call_count + added[each.kept]
+            place = each.record.call_count + added[each.kept]
             added[each.kept] += 1
             changes.append(table.change(each.kept, self._now(), {call_name(place): each.entry}, added[each.kept]))
 
-        def commit() -> list[int | Exception | None]:
+        def commit() -> list[Exception | None]:
             for each in calls:
                 table.end_call(each.call.id, self._now())
             for each in new:
@@ -230,11 +204,11 @@ class SessionStore(StoreReplica[SessionTable]):
                     table.note_record(kept)
                 else:
                     table.forget(kept.id)
-            return [places.get(each) if table.has(each.kept) else session_unknown(each.kept.id) for each in calls]
+            return [None if table.has(each.kept) else session_unknown(each.kept.id) for each in calls]
 
         return changes, commit
 
-    async def batched(self, method: Literal["plan", "begin", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def batched(self, method: Literal["plan", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of concurrent calls of a method, in their order; an exception in the place of its result."""
         return await results_of([getattr(self, method)(*call) for call in calls])
 

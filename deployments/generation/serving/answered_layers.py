@@ -210,7 +210,7 @@ class AnsweredTokens(ServingTokens):
             fill_params(request, call)
             refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
             with answered_failures():
-                await session.prepare_tokens(request.token_ids, bool(request.stream))
+                await session.prepare_tokens(request.token_ids)
         answer = await super().serve_tokens(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer

@@ -1,25 +1,16 @@
-"""Calls the application of vLLM's servers inside the process, and hands its answer on in parts.
-
-A call of a session that was planned with an outdated copy of the record is made once more.
-"""
+"""Calls the application of vLLM's servers inside the process, and hands its answer on in parts."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
-from contextlib import aclosing
-from http import HTTPStatus
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from deployments.failures import RolloutFailure
-from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.generation.serving.session_call import SessionCall
-from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
-from deployments.protocols.model_server import Endpoint, ServedPart, ServedRequest
+from deployments.protocols.model_server import Endpoint, ServedPart
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import SessionFailure
 
 GATHER_S = 0.02
 """Events of so long go in one part, because each part costs both ends half a millisecond."""
@@ -127,8 +118,6 @@ class AsgiCall:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            if message["status"] >= HTTPStatus.BAD_REQUEST:
-                await self._refuse_what_is_outdated()
             self.status = message["status"]
             self.media_type = dict(message["headers"]).get(b"content-type", b"").decode("latin-1")
             return
@@ -137,18 +126,6 @@ class AsgiCall:
             self._end()
         elif self._bytes:
             self._some.set()
-
-    async def _refuse_what_is_outdated(self) -> None:
-        """A refusal of a call that was planned with an outdated copy of its session's record may be wrong."""
-        if self._call.session is None:
-            return
-        try:
-            await self._call.session.wait_until_confirmed()
-        except RecordOutdated as outdated:
-            self._call.note_failure(outdated)
-        except (RolloutFailure, SessionFailure):
-            # The call is refused as it is.
-            return
 
     def _end(self) -> None:
         self.ended.set()
@@ -191,23 +168,3 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-async def session_answer_parts(
-    app: ASGIApp, request: ServedRequest, session_id: str, calls: SessionCallsInFlight
-) -> AsyncGenerator[ServedPart, None]:
-    """As `answer_parts`. The second time there is no copy any longer, and the store makes the plan."""
-    for is_second in (False, True):
-        call = ServedCall(request)
-        session = call.session = SessionCall(call, session_id, calls, is_made_again=is_second)
-        try:
-            async with aclosing(answer_parts(app, call)) as parts:
-                async for part in parts:
-                    yield part
-            return
-        except RecordOutdated:
-            if is_second:
-                raise
-        except BaseException:
-            session.give_up()
-            raise

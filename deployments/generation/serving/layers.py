@@ -42,12 +42,13 @@ from deployments.generation.serving.answered_layers import (
     AnsweredResponses,
     AnsweredTokens,
 )
-from deployments.generation.serving.asgi_calls import answer_parts, session_answer_parts
+from deployments.generation.serving.asgi_calls import answer_parts
 from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
+from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
@@ -189,11 +190,12 @@ class ServingLayers:
         Raises:
             GenerationRejected: it is a call of a session, and the service keeps none.
         """
-        if request.session_id is None:
-            return answer_parts(self._app, ServedCall(request))
-        if self._sessions is None:
-            raise GenerationRejected("The service keeps no sessions.")
-        return session_answer_parts(self._app, request, request.session_id, self._sessions)
+        call = ServedCall(request)
+        if request.session_id is not None:
+            if self._sessions is None:
+                raise GenerationRejected("The service keeps no sessions.")
+            call.session = SessionCall(call, request.session_id, self._sessions)
+        return answer_parts(self._app, call)
 
     def close(self) -> None:
         """Ends the processes that calls have started."""

@@ -220,7 +220,7 @@ class AnsweredGenerate(GenerateBaseServing):
             request, prompt_input=prompts, prompt_embeds=None, skip_mm_cache=True
         )
         if call.session is not None:
-            await prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs], request.stream)
+            await prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs])
         answers, outputs = self._start(request, asked, inputs, call)
         if request.stream:
             events = self._events(request, answers, outputs, call)
@@ -310,9 +310,7 @@ def no_text(_token_id: int) -> None:
     """No text is shown."""
 
 
-async def prepare_session(
-    call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]], is_streamed: bool
-) -> None:
+async def prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]]) -> None:
     """Begins a call of a session. Raises `VLLMValidationError`, or what `SessionCall.prepare_tokens` does, answered."""
     assert call.session is not None
     if len(prompts) > 1:
@@ -321,7 +319,7 @@ async def prepare_session(
         message = "A session records what is generated: send a `max_new_tokens` of at least 1."
         raise VLLMValidationError(message, parameter="max_new_tokens")
     with answered_failures():
-        await call.session.prepare_tokens(prompts[0], is_streamed)
+        await call.session.prepare_tokens(prompts[0])
 
 
 async def abortable_outputs(
