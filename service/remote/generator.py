@@ -29,8 +29,7 @@ from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
-from service.remote.replica_stream import ReplicaWatches, call_unless_gone
+from service.remote.replica_stream import GENERATOR_REPLICA, ReplicaCalls, ReplicaWatches, call_unless_gone, note_end
 from service.rollouts.retries import pause_s
 from service.scheduling.priority import as_check
 from service.scheduling.replicas import ScheduledGeneration

@@ -257,7 +257,6 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         if services.images is not None:
             body = await with_names_of_images(endpoint, body, services.images, caller)
         demand = demand_of(read.fields, demand)
-        await rollouts.policy.wait_for_version(demand)
         routing_key = request.headers.get(ROUTING_KEY) if endpoint in TOKEN_ENDPOINTS else None
         answer = calls.answer(
             endpoint,

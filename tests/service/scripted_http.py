@@ -100,10 +100,10 @@ class ScriptedHttp:
             TaskSampler(self.environments),
             records=recorder,
         )
-        calls = None if model_server is None else ModelCalls(model_server, self.admission)
+        calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
-            sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
+            sessions = AgentSessions(session_store, policy, access, SessionJudge(self.environments))
         self.app = app_of(
             self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
         )
@@ -175,7 +175,7 @@ def app_of(
         images=images,
         records=recorder,
         reports=reports,
-        tinker=TinkerSampling(calls, scoring, rollouts.policy),
+        tinker=TinkerSampling(calls, scoring),
     )
     return app
 
