@@ -137,8 +137,8 @@ class RemoteEnvironment(Environment):
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         """Asks about as many samples at once as a message may hold, until one is refused."""
         first = 0
-        for asked in divided(extra_env_infos, bytes_of_json):
-            refused: list[RefusedField] = await self._result(self._handle.refused_fields.remote(list(asked)))
+        for asked in divided(list(extra_env_infos), bytes_of_json):
+            refused: list[RefusedField] = await self._result(self._handle.refused_fields.remote(asked))
             if refused:
                 return [replace(field, place=first + field.place) for field in refused]
             first += len(asked)

@@ -156,7 +156,7 @@ def app_of(
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
-    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), admission)
+    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)

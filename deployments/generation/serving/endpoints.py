@@ -20,7 +20,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 from vllm.exceptions import VLLMError
 
-from deployments.generation.serving.running_calls import Answer
+from deployments.generation.serving.running_calls import ServedAnswer
 from deployments.generation.serving.served_call import ServedCall
 
 _JSON = "application/json"
@@ -45,12 +45,12 @@ class VLLMEndpoint:
     error: Callable[[ErrorResponse], JSONResponse] = openai_error
     """Writes the errors of `answer`. Those of a body are OpenAI's everywhere."""
 
-    async def answered(self, call: ServedCall) -> Answer:
+    async def answered(self, call: ServedCall) -> ServedAnswer:
         """Returns when the answer has begun. What the endpoint raises is an answer too."""
         # vLLM names its answer after the header.
         headers = [(b"x-request-id", call.request.generation_id.encode())]
         raw_request = Request({"type": "http", "headers": headers, "app": _APP})
-        write_error = openai_error
+        write_error: Callable[[ErrorResponse], JSONResponse] = openai_error
         try:
             request = None if self.body is None else _parsed(self.body, call.request.body)
             write_error = self.error
@@ -66,19 +66,19 @@ class VLLMEndpoint:
                 logger.warning("A call broke before it was answered.", exc_info=error, extra=about)
             return _whole(write_error(answer))
 
-    def _written(self, made: Any) -> Answer:
+    def _written(self, made: Any) -> ServedAnswer:
         match made:
             case ErrorResponse():
                 return _whole(self.error(made))
             case BaseModel():
                 return _whole(JSONResponse(made.model_dump(**self.dumped)))
             case bytes():
-                return Answer(HTTPStatus.OK, _JSON, made)
-        return Answer(HTTPStatus.OK, _EVENTS, made)
+                return ServedAnswer(HTTPStatus.OK, _JSON, made)
+        return ServedAnswer(HTTPStatus.OK, _EVENTS, made)
 
 
-def _whole(response: JSONResponse) -> Answer:
-    return Answer(response.status_code, _JSON, bytes(response.body))
+def _whole(response: JSONResponse) -> ServedAnswer:
+    return ServedAnswer(response.status_code, _JSON, bytes(response.body))
 
 
 def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:

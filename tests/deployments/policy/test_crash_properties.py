@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -43,7 +44,7 @@ class Trainer:
     """The full weights by version."""
     current: int = 0
 
-    async def push(self, content: bytes, makes: bytes, **options: object) -> None:
+    async def push(self, content: bytes, makes: bytes, **options: Any) -> None:
         version = self.current + 1
         self.pushed[version] = checksum_of(makes)
         await self.world.push(version, content, **options)
