@@ -302,10 +302,10 @@ def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> No
 
 def test_tasks_of_harbor_have_sandboxes_of_the_provider_that_is_named() -> None:
     plain = {"agent": {"import_path": "examples.agents:boxed", "harbor": {"tasks": "examples/harbor"}}}
-    elsewhere = {"agent": {**plain["agent"], "harbor": {"tasks": "examples/harbor", "sandbox": {"provider": "e2b"}}}}
+    elsewhere = {"agent": {**plain["agent"], "harbor": {"tasks": "examples/harbor", "sandbox": {"provider": "docker"}}}}
     environments = {"math": MATH, "a": plain, "b": elsewhere}
     settings = ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})
-    assert settings.sandboxed_tasks == {"a": "local", "b": "e2b"}
+    assert settings.sandboxed_tasks == {"a": "local", "b": "docker"}
 
 
 def test_an_agent_that_scores_its_task_has_no_steps_for_shadow_judges() -> None:
