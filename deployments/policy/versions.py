@@ -385,6 +385,8 @@ class Versions:
 
     def _change(self, change: Callable[[VersionIndex], VersionIndex]) -> None:
         with self._changing:
+            if read_index(self.folder) != self._index:
+                raise OSError(f"{self.folder} was changed by another policy store")
             try:
                 write_durably(self.folder / INDEX, change(self._index).model_dump_json())
             finally:

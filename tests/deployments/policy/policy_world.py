@@ -102,11 +102,15 @@ class World:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
         return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of)
 
-    async def restart(self) -> None:
+    async def restart(self, is_folder_lost: bool = False) -> None:
         """The store dies with all that it did, and the replicas register with its successor as they are."""
         for task in list(self.store._tasks._tasks):
             task.cancel()
         await self.store._tasks.ended()
+        # No time passes before its threads have ended.
+        await asyncio.sleep(0.001)
+        if is_folder_lost:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.store = self.another_store()
         for replica in self.replicas:
             replica.store = self.store
@@ -114,8 +118,7 @@ class World:
 
     async def restart_without_folder(self) -> None:
         """As `restart`, where the store's folder was lost with its node."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        await self.restart()
+        await self.restart(is_folder_lost=True)
 
     def source_of(self, replica_id: str) -> WeightsSource:
         return next(ReplicaFiles(replica) for replica in self.replicas if replica.name == replica_id)

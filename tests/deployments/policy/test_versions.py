@@ -158,6 +158,17 @@ def test_a_number_that_a_replica_has_is_not_given_again_by_the_next_store_either
         after.refuse_taken(7)
 
 
+def test_a_store_whose_folder_another_one_has_changed_writes_nothing(tmp_path: Path) -> None:
+    before, after = versions_in(tmp_path), versions_in(tmp_path)
+    add(after, info(1))
+    with pytest.raises(OSError, match="was changed by another policy store"):
+        add(before, info(2))
+    assert (versions_in(tmp_path).all, files(tmp_path)) == (
+        [info(1)],
+        {"versions.json", "versions/1.safetensors", "arrived"},
+    )
+
+
 def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
