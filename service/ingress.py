@@ -125,15 +125,15 @@ class Ingress:
             self._tracer = tracer_of(settings.tracing, replica_id, version_of("rollout-service"))
             observer = TracedRollouts(self._tracer, observer, settings.tracing.rollouts_per_request)
 
-        policy = RemotePolicy(policy_store_client(policy_store), settings.policy.follow is not None)
-        policy.follow()
         remote = RemoteGenerator(
             generator,
             settings.scheduling.window_factor,
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
             None if rollout_metrics is None else rollout_metrics.generated,
         )
-        policy.subscribe_rolling(remote.note_rolling)
+        follows_folder = settings.policy.follow is not None
+        policy = RemotePolicy(policy_store_client(policy_store), follows_folder, remote.note_rolling)
+        self._watching = asyncio.create_task(policy.run())
         tasks = {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()}
         remote_data = None if data is None else RemoteData(data)
         sampler = TaskSampler(tasks, remote_data, settings.data_by_task.keys())

@@ -15,8 +15,7 @@ from starlette.datastructures import Headers
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
 from deployments.generation.serving import image_prompts
-from deployments.policy.transfer import trusted_trainers
-from deployments.policy.versions import adapter_checks
+from deployments.policy import adapter_checks, trusted_trainers
 from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
 from deployments.tasks.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
@@ -86,7 +85,7 @@ def refused(read: Callable[[], Any]) -> Any:
 
 MATH, LATEX = "deployments/tasks/replies.py", "deployments/tasks/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
-BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/transfer/trusted_trainers.py"
+BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
 TINKER = "service/model_server/tinker_dialect.py"
@@ -271,7 +270,7 @@ READERS = {
     "name of an adapter's tensor": Reader(
         adapter_checks.MATRIX.fullmatch,
         ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
-        ("deployments/policy/versions/adapter_checks.py::MATRIX",),
+        ("deployments/policy/adapter_checks.py::MATRIX",),
     ),
     "name of an environment's image": Reader(
         lambda text: re.fullmatch(IMAGE_NAME, text),
@@ -422,8 +421,8 @@ OF_OUR_OWN_TEXT = {
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
-    "deployments/policy/uploads/published_folder.py::NUMBERED": "a name in the config's folder",
-    "deployments/policy/versions/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
+    "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
+    "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",
     "service/startup/readiness.py::REFUSAL": "a traceback",

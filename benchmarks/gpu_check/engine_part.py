@@ -11,7 +11,7 @@ from benchmarks.gpu_check.findings import Findings
 from benchmarks.reference_model import write_adapter
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
-from deployments.policy.replicas.commands import SwapOptions
+from deployments.policy.commands import SwapOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, ScoringRequest
 from service.startup.config import REPOSITORY
 

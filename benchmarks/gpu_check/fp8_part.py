@@ -12,7 +12,7 @@ from benchmarks.gpu_check.random_model import SHAPE, write_model
 from benchmarks.reference_model import perturbed
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
-from deployments.policy.replicas.commands import SwapOptions
+from deployments.policy.commands import SwapOptions
 
 
 def check(machine: Machine, findings: Findings) -> None:

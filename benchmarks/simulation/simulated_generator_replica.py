@@ -20,7 +20,7 @@ from deployments import logs
 from deployments.failures import PolicyStoreLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     AcceptRequests,
     Canary,
     Command,
@@ -59,7 +59,7 @@ class SimulatedWeights:
         self._store = store
         self._registration = registration
         self._staged: VersionPayload | None = None
-        self._records: dict[int, str] = {}
+        self._keys: dict[int, str] = {}
 
     def version_of(self, policy: str | None) -> int | None:
         """The version that new generations of this policy use; `None` if there is none."""
@@ -70,9 +70,9 @@ class SimulatedWeights:
 
     async def _run_for_one_store(self) -> None:
         held = (self.loaded.full, self.loaded.adapter)
-        records = {version: record for version, record in self._records.items() if version in held}
+        keys = {version: key for version, key in self._keys.items() if version in held}
         named = self._engine.named
-        await self._store.register(replace(self._registration, loaded=self.loaded, records=records, named=named))
+        await self._store.register(replace(self._registration, loaded=self.loaded, keys=keys, named=named))
         report: CommandReport | None = None
         while True:
             numbered = await self._store.next_command(self._registration.replica_id, report)
@@ -88,8 +88,8 @@ class SimulatedWeights:
             case Stage(payload):
                 await asyncio.sleep(self._timing.stage_s)
                 self._staged = payload
-                if payload.record is not None:
-                    self._records[payload.version] = payload.record
+                if payload.key is not None:
+                    self._keys[payload.version] = payload.key
             case Swap(options):
                 assert self._staged is not None
                 version = self._staged.version

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from vllm.lora.request import LoRARequest
 
 from deployments.failures import GenerationRejected
-from deployments.policy.replicas.commands import VersionPayload
+from deployments.policy.commands import VersionPayload
 from rollout_client.weights.safetensors_file import read_header
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Runs the policy store's commands on this replica; counterpart of `deployments/policy/replicas/replica_registry.py`.
+"""Runs the policy store's commands on this replica; counterpart of `deployments/policy/replica_registry.py`.
 
 Guarantees: commands run one after the other; the replica accepts requests only once it has the version that the store
 calls current; a command that fails while it changes the weights leaves the replica broken, and it generates nothing any
@@ -15,12 +15,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.adapters import Adapters, LoadedAdapter, adapter_folder
 from deployments.generation.weights_canary import with_timeout
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
     ApplyTransfer,
@@ -45,7 +45,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
     VersionPayload,
 )
-from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
+from deployments.policy.node_files import NodeFile, NodeWeights
 from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import label_of
 
@@ -140,11 +140,19 @@ CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 logger = logging.getLogger("rollout_service.generation")
 
 
-def first_line(failure: BaseException) -> str:
+def _first_line(failure: BaseException) -> str:
     """The failure's type and the first line of its message, which may hold another process's whole traceback."""
     text = next((line.strip() for line in str(failure).splitlines() if line.strip()), "")
     shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
     return f"{type(failure).__name__}: {shown}"
+
+
+class _Done(NamedTuple):
+    """The part of `CommandReport` that a command which succeeded fills in."""
+
+    costs: CommandCosts = CommandCosts()
+    saved: SavedWeights | None = None
+    changes_nothing: bool = False
 
 
 class CommandRunner:
@@ -175,12 +183,8 @@ class CommandRunner:
         """As it is registered."""
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
-        self._saved: SavedWeights | None = None
-        """Weights that the running command has saved."""
-        self._changes_nothing = False
-        """As in `CommandReport`, of the command that runs."""
-        self._records: dict[int, str | None] = {}
-        """Records that the store sent with the versions that were staged or transferred."""
+        self._keys: dict[int, str | None] = {}
+        """Those that the store sent with the versions that were staged or transferred."""
 
     async def run(self) -> None:
         """Returns only when the replica is broken."""
@@ -200,7 +204,7 @@ class CommandRunner:
     async def _run_for_one_store(self) -> None:
         registration = replace(
             self._registration_of(self._weights.loaded),
-            records=self._records_of_loaded(),
+            keys=self._keys_of_loaded(),
             is_on_trial=self._weights.is_on_trial,
             named=self._named.versions,
         )
@@ -215,9 +219,9 @@ class CommandRunner:
 
     async def _run(self, numbered: NumberedCommand) -> CommandReport:
         error: str | None = None
-        costs = CommandCosts()
+        done = _Done()
         try:
-            costs = await self._carry_out(numbered.command)
+            done = await self._carry_out(numbered.command)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
             if isinstance(numbered.command, CHANGES_WEIGHTS) or not await self._engine_is_alive():
@@ -226,38 +230,37 @@ class CommandRunner:
                 name = type(numbered.command).__name__
                 follows = "the engine waits for full weights" if self._in_transfer else "generation goes on"
                 # Warnings are shown on the console, and tracebacks of vLLM fill it: that is for the replica's log.
-                logger.warning("The command %s failed, and %s: %s", name, follows, first_line(failure))
+                logger.warning("The command %s failed, and %s: %s", name, follows, _first_line(failure))
                 logger.info("The traceback of the command %s that failed:", name, exc_info=failure)
-        saved, self._saved = self._saved, None
-        changes_nothing, self._changes_nothing = self._changes_nothing, False
         is_broken = self.broken is not None
-        return CommandReport(numbered.number, self._weights.loaded, error, is_broken, costs, saved, changes_nothing)
+        return CommandReport(numbered.number, self._weights.loaded, error, is_broken, *done)
 
-    async def _carry_out(self, command: Command) -> CommandCosts:
+    async def _carry_out(self, command: Command) -> _Done:
         match command:
             case Stage(payload):
-                self._records = {**self._records_of_loaded(), payload.version: payload.record}
+                self._keys = {**self._keys_of_loaded(), payload.version: payload.key}
                 began = time.perf_counter()
                 file = await self._stage(payload)
                 load_s = time.perf_counter() - began
-                return CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes)
+                return _Done(CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes))
             case Swap(options, is_trial):
                 self._stop_checksum()
                 if is_trial and self._weights.stages_other_full_weights:
                     await self._canary.remember()
                 costs = await self._weights.swap(options, is_trial)
                 self._in_transfer = False
-                return costs
+                return _Done(costs)
             case Canary(timeout_s):
-                self._changes_nothing = await with_timeout(self._canary.try_current(), timeout_s)
+                return _Done(changes_nothing=await with_timeout(self._canary.try_current(), timeout_s))
             case SetAdapters():
                 began = time.perf_counter()
-                fetched_bytes, self._changes_nothing = await self._named.set(command)
-                return CommandCosts(time.perf_counter() - began, fetched_bytes=fetched_bytes)
+                fetched_bytes, changes_nothing = await self._named.set(command)
+                costs = CommandCosts(time.perf_counter() - began, fetched_bytes=fetched_bytes)
+                return _Done(costs, changes_nothing=changes_nothing)
             case AcceptRequests():
                 canary_s = self._weights.accept()
                 self.is_current.set()
-                return CommandCosts(canary_s=canary_s)
+                return _Done(CommandCosts(canary_s=canary_s))
             case ComputeChecksum():
                 self._start_checksum()
             case InitTransfer(init_info, timeout_s):
@@ -273,22 +276,22 @@ class CommandRunner:
                 await self._weights.abandon_transfer()
             case ApplyTransfer():
                 await self._weights.apply_transfer()
-            case FinishTransfer(version, record):
-                self._records = {version: record}
+            case FinishTransfer(version, key):
+                self._keys = {version: key}
                 costs = await self._weights.finish_transfer(version)
                 self._in_transfer = False
-                return costs
+                return _Done(costs)
             case SaveTransfer(version):
                 checksum, size_bytes = await self._weights.saved_transfer()
                 written = self._node_weights.own_folder / TRANSFER_FILE
                 stored = await asyncio.to_thread(self._node_weights.adopt, version, checksum, written)
-                self._saved = SavedWeights(checksum, size_bytes, stored)
-        return CommandCosts()
+                return _Done(saved=SavedWeights(checksum, size_bytes, stored))
+        return _Done()
 
-    def _records_of_loaded(self) -> dict[int, str]:
+    def _keys_of_loaded(self) -> dict[int, str]:
         loaded = self._weights.loaded
-        records = ((version, self._records.get(version)) for version in (loaded.full, loaded.adapter) if version)
-        return {version: record for version, record in records if record is not None}
+        keys = ((version, self._keys.get(version)) for version in (loaded.full, loaded.adapter) if version)
+        return {version: key for version, key in keys if key is not None}
 
     async def _stage(self, payload: VersionPayload) -> NodeFile:
         """Returns what `CommandReport` says of the files that were needed."""

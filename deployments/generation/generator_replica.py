@@ -19,7 +19,7 @@ from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.remote_images import RemoteImages
 from deployments.instruments import flush_periodically
-from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
+from deployments.policy.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest

@@ -95,7 +95,7 @@ class TrainerRendezvous:
 
     def _meet(self) -> None:
         if self._awaits(EARLIER, self._earlier_has_ended) and self._awaits_listener():
-            use_device(getattr(self._engine, "device", None))
+            _use_device(getattr(self._engine, "device", None))
             self._engine.init_transfer_engine(self._init_info)
 
     def _earlier_has_ended(self) -> bool:
@@ -130,7 +130,7 @@ def listens(host: str, port: int) -> bool:
     return True
 
 
-def use_device(device: torch.device | None) -> None:
+def _use_device(device: torch.device | None) -> None:
     """vLLM's backends take the current device of their thread."""
     if device is not None and device.type != "cpu":
         torch.accelerator.set_device_index(device)
@@ -230,7 +230,7 @@ class TransferFile:
         try:
             header = header_of((name, dtype, shape) for name, (dtype, shape) in layout.items())
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            write_at(self._descriptor, 0, header_bytes(header.entries))
+            _write_at(self._descriptor, 0, header_bytes(header.entries))
         except (OSError, ValueError) as failure:
             self._failure = failure
         else:
@@ -295,7 +295,7 @@ class TransferFile:
         return cast
 
     def _write(self, entry: TensorEntry, data: Data) -> None:
-        write_at(self._descriptor, self._header.data_begin + entry.begin, data)
+        _write_at(self._descriptor, self._header.data_begin + entry.begin, data)
         self._checksum.add(entry.name, entry.dtype, entry.shape, [data])
         self._missing.discard(entry.name)
 
@@ -313,7 +313,7 @@ class TransferFile:
         return self._checksum.hexdigest(), self._header.file_bytes
 
 
-def write_at(descriptor: int, offset: int, data: Data) -> None:
+def _write_at(descriptor: int, offset: int, data: Data) -> None:
     rest = memoryview(data)
     while rest:
         written = os.pwrite(descriptor, rest, offset)

@@ -31,21 +31,21 @@ def read_patches(delta: str, full: str) -> list[CheckpointWeightPatch]:
     """
     with safe_open(delta, framework="pt") as changes, safe_open(full, framework="pt") as weights:
         return [
-            patch_of(
+            _patch_of(
                 name,
                 tuple(weights.get_slice(name).get_shape()),
                 changes.get_tensor(name + GAPS),
                 changes.get_tensor(name + VALUES),
             )
-            for name in changed_names(changes.keys())
+            for name in _changed_names(changes.keys())
         ]
 
 
-def changed_names(names: list[str]) -> Iterator[str]:
+def _changed_names(names: list[str]) -> Iterator[str]:
     return (name.removesuffix(VALUES) for name in names if name.endswith(VALUES))
 
 
-def patch_of(name: str, shape: tuple[int, ...], gaps: torch.Tensor, values: torch.Tensor) -> CheckpointWeightPatch:
+def _patch_of(name: str, shape: tuple[int, ...], gaps: torch.Tensor, values: torch.Tensor) -> CheckpointWeightPatch:
     if not values.is_floating_point():
         raise ValueError(f"{name} is {values.dtype}; only floating values can be patched: send full weights")
     return CheckpointWeightPatch(name, shape, values.dtype, values, torch.cumsum(gaps, 0, dtype=torch.int64))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.trainer_transfer import Layout, Written
-from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
+from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.upstream.vllm.weight_transfer import pause_scheduler
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CHECKSUM_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class StagedWeights:
+class _StagedWeights:
     """`adapter` is `None` for full weights."""
 
     version: int
@@ -69,7 +69,7 @@ class WeightUpdater:
         self._recomputed_tokens = 0
         """Tokens recomputed after the last pause."""
         self._adapters = adapters
-        self._staged: StagedWeights | None = None
+        self._staged: _StagedWeights | None = None
         self._paused_at = 0.0
         self._in_transfer = False
         """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
@@ -112,9 +112,9 @@ class WeightUpdater:
         """
         changes = None if delta is None else str(delta)
         await self._llm.collective_rpc("begin_staging", args=(str(path), changes))
-        while not all(results_of_workers(await self._llm.collective_rpc("staged"))):
+        while not all(_results_of_workers(await self._llm.collective_rpc("staged"))):
             await asyncio.sleep(STAGING_POLL_S)
-        self._staged = StagedWeights(version)
+        self._staged = _StagedWeights(version)
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
         """Loads the LoRA adapter in `folder`, which must be kept as long as `needed_adapters` names it.
@@ -122,7 +122,7 @@ class WeightUpdater:
         Raises:
             Exception: what vLLM raises for an adapter that it cannot use.
         """
-        self._staged = StagedWeights(version, await self._adapters.load(str(version), version, folder))
+        self._staged = _StagedWeights(version, await self._adapters.load(str(version), version, folder))
 
     @property
     def stages_other_full_weights(self) -> bool:
@@ -173,7 +173,7 @@ class WeightUpdater:
         return costs
 
     async def _swap_in_workers(self) -> list[float]:
-        return results_of_workers(await self._llm.collective_rpc("swap_staged"))
+        return _results_of_workers(await self._llm.collective_rpc("swap_staged"))
 
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """Connects to the trainer by the backend of `weight_transfer_config`, while generations go on.
@@ -184,11 +184,11 @@ class WeightUpdater:
         deadline = time.monotonic() + timeout_s
         is_met = False
         try:
-            results_of_workers(await self._llm.collective_rpc("begin_rendezvous", args=(init_info,)), TrainerNotMet)
+            _results_of_workers(await self._llm.collective_rpc("begin_rendezvous", args=(init_info,)), TrainerNotMet)
             while not is_met and time.monotonic() < deadline:
                 await asyncio.sleep(RENDEZVOUS_POLL_S)
                 states = await self._llm.collective_rpc("rendezvous_state")
-                is_met = all(results_of_workers(states, TrainerNotMet))
+                is_met = all(_results_of_workers(states, TrainerNotMet))
         finally:
             waited_for = await self._llm.collective_rpc("end_rendezvous", args=(is_met,))
         if not is_met:
@@ -215,7 +215,7 @@ class WeightUpdater:
             TransferBroken: a worker failed, or nothing arrived for `silence_s` seconds. The engine stays paused.
         """
         received = await self._llm.collective_rpc("receive_transfer", args=(update_info, silence_s))
-        results_of_workers(received, TransferBroken)
+        _results_of_workers(received, TransferBroken)
 
     async def saved_transfer(self) -> Written:
         """Waits until all of the last transfer was written to its file.
@@ -234,7 +234,7 @@ class WeightUpdater:
 
     async def abandon_transfer(self) -> None:
         """Lets go of a trainer whose transfer broke off. The engine stays paused until full weights are swapped in."""
-        results_of_workers(await self._llm.collective_rpc("abandon_transfer"), TransferBroken)
+        _results_of_workers(await self._llm.collective_rpc("abandon_transfer"), TransferBroken)
 
     async def apply_transfer(self) -> None:
         """Puts the received weights in place; the engine stays paused."""
@@ -326,7 +326,7 @@ async def ended_at(step: Awaitable[None]) -> float:
     return time.perf_counter()
 
 
-def results_of_workers(
+def _results_of_workers(
     results: Sequence[tuple[Result, str | None]], failure: type[Exception] = WeightsNotLoaded
 ) -> list[Result]:
     """The first part of each worker's result; raises `failure` if the second part of one is an error."""

@@ -130,7 +130,7 @@ class WeightsCanary:
         folder = Path(adapter.request.lora_path)
         larger = folder.with_name(f"{folder.name}@{AMPLIFIED}")
         try:
-            if not await asyncio.to_thread(write_amplified, folder, larger):
+            if not await asyncio.to_thread(_write_amplified, folder, larger):
                 return False
             async with self._adapters.borrowed(f"{adapter.label}@{AMPLIFIED}", larger) as amplified:
                 played, without = await asyncio.gather(self._play(amplified), self._play(None))
@@ -158,7 +158,7 @@ class WeightsCanary:
         return await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
 
 
-def write_amplified(folder: Path, larger: Path) -> bool:
+def _write_amplified(folder: Path, larger: Path) -> bool:
     """Writes the adapter of `folder` with every matrix scaled to a largest value of 1.
 
     Returns:
@@ -219,14 +219,14 @@ def refuse_bad_canary(output: RequestOutput) -> None:
     """
     if generation_of(output.outputs[0], None).finish_reason == "abort":
         raise GenerationLost("The engine ended the canary early.")
-    refuse_not_finite(compared_logprobs(output))
+    refuse_not_finite(_compared_logprobs(output))
 
 
 def logprobs_of(outputs: Sequence[RequestOutput]) -> Logprobs:
-    return [compared_logprobs(output) for output in outputs]
+    return [_compared_logprobs(output) for output in outputs]
 
 
-def compared_logprobs(output: RequestOutput) -> "array[float]":
+def _compared_logprobs(output: RequestOutput) -> "array[float]":
     """Those of the prompt, which are the same in each run; of the greedy tokens where the prompt has none."""
     said = output.outputs[0].logprobs if output.prompt_logprobs is None else output.prompt_logprobs
     return packed_logprobs(said.logprobs if isinstance(said, FlatLogprobs) else ())

@@ -49,8 +49,8 @@ class WeightsWorkerExtension:
     shutdown_weight_transfer_engine: Any
     update_weights: Any
     rank: int
-    _staging: "Staging | None" = None
-    _checksum: "EngineChecksum | None" = None
+    _staging: "_Staging | None" = None
+    _checksum: "_EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
     _arriving: TransferFile | None = None
 
@@ -61,7 +61,7 @@ class WeightsWorkerExtension:
             delta: path of a delta of the weights that are loaded. It is read in place of the file, and patches them.
         """
         self._staging = (
-            Staging(partial(map_file, path)) if delta is None else Staging(partial(read_patches, delta, path))
+            _Staging(partial(_map_file, path)) if delta is None else _Staging(partial(read_patches, delta, path))
         )
 
     def staged(self) -> tuple[bool, str | None]:
@@ -77,9 +77,9 @@ class WeightsWorkerExtension:
         try:
             self._swap()
         except Exception as failure:  # noqa: BLE001 - returned to the engine
-            error = describe_error(failure)
+            error = _describe_error(failure)
             for generates in (self, self.model_runner):
-                generates.execute_model = partial(fail_instead_of_generating, error)
+                generates.execute_model = partial(_fail_instead_of_generating, error)
             return 0.0, error
         return time.perf_counter() - began, None
 
@@ -104,12 +104,12 @@ class WeightsWorkerExtension:
         try:
             return unplaced_matrices(names, self.model_runner.lora_manager), None
         except AttributeError as failure:
-            return [], NO_ADAPTERS if not hasattr(self.model_runner, "lora_manager") else describe_error(failure)
+            return [], NO_ADAPTERS if not hasattr(self.model_runner, "lora_manager") else _describe_error(failure)
 
     def checksum_weights(self, budget_s: float) -> str | None:
         """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
         if self._checksum is None:
-            self._checksum = EngineChecksum(self.model_runner.get_model())
+            self._checksum = _EngineChecksum(self.model_runner.get_model())
         return self._checksum.compute(budget_s)
 
     def begin_rendezvous(self, init_info: dict[str, Any]) -> tuple[None, str | None]:
@@ -123,7 +123,7 @@ class WeightsWorkerExtension:
             self.shutdown_weight_transfer_engine()
             self._rendezvous = TrainerRendezvous(engine, typed_info, self._rendezvous)
         except Exception as failure:  # noqa: BLE001 - returned to the engine
-            return None, describe_error(failure)
+            return None, _describe_error(failure)
         return None, None
 
     def rendezvous_state(self) -> tuple[bool, str | None]:
@@ -169,7 +169,7 @@ class WeightsWorkerExtension:
                 with watch.noting_weights_of(engine.model, self._save):
                     self.update_weights(update_info)
             except Exception as failure:  # noqa: BLE001 - returned to the engine
-                error = describe_error(failure)
+                error = _describe_error(failure)
         # A connection that was closed meanwhile may make vLLM fail, or go on without it.
         return None, f"the trainer sent nothing for {silence_s:g} s" if watch.has_hung_up else error
 
@@ -193,7 +193,7 @@ class WeightsWorkerExtension:
             self.shutdown_weight_transfer_engine()
             end_broken_reload(self.model_runner.get_model())
         except Exception as failure:  # noqa: BLE001 - returned to the engine
-            return None, describe_error(failure)
+            return None, _describe_error(failure)
         return None, None
 
     def _unconnected_engine(self) -> Any:
@@ -211,7 +211,7 @@ class WeightsWorkerExtension:
         self._checksum = None
 
 
-def fail_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
+def _fail_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
     """The engine dies of it, and Serve replaces the replica.
 
     An exit would lose the answer about the swap where the worker shares its process with the engine's core.
@@ -219,11 +219,11 @@ def fail_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn
     raise RuntimeError(f"The swap of the weights failed halfway ({error}): this engine generates no more.")
 
 
-def describe_error(failure: BaseException) -> str:
+def _describe_error(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-class Staging:
+class _Staging:
     """Weights or patches of a swap, read in a thread."""
 
     def __init__(self, read: Callable[[], Tensors | Patches]) -> None:
@@ -236,14 +236,14 @@ class Staging:
         if not self._reading.done():
             return False, None
         failure = self._reading.exception()
-        return (True, None) if failure is None else (False, describe_error(failure))
+        return (True, None) if failure is None else (False, _describe_error(failure))
 
     def result(self) -> Tensors | Patches:
         """Raises the thread's error, or `TimeoutError` if it has not ended."""
         return self._reading.result(timeout=0)
 
 
-def map_file(path: str) -> Tensors:
+def _map_file(path: str) -> Tensors:
     """The tensors of a safetensors file by name, backed by pages that are in memory, so that the swap finds them there.
 
     The workers of one node share the pages.
@@ -260,7 +260,7 @@ def map_file(path: str) -> Tensors:
     return tensors
 
 
-class EngineChecksum:
+class _EngineChecksum:
     """A sha-256 over all weights, sorted by name, each as `name dtype shape sha256-of-its-bytes`; computed in steps."""
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -279,14 +279,14 @@ class EngineChecksum:
         for name, parameter in sorted(model.named_parameters()):
             module = model.get_submodule(name.rpartition(".")[0])
             weight = hashlib.sha256()
-            for values in weight_slices(module, parameter):
+            for values in _weight_slices(module, parameter):
                 weight.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().data)
                 yield
             line = f"{name} {parameter.dtype} {json.dumps(list(parameter.shape))} {weight.hexdigest()}\n"
             self._whole.update(line.encode())
 
 
-def weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+def _weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
     """The values of one weight, in slices."""
     if not parameter.numel():
         yield from packed_weight_slices(module, parameter)

@@ -41,7 +41,7 @@ class RayCluster(Cluster):
         """A node that cannot be asked within `LOOK_TIMEOUT_S` is left out."""
         nodes_of_cluster: Any = ray.nodes
         others = [node for node in nodes_of_cluster() if node["Alive"] and node["NodeID"] != self.node_id()]
-        seen = await asyncio.gather(*(is_seen_from(node["NodeID"], path) for node in others))
+        seen = await asyncio.gather(*(_is_seen_from(node["NodeID"], path) for node in others))
         return [str(node["NodeManagerHostname"]) for node, is_seen in zip(others, seen, strict=True) if not is_seen]
 
     async def is_alive(self, actor: Any) -> bool:
@@ -60,7 +60,7 @@ class RayCluster(Cluster):
         ray.kill(actor)
 
 
-async def is_seen_from(node_id: str, path: Path) -> bool:
+async def _is_seen_from(node_id: str, path: Path) -> bool:
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     look: Any = ray.remote(os.path.exists).options(num_cpus=0, scheduling_strategy=here)
     try:
@@ -89,8 +89,8 @@ async def warn_unless_shared(folder: Path, cluster: Cluster) -> None:
     if lacking := await cluster.nodes_that_lack(folder / "run.json"):
         logger.warning(
             "Not all nodes share the folder of the policy store, %s; these do not see it: %s. If the store's node is "
-            "lost, so are the older versions and the unfinished uploads, and the current version has to be read back "
-            "from a replica on another node. Set policy.folder to a folder that all nodes share.",
+            "lost, so are all versions and the unfinished uploads, and the service goes on with the model that it was "
+            "started with. Set policy.folder to a folder that all nodes share.",
             folder,
             ", ".join(lacking),
         )

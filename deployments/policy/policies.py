@@ -1,48 +1,199 @@
 """The policies of a store: one without a name, and named ones, adapters over its full weights, several at a time.
 
-Guarantees: a named policy is served only over the full weights that it was pushed for: when others become current, it
-is dropped; everyone who waits learns of each change.
+The policy without a name has full weights, and perhaps an adapter for them. A named policy has adapters alone, which
+are served beside the full weights, in a folder of its own (`names/run-b/`) with the same layout.
+
+Guarantees: the number that is published is the one on disk, once the version is loaded by the replicas that took part
+in its update; versions of a policy are numbered upward for ever, also where it was dropped in between; a named policy
+is served only over the full weights that it was pushed for: when others become current, it is dropped; everyone who
+waits learns of each change.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from deployments.policy.failures import PolicyUnknown
-from deployments.policy.policy import Policy
-from deployments.policy.versions.current_version import LONG_POLL_S, NamedVersions
-from deployments.policy.versions.full_weights import InitialVersion
-from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
-from deployments.protocols.weight_versions import RollingActivation
+from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
+from deployments.policy.initial_version import InitialVersion
+from deployments.policy.lineage import last_adapter_base
+from deployments.policy.uploads import ActivePushes, Uploads, UploadStore
+from deployments.policy.versions import Version, Versions
+from deployments.protocols.weight_versions import NamedVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
+from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate
 
 if TYPE_CHECKING:
     from deployments.policy.settings import PolicySettings
 
 
-class PolicyRegistry(ExpiringFiles):
+LONG_POLL_S = 5.0
+
+
+class CurrentVersion:
+    """The number of the current version of one policy, which can be waited for.
+
+    Args:
+        number: the version that is current on disk.
+        longest_wait_s: bounds `wait_for`, in seconds.
+    """
+
+    def __init__(self, number: int, longest_wait_s: float) -> None:
+        self._number = number
+        self._longest_wait_s = longest_wait_s
+        self._changed = asyncio.Condition()
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    async def publish(self, number: int) -> None:
+        """Tells everyone who waits."""
+        self._number = number
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def watch(self, seen: int | None) -> int:
+        """Returns the current version as soon as it differs from `seen`, or unchanged after `LONG_POLL_S`."""
+        return await self._number_when(lambda: self._number != seen, LONG_POLL_S)
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        """Returns the current version once it is at least `min_version` and, if given, exactly `version`.
+
+        Args:
+            wait_s: seconds; as long as the service allows if `None` or longer than that.
+
+        Raises:
+            PolicyNotCurrent: this did not happen within `wait_s`, or can no longer happen.
+        """
+        wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
+        awaited = max(min_version, version or 0)
+        current = await self._number_when(lambda: self._number >= awaited, wait_s)
+        if current < awaited or (version is not None and current != version):
+            field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
+            reason = f"it is not there after {wait_s:g} s" if current < awaited else "a newer one has taken its place"
+            message = f"{reason}; version {current} is current"
+            raise PolicyNotCurrent.of(field, message, value)
+        return current
+
+    async def _number_when(self, condition: Callable[[], bool], wait_s: float) -> int:
+        """The current version as soon as `condition` holds, or after `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            return self._number
+        return self._number
+
+
+class Policy:
+    """The policy as it is on disk.
+
+    Args:
+        name: `None` for the policy without a name.
+        root: the store's folder.
+        initial: version 0 of the policy without a name.
+    """
+
+    def __init__(
+        self, name: str | None, root: Path, settings: "PolicySettings", initial: InitialVersion, tasks: BackgroundTasks
+    ) -> None:
+        folder = root if name is None else root / "names" / name
+        self.name = name
+        self.versions = Versions(folder, initial, root, settings.max_version_step)
+        self.upload_store = UploadStore(folder, settings.upload_expiry_s, root)
+        self.upload_store.remove_unfinished(self.versions.current)
+        self.current = CurrentVersion(self.versions.current, settings.wait_s)
+        self.pushes = ActivePushes(tasks)
+        self.uploads = Uploads(self.upload_store, self.versions, initial, self.pushes, settings.upload_quota_bytes)
+        self.numbering = asyncio.Lock()
+        """Held while a number is chosen for a push, until its end."""
+        self.last_update: PolicyUpdate | None = None
+        self.last_adapter_base = last_adapter_base(self.versions)
+        """The full weights on which the last adapter became current; a store that starts knows the stored adapters."""
+        self._keep_versions = settings.keep_versions
+
+    @property
+    def served(self) -> Version | None:
+        """The version that new generations use; `None` of a policy that was dropped, and of version 0."""
+        return self.versions.find(self.current.number)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody has ever begun to push it."""
+        return bool(self.versions.newest or self.upload_store.states())
+
+    def label(self, version: int) -> str:
+        return label_of(self.name, version)
+
+    def log_extra(self, version: int) -> dict[str, Any]:
+        return {"version": version if self.name is None else self.label(version)}
+
+    def next_number(self) -> int:
+        """The lowest number that the next version may have: above that of every push under way, too."""
+        return max([self.versions.newest + 1, *(version + 1 for version in self.pushes)])
+
+    def uploaded(self, version: int, digest: str) -> Version | None:
+        """The version, if it is or was current and was uploaded as bytes with this digest."""
+        found = self.versions.find(version)
+        if found is None or version > self.current.number or found.upload_digest != digest:
+            return None
+        return found
+
+    async def publish(self) -> int:
+        """Serves the version that is current on disk from now on, and returns its number."""
+        self.versions.note_published()
+        number = self.versions.current
+        await self.current.publish(number)
+        self.uploads.drop_up_to(number)
+        return number
+
+    def remove_old_versions(self, needed: Iterable[int]) -> None:
+        """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""
+        if self.name is None:
+            self.versions.keep_newest(self._keep_versions, needed)
+        else:
+            self.versions.keep_only([self.current.number])
+
+    def drop(self) -> None:
+        """Removes all versions. The number of the last one stays known."""
+        self.versions.keep_only(())
+
+    def state(self) -> NamedPolicyState:
+        """The state of a named policy."""
+        served = self.served
+        return NamedPolicyState(
+            name=str(self.name),
+            current=None if served is None else served.version,
+            base=None if served is None else served.base,
+            checksum=None if served is None else served.checksum,
+            size_bytes=0 if served is None else served.size_bytes,
+            created_at=None if served is None else served.created_at,
+            next_version=self.next_number(),
+            updating_to=self.versions.updating_to,
+            uploads=self.upload_store.states(),
+        )
+
+
+CLEAN_UP_EVERY_S = 10.0
+logger = logging.getLogger("rollout_service.policy")
+
+
+class PolicyRegistry:
     """All policies that are in the store's folder, and those that are pushed for the first time.
 
     Args: as in `Policy`.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        settings: "PolicySettings",
-        run: str,
-        initial: InitialVersion,
-        tasks: BackgroundTasks,
-        housekeeping: Housekeeping,
-    ) -> None:
+    def __init__(self, root: Path, settings: "PolicySettings", initial: InitialVersion, tasks: BackgroundTasks) -> None:
         def open_policy(name: str | None) -> Policy:
-            return Policy(name, root, settings, run, initial, tasks, housekeeping)
+            return Policy(name, root, settings, initial, tasks)
 
         self._open: Callable[[str], Policy] = open_policy
         self.unnamed = open_policy(None)
@@ -88,7 +239,7 @@ class PolicyRegistry(ExpiringFiles):
         policy = self._named[name]
         if name not in self._calls and not policy.is_known and not policy.pushes.are_running:
             del self._named[name]
-            policy.version_store.trash.discard(policy.version_store.folder)
+            policy.versions.trash.discard(policy.versions.folder)
 
     @property
     def named(self) -> dict[str, Policy]:
@@ -100,16 +251,13 @@ class PolicyRegistry(ExpiringFiles):
         for policy in self.named.values():
             served = policy.served
             if served is not None and (served.version, served.checksum) == (version, checksum):
-                return policy.weights_of(served)
+                return policy.versions.weights(served.version)
         return None
 
-    async def record_served(self, versions: Mapping[str, int]) -> None:
+    def take_served(self, versions: Mapping[str, int]) -> None:
         """A replica serves these versions: where the store lost its folder, their numbers are not given again."""
         for name, version in versions.items():
-            policy = self._policy(name)
-            if version > policy.current.number:
-                policy.version_store.make_current(version)
-                await policy.current.publish(version)
+            self._policy(name).versions.take(version)
 
     async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
         """Which version of each is current, as soon as that differs from `seen`, or unchanged after `LONG_POLL_S`."""
@@ -141,8 +289,8 @@ class PolicyRegistry(ExpiringFiles):
         labels = ", ".join(label_of(each, number) for each, number in sorted(served.items()))
         known = f"there are {labels}" if served else "there are none"
         message = f"there is no policy of this name; {known}"
-        if policy is not None and policy.current.number:
-            last = policy.label(policy.current.number)
+        if policy is not None and policy.versions.newest:
+            last = policy.label(policy.versions.newest)
             message = f"the policy was dropped after {last}, or the full weights under it were replaced; {known}"
         raise PolicyUnknown.of("policy.name", message, name)
 
@@ -182,12 +330,19 @@ class PolicyRegistry(ExpiringFiles):
     def _served_numbers(self) -> dict[str, int]:
         return {name: policy.served.version for name, policy in self.named.items() if policy.served is not None}
 
-    def drop_expired(self) -> None:
-        self.unnamed.uploads.drop_expired()
-        for name, policy in self.named.items():
-            policy.uploads.drop_expired()
-            self._forget_unknown(name)
+    async def run(self) -> None:
+        """Cleans up every `CLEAN_UP_EVERY_S` seconds, for ever."""
+        while True:
+            await self.clean_up()
+            await asyncio.sleep(CLEAN_UP_EVERY_S)
 
-    def next_expiry_s(self) -> float | None:
-        expiries = (policy.uploads.next_expiry_s() for policy in (self.unnamed, *self._named.values()))
-        return min((expiry for expiry in expiries if expiry is not None), default=None)
+    async def clean_up(self) -> None:
+        """Drops the uploads that have expired, and deletes what was discarded."""
+        try:
+            self.unnamed.uploads.drop_expired()
+            for name, policy in self.named.items():
+                policy.uploads.drop_expired()
+                self._forget_unknown(name)
+            await asyncio.to_thread(self.unnamed.versions.trash.empty)
+        except OSError as error:
+            logger.warning("Files of the policy store could not be removed.", exc_info=error)

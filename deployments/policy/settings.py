@@ -5,7 +5,7 @@ from typing import Literal
 import fsspec  # type: ignore[import-untyped]
 from pydantic import Field, field_validator
 
-from deployments.policy.transfer.trusted_trainers import TrustedTrainer
+from deployments.policy.trusted_trainers import TrustedTrainer
 from deployments.strict_settings import StrictSettings
 from rollout_client.contract.policy import PauseMode
 
@@ -77,11 +77,7 @@ class PolicySettings(StrictSettings):
     follow: FollowSettings | None = None
     """The folder in which a trainer publishes versions, which the service takes by itself; by default none."""
     keep_versions: int = Field(default=2, ge=1)
-    """Full versions that stay on disk for rollbacks, replays and as bases of deltas, including the current one. Those
-    that one of these is stored as a delta of stay too."""
-    longest_delta_chain: int = Field(default=8, ge=0)
-    """How many deltas are stored one upon the other. If there are more, the store makes the full weights of the current
-    version in the background, and removes what only they needed."""
+    """Full versions that stay on disk for rollbacks, replays and as bases of deltas, including the current one."""
     max_version_step: int = Field(default=1_000_000, ge=1)
     """How far the number of a new version may be above the newest one: a mistyped one would block all that follow."""
     upload_quota_bytes: int | None = Field(default=None, ge=1)

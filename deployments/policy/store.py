@@ -11,33 +11,28 @@ from typing import Any
 
 from deployments import logs
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder, warn_unless_shared
-from deployments.policy.policies import PolicyRegistry
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     CommandReport,
     CommandSource,
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
 )
-from deployments.policy.replicas.file_fetch import WeightsSource
-from deployments.policy.replicas.replica_registry import ReplicaRegistry
+from deployments.policy.folder_follower import FolderFollower
+from deployments.policy.initial_version import InitialVersion
+from deployments.policy.node_files import WeightsSource
+from deployments.policy.policies import PolicyRegistry
+from deployments.policy.pushes import Pushes
+from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.replica_registry import ReplicaRegistry
+from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
-from deployments.policy.transfer.completion import TransferReload, TransferSaving
-from deployments.policy.transfer.trusted_trainers import TrustedTrainers
-from deployments.policy.transfer.weight_transfer import WeightTransfer, world_size
-from deployments.policy.update.activation import ChainCompaction, ReplicaInitializer, VersionActivation
-from deployments.policy.update.folder_follower import FolderFollower
-from deployments.policy.update.payloads import Payloads
-from deployments.policy.update.pushes import Pushes
-from deployments.policy.update.recovery import SETTLE_S, Recovery, WeightReadback
-from deployments.policy.update.two_phase_update import Updater
-from deployments.policy.update.update_lock import UpdateLock
-from deployments.policy.versions.current_version import NamedVersions
-from deployments.policy.versions.full_weights import InitialVersion
-from deployments.policy.versions.housekeeping import Housekeeping
-from deployments.policy.versions.run_identity import RunIdentity
-from deployments.policy.versions.version_store import VersionStore
+from deployments.policy.transferred_weights import TransferredWeights
+from deployments.policy.trusted_trainers import TrustedTrainers
+from deployments.policy.update import Updates
 from deployments.policy.weight_sources import generator_source
+from deployments.policy.weight_transfer import WeightTransfer, world_size
+from deployments.protocols.weight_versions import NamedVersions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import (
     FollowState,
@@ -59,7 +54,6 @@ class PolicyStore(CommandSource):
         revision: of a model of the hub.
         max_lora_rank: as in `PolicyLayout`.
         source_of: where the files of a replica's node are read, by the replica's id.
-        settle_s: as in `Recovery`.
 
     Raises:
         FolderRefused: the configured folder holds versions of another model or run.
@@ -72,50 +66,48 @@ class PolicyStore(CommandSource):
         revision: str | None = None,
         cluster: Cluster | None = None,
         source_of: Callable[[str], WeightsSource] = generator_source,
-        settle_s: float = SETTLE_S,
         max_lora_rank: int | None = None,
     ) -> None:
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
         folder = Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
-        version_store = VersionStore(folder)
-        run = RunIdentity(settings.run, model, revision).claim(version_store)
-        self._initial = InitialVersion(model, version_store.weights(0), max_lora_rank, revision)
+        RunIdentity(settings.run, model, revision).claim(folder)
+        self._initial = InitialVersion(model, folder, max_lora_rank, revision)
         self._tasks = BackgroundTasks()
-        housekeeping = Housekeeping(version_store.trash)
-        self.policies = PolicyRegistry(folder, settings, run, self._initial, self._tasks, housekeeping)
+        self.policies = PolicyRegistry(folder, settings, self._initial, self._tasks)
         versions = self.policies.unnamed.versions
 
         self.registry = ReplicaRegistry(
             cluster, settings.command_timeout_s, settings.command_timeout_s_per_gb, settings.canary_timeout_s
         )
-        self.update_lock = UpdateLock()
         self.payloads = Payloads(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
-        initializer = ReplicaInitializer(self.policies, self.registry, self.payloads, self.update_lock)
-        compaction = ChainCompaction(versions, self._tasks, settings.longest_delta_chain)
-        activation = VersionActivation(self.policies, self.payloads, initializer, housekeeping, compaction)
-        self.updater = Updater(
+        self._loading = ReplicaLoading(self.policies, self.registry, self.payloads)
+        self._updates = Updates(
             self.policies,
             self.registry,
             self.payloads,
-            initializer,
-            activation,
-            self.update_lock,
+            self._loading,
+            self._tasks,
             is_rolling=settings.activation == "rolling",
         )
-        self._pushes = Pushes(self.updater, settings.checkpoint_roots, housekeeping)
-        readback = WeightReadback(self.registry, versions, source_of, cluster.node_id())
-        self._recovery = Recovery(
-            self.registry, self.policies, activation, initializer, self.update_lock, readback, self._tasks, settle_s
+        self._pushes = Pushes(self._updates, settings.checkpoint_roots)
+        saving = TransferredWeights(
+            self.registry,
+            versions,
+            self._initial,
+            self._updates,
+            self._tasks,
+            source_of,
+            cluster.node_id(),
+            settings.transfer.save_weights,
         )
         self.transfer = WeightTransfer(
             self.registry,
             self.policies,
-            activation,
-            self.update_lock,
+            self._updates,
             TrustedTrainers(settings.transfer.trainers),
-            TransferReload(self.registry, versions, self.payloads, initializer, settings.transfer_idle_s),
-            TransferSaving(self.registry, self._initial, self._recovery, self._tasks, settings.transfer.save_weights),
+            self._loading,
+            saving,
             self._tasks,
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,
@@ -123,21 +115,17 @@ class PolicyStore(CommandSource):
         self._follower: FolderFollower | None = None
         if settings.follow is not None:
             self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._pushes)
-            self._tasks.start(self._follow(self._follower))
-        self._tasks.start(housekeeping.run(self.policies))
+            self._tasks.start(self._follower.run())
+        self._updates.write_full_weights()
+        self._tasks.start(self.policies.run())
         self._tasks.start(warn_unless_shared(folder, cluster))
-
-    async def _follow(self, follower: FolderFollower) -> None:
-        await self._recovery.settled()
-        await follower.run()
 
     # Called by replicas; documented in `CommandSource`.
 
     async def register(self, registration: ReplicaRegistration) -> None:
-        await self.policies.record_served(registration.named)
         replica = self.registry.register(registration)
         replica.is_starting = True
-        self._tasks.start(self._recovery.admit(replica))
+        self._tasks.start(self._loading.admit(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self.registry.next_command(replica_id, report)
@@ -152,10 +140,7 @@ class PolicyStore(CommandSource):
     # Called by the ingress; documented in the classes that do the work.
 
     async def watch(self, seen: int | None) -> int:
-        current = self.policies.unnamed.current
-        if seen is not None and seen > current.number:
-            await self._recovery.settled()
-        return await current.watch(seen)
+        return await self.policies.unnamed.current.watch(seen)
 
     async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
         return await self.policies.unnamed.current.wait_for(min_version, version, wait_s)
@@ -169,7 +154,7 @@ class PolicyStore(CommandSource):
         return await self.policies.wait_for_named(name, min_version, version, wait_s)
 
     async def drop_policy(self, name: str) -> None:
-        await self._tasks.finish(self.updater.drop(name))
+        await self._tasks.finish(self._updates.drop(name))
 
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
         """Has replicas compute their checksums and waits at most `checksums_within_s`; with 0 none is asked."""
@@ -179,7 +164,7 @@ class PolicyStore(CommandSource):
         return PolicyState(
             current=policy.current.number,
             updating_to=policy.versions.updating_to,
-            versions=policy.versions.list(),
+            versions=policy.versions.infos(),
             replicas=[
                 ReplicaPolicy(
                     replica_id=replica.replica_id,
@@ -210,7 +195,6 @@ class PolicyStore(CommandSource):
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
     ) -> str:
-        await self._recovery.settled()
         with self.policies.used(name) as policy:
             return await self._tasks.finish(policy.uploads.begin_chunk(version, first_byte, owner))
 
@@ -235,19 +219,16 @@ class PolicyStore(CommandSource):
             return await self._pushes.complete_upload(policy, version, sender, options, is_zstd, digest)
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
-        await self._recovery.settled()
         with self.policies.used(options.name) as policy:
             return await self._pushes.load_checkpoint(policy, version, checkpoint, options)
 
     async def roll_back(
         self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
     ) -> PolicyUpdate:
-        await self._recovery.settled()
         with self.policies.used(name) as policy:
             return await self._pushes.roll_back(policy, to, version, options, self.policies.unnamed)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
-        await self._recovery.settled()
         return await self._tasks.finish(self.transfer.init(init_info))
 
     async def start_transfer(self, options: SwitchOptions) -> None:

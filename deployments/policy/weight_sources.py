@@ -12,10 +12,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, RolloutFailure
 from deployments.policy.cluster import node_weights_folder
+from deployments.policy.commands import VersionPayload
 from deployments.policy.failures import PolicyFailure
-from deployments.policy.replicas.commands import VersionPayload
-from deployments.policy.replicas.file_fetch import SourceFailed, WeightsSource
-from deployments.policy.replicas.node_weights import NodeWeights
+from deployments.policy.node_files import NodeWeights, SourceFailed, WeightsSource
 from deployments.rpc.handle_calls import call_result
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def node_weights_of_replica(store: "PolicyStore") -> NodeWeights:
 
     def sources_of(payload: VersionPayload) -> list[WeightsSource]:
         chosen = random.sample(payload.holders, min(MOST_SIBLINGS, len(payload.holders)))
-        return [*(ReplicaSource(own_deployment(), replica_id) for replica_id in chosen), StoreSource(store)]
+        return [*(ReplicaSource(_own_deployment(), replica_id) for replica_id in chosen), StoreSource(store)]
 
     return NodeWeights(node_weights_folder(), ray.get_runtime_context().get_node_id(), sources_of)
 
@@ -82,6 +81,6 @@ def generator_source(replica_id: str) -> WeightsSource:
 
 
 @cache
-def own_deployment() -> DeploymentHandle[Any]:
+def _own_deployment() -> DeploymentHandle[Any]:
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)

@@ -3,8 +3,8 @@
 No I/O.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from deployments.failures import OtherVersionLoaded, RolloutFailure, TokensTooOld
@@ -61,6 +61,22 @@ class RollingActivation:
         except RolloutFailure:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVersions:
+    """A store's answer at one moment: answers can overtake one another, and a later one has a higher `revision`."""
+
+    store: str
+    """Differs between any two stores, one that restarted included."""
+    revision: int
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """By name, of the policies that are served."""
+    rolling: RollingActivation | None = None
+    """The rolling activation under way; `None` without one."""
+
+    def is_older_than(self, other: "NamedVersions") -> bool:
+        return self.store == other.store and self.revision < other.revision
 
 
 class VersionSpan(Protocol):

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.versions.current_version import NamedVersions
-from deployments.protocols.weight_versions import RollingActivation
+from deployments.protocols.weight_versions import NamedVersions, RollingActivation
 from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.policy import FollowState
@@ -23,19 +22,24 @@ RETRY_WATCH_AFTER_S = 0.5
 
 
 class RemotePolicy(VersionFeed):
-    """Follows the current versions, so that a rollout whose demand is already met makes no call."""
+    """Knows the current versions, so that a rollout whose demand is already met makes no call.
 
-    def __init__(self, store: "PolicyStore", follows_folder: bool = False) -> None:
-        """`follows_folder`: whether the store takes versions from a folder."""
+    Args:
+        follows_folder: whether the store takes versions from a folder.
+        on_rolling: called when a replica has changed in a rolling activation, and with `None` at the end of one.
+    """
+
+    def __init__(
+        self, store: "PolicyStore", follows_folder: bool = False, on_rolling: OnRolling = lambda _: None
+    ) -> None:
         self.store = store
+        self._on_rolling = on_rolling
         self._follows_folder = follows_folder
         self._version: int | None = None
         self._named: NamedVersions | None = None
         self._subscribers: dict[object, tuple[OnVersion, str | None]] = {}
         self._rolling_changed = asyncio.Event()
         """Set, and replaced, when another replica has changed in a rolling activation."""
-        self._on_rolling: list[OnRolling] = []
-        self._following: list[asyncio.Task[None]] = []
 
     @property
     def version(self) -> int | None:
@@ -75,8 +79,7 @@ class RemotePolicy(VersionFeed):
         if named.rolling != (None if before is None else before.rolling):
             changed, self._rolling_changed = self._rolling_changed, asyncio.Event()
             changed.set()
-            for on_rolling in self._on_rolling:
-                on_rolling(named.rolling)
+            self._on_rolling(named.rolling)
         names = named.versions.keys() | (set() if before is None else before.versions.keys())
         for name in names:
             version = named.versions.get(name)
@@ -106,21 +109,21 @@ class RemotePolicy(VersionFeed):
 
         return unsubscribe
 
-    def subscribe_rolling(self, on_rolling: OnRolling) -> None:
-        """Calls `on_rolling` from now on when a replica has changed in a rolling activation, and with `None` at the end
-        of one."""
-        self._on_rolling.append(on_rolling)
-
     @property
     def _offered(self) -> int:
         """The version that some replica has already in a rolling activation; 0 without one."""
         return 0 if self._named is None or self._named.rolling is None else self._named.rolling.version
 
-    def follow(self) -> None:
-        """Watches the store for new versions from now on, for the life of this replica."""
-        self._following = [
-            asyncio.create_task(self._follow(watch)) for watch in (self._watch_version, self._watch_named)
-        ]
+    async def run(self) -> None:
+        """Watches the store for new versions, for the life of this replica.
+
+        A failure is logged once, and retried whatever it is: a replica that no longer learns of versions lets rollouts
+        wait for those that are current already.
+        """
+        watches = (self._watch_version, self._watch_named)
+        await asyncio.gather(
+            *(until_back(watch, Exception, RETRY_WATCH_AFTER_S, _log_failed_watch) for watch in watches)
+        )
 
     async def wait_for_version(self, demand: PolicyDemand) -> None:
         """Returns when the weights that `demand` names are current, a minimum also when one replica has it.
@@ -182,13 +185,8 @@ class RemotePolicy(VersionFeed):
     async def _watch_named(self) -> None:
         self.note_named(await self.store.watch_named(self._named))
 
-    async def _follow(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """Watches for ever. A failure is logged once, and retried whatever it is: a replica that no longer learns of
-        versions lets rollouts wait for those that are current already."""
-        await until_back(watch, Exception, RETRY_WATCH_AFTER_S, log_failed_watch)
 
-
-def log_failed_watch(failure: Exception, is_first: bool) -> None:
+def _log_failed_watch(failure: Exception, is_first: bool) -> None:
     if not is_first:
         return
     if isinstance(failure, PolicyStoreLost):

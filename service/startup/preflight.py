@@ -20,7 +20,7 @@ from deployments.data.store import load_task_data
 from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
-from deployments.policy.versions.run_identity import RunIdentity
+from deployments.policy.run_identity import RunIdentity
 from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers

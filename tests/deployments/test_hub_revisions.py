@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.response_parser import ParserChoice, VLLMResponseParser
-from deployments.policy.versions.full_weights import InitialVersion
+from deployments.policy.initial_version import InitialVersion
 from deployments.protocols.chat import FromHub
 
 found = {}

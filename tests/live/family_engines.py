@@ -26,8 +26,8 @@ from vllm.inputs import TokensPrompt
 from benchmarks.reference_model import logprobs_of
 from deployments.generation.engine import WORKER_EXTENSION
 from deployments.generation.engine_requests import scored_prompt_of, scoring_params
-from deployments.policy.versions.assembly import write_completed
-from deployments.policy.versions.weight_checks import layout_of, validate_full, validate_partial
+from deployments.policy.assembly import write_completed
+from deployments.policy.weight_checks import layout_of, validate_full, validate_partial
 from deployments.protocols.generation import SamplingOptions, ScoringRequest
 from rollout_client.weights.sources import full_weights
 from tests.model_families import dtype_of, random_model, save_with_tokenizer

@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.generator_replica import registration_of
-from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
+from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.weight_sources import node_weights_of_replica

@@ -25,7 +25,7 @@ from deployments.failures import GenerationLost, TurnTimedOut
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.generation.weight_updater import WeightsNotLoaded
-from deployments.policy.replicas.commands import SwapOptions
+from deployments.policy.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import Generation, GenerationRequest, Generator, SamplingOptions
 from deployments.protocols.replicas import GeneratorDescription

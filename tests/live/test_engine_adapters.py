@@ -17,10 +17,10 @@ from benchmarks.reference_model import write_adapter
 from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
-from deployments.policy.replicas.commands import SwapOptions
-from deployments.policy.uploads.preparation import names_in_the_model
-from deployments.policy.versions.assembly import write_renamed
-from deployments.policy.versions.weight_checks import layout_of
+from deployments.policy.assembly import write_renamed
+from deployments.policy.commands import SwapOptions
+from deployments.policy.preparation import names_in_the_model
+from deployments.policy.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import read_header
 from tests.paths import REPOSITORY, TINY_MODEL
 

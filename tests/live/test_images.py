@@ -19,7 +19,7 @@ from deployments.failures import GenerationRejected
 from deployments.generation import engine_images
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
-from deployments.policy.replicas.commands import SwapOptions
+from deployments.policy.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens

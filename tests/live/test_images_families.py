@@ -21,9 +21,9 @@ from benchmarks.reference_model import load, perturbed
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages
-from deployments.policy.replicas.commands import SwapOptions
-from deployments.policy.versions.assembly import write_completed
-from deployments.policy.versions.weight_checks import layout_of, validate_full, validate_partial
+from deployments.policy.assembly import write_completed
+from deployments.policy.commands import SwapOptions
+from deployments.policy.weight_checks import layout_of, validate_full, validate_partial
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult

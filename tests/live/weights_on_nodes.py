@@ -124,7 +124,7 @@ def push(roots: Path, version: int) -> Any:
 
 
 def stored(folder: Path, version: int) -> Path:
-    return folder / "policy" / "versions" / str(version) / "weights.safetensors"
+    return folder / "policy" / "versions" / f"{version}.safetensors"
 
 
 def write_delta(roots: Path, base: Path) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.policy.versions.current_version import NamedVersions
+from deployments.protocols.weight_versions import NamedVersions
 from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,

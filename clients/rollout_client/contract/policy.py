@@ -155,7 +155,7 @@ class VersionInfo(Lenient):
     size_bytes: int = 0
     """Size of its full weights or its adapter as one file."""
     delta_bytes: int | None = None
-    """Size of the file with what changed since `base`, if the version is stored as that; null for all others."""
+    """Size of the changes since `base`, if replicas got the version as those; null for all others."""
     created_at: datetime | None = None
     """When all of the version had arrived; null if nobody knows, as of the initial one."""
     rollback_of: Version | None = None

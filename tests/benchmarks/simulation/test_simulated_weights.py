@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.simulation.simulated_engine import SimulatedEngine
 from benchmarks.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from benchmarks.simulation.timing import Timing
-from deployments.policy.replicas.commands import InitTransfer, LoadedWeights, ReplicaRegistration
-from deployments.policy.replicas.replica_registry import ReplicaRegistry
+from deployments.policy.commands import InitTransfer, LoadedWeights, ReplicaRegistration
+from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, WeightSpan
@@ -35,7 +35,7 @@ class Simulated:
 
     def start_store(self) -> None:
         settings = PolicySettings(folder=str(self.folder))
-        self.store = PolicyStore(settings, str(TINY_MODEL), cluster=self.cluster, settle_s=0.0)
+        self.store = PolicyStore(settings, str(TINY_MODEL), cluster=self.cluster)
 
     async def push(self, version: int, **options: Any) -> None:
         data = (TINY_MODEL / "model.safetensors").read_bytes()

@@ -11,9 +11,8 @@ import pytest
 from deployments.failures import GenerationLost
 from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters, LoadedAdapter
 from deployments.generation.command_runner import BaseReplaced, ServedAdapters
-from deployments.policy.replicas.commands import SetAdapters, StoredFile, VersionPayload
-from deployments.policy.replicas.file_fetch import WeightsSource
-from deployments.policy.replicas.node_weights import NodeWeights
+from deployments.policy.commands import SetAdapters, StoredFile, VersionPayload
+from deployments.policy.node_files import NodeWeights, WeightsSource
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED, adapter

@@ -13,7 +13,7 @@ import pytest
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
 from deployments.logs import JsonLinesFormatter
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
     ApplyTransfer,
@@ -42,7 +42,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
     VersionPayload,
 )
-from deployments.policy.replicas.node_weights import NodeWeights
+from deployments.policy.node_files import NodeWeights
 from service.startup.console_logs import text_for_the_console
 from tests.virtual_time import run, settled
 
@@ -152,16 +152,16 @@ class ScriptedStore(CommandSource):
         self.registrations: list[LoadedWeights] = []
         self.trials: list[tuple[bool, dict[int, str]]] = []
         self.named: list[Mapping[str, int]] = []
-        self.records: list[Mapping[int, str]] = []
+        self.keys: list[Mapping[int, str]] = []
         """With each registration."""
         self.reports: list[CommandReport] = []
         self.checksums: list[tuple[LoadedWeights, str]] = []
 
     async def register(self, registration: ReplicaRegistration) -> None:
         self.registrations.append(registration.loaded)
-        self.trials.append((registration.is_on_trial, dict(registration.records)))
+        self.trials.append((registration.is_on_trial, dict(registration.keys)))
         self.named.append(registration.named)
-        self.records.append(registration.records)
+        self.keys.append(registration.keys)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         assert replica_id == "replica"
@@ -226,14 +226,14 @@ def played(weights: ScriptedWeights, store: ScriptedStore, folder: Path, seconds
 
 
 def stage(
-    folder: Path, version: int, kind: StoredKind = "full", adapter_config: str | None = None, record: str | None = None
+    folder: Path, version: int, kind: StoredKind = "full", adapter_config: str | None = None, key: str | None = None
 ) -> Stage:
     """Of a version whose file, `b"weights"`, is on the replica's own node."""
     path = folder / "policy" / f"{version}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"weights")
     file = StoredFile(str(path), "node", inode=1, modified_ns=1)
-    return Stage(VersionPayload(version, kind, 7, "checksum", file, adapter_config=adapter_config, record=record))
+    return Stage(VersionPayload(version, kind, 7, "checksum", file, adapter_config=adapter_config, key=key))
 
 
 def stage_adapter(folder: Path, version: int) -> Stage:
@@ -491,16 +491,16 @@ def test_a_replica_that_loses_the_store_registers_again_with_the_weights_that_it
     assert runner.broken is None
 
 
-def test_a_replica_returns_the_records_of_the_versions_that_it_has_loaded(tmp_path: Path) -> None:
-    staged = stage(tmp_path, 1, record="of 1")
-    never_loaded = stage(tmp_path, 2, record="of 2")
+def test_a_replica_returns_the_keys_of_the_versions_that_it_has_loaded(tmp_path: Path) -> None:
+    staged = stage(tmp_path, 1, key="of 1")
+    never_loaded = stage(tmp_path, 2, key="of 2")
     lost = PolicyStoreLost("The policy store died during the call.")
     store = ScriptedStore(staged, Swap(SwapOptions()), never_loaded, end=lost)
     played(ScriptedWeights(), store, tmp_path, seconds=0.9)
-    assert store.records == [{}, {1: "of 1"}]
+    assert store.keys == [{}, {1: "of 1"}]
     transferred = ScriptedStore(*TRANSFER, FinishTransfer(3, "of 3"), end=lost)
     played(ScriptedWeights(), transferred, tmp_path, seconds=0.9)
-    assert transferred.records == [{}, {3: "of 3"}]
+    assert transferred.keys == [{}, {3: "of 3"}]
 
 
 TRANSFER = (

@@ -14,7 +14,7 @@ from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from deployments.failures import GenerationLost, GenerationNotFinite, OtherVersionLoaded, RolloutFailure
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_requests import generation_of
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,

@@ -23,7 +23,7 @@ from deployments.failures import (
 )
 from deployments.generation.adapters import LoadedAdapter
 from deployments.generation.engine import VLLMEngine
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.paths import SMALL_MODEL

@@ -14,7 +14,7 @@ from deployments.generation.weight_updater import (
     WeightsNotSaved,
     WeightUpdater,
 )
-from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
+from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.contract.policy import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import run, settled

@@ -42,11 +42,11 @@ async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:
 
 
 def version_files(world: World) -> dict[int, set[str]]:
-    """The names of the files of each stored version but its description."""
+    """The ends of the names of the files of each stored version."""
     return {
-        version: {path.name for path in world.version_store.weights(version).parent.iterdir()} - {"info.json"}
+        version: {path.name.removeprefix(f"{version}") for path in world.folder.glob(f"versions/{version}.*")}
         for version in versions(world)
     }
 
 
-WHOLE, DELTA = {"weights.safetensors"}, {"delta.safetensors"}
+WHOLE, DELTA = {".safetensors"}, {".delta.safetensors"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.commands import LoadedWeights
 from tests.deployments.policy.policy_world import World
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
 
@@ -26,7 +26,8 @@ OPERATIONS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "truncate
 class ReplicaState:
     name: str
     loaded: LoadedWeights
-    records: dict[int, str | None]
+    is_on_trial: bool
+    keys: dict[int, str | None]
     files: dict[int, bytes]
 
 
@@ -51,7 +52,8 @@ class Remains:
         """Registers the replicas with the store that starts in place of the one that was killed."""
         for state in self.replicas:
             replica = ScriptedReplica(state.name, world.store, world.cluster, loaded=state.loaded)
-            replica.records, replica.files = dict(state.records), dict(state.files)
+            replica.is_on_trial = state.is_on_trial
+            replica.keys, replica.files = dict(state.keys), dict(state.files)
             world.replicas.append(replica)
         return [await replica.start() for replica in world.replicas]
 
@@ -119,4 +121,4 @@ class KilledStore:
 
 
 def state_of(replica: ScriptedReplica) -> ReplicaState:
-    return ReplicaState(replica.name, replica.loaded, dict(replica.records), dict(replica.files))
+    return ReplicaState(replica.name, replica.loaded, replica.is_on_trial, dict(replica.keys), dict(replica.files))

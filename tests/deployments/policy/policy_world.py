@@ -17,13 +17,13 @@ import torch
 import zstandard
 from safetensors.torch import load, load_file, save
 
+from deployments.policy.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.failures import PolicyFailure, VersionRefused
-from deployments.policy.policy import Policy
-from deployments.policy.replicas.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
-from deployments.policy.replicas.file_fetch import WeightsSource
+from deployments.policy.node_files import WeightsSource
+from deployments.policy.policies import Policy
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.versions.version_store import VersionStore
+from deployments.policy.versions import Versions
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, UploadState
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
@@ -92,7 +92,6 @@ class World:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
-        self.settle_s = settings.pop("settle_s", 0.0)
         self.settings = {"transfer": {"trainers": ["10.0.0.4:29500"]}} | settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
@@ -101,13 +100,17 @@ class World:
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
-        return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of, settle_s=self.settle_s)
+        return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of)
 
-    async def restart(self) -> None:
+    async def restart(self, is_folder_lost: bool = False) -> None:
         """The store dies with all that it did, and the replicas register with its successor as they are."""
         for task in list(self.store._tasks._tasks):
             task.cancel()
         await self.store._tasks.ended()
+        # No time passes before its threads have ended.
+        await asyncio.sleep(0.001)
+        if is_folder_lost:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.store = self.another_store()
         for replica in self.replicas:
             replica.store = self.store
@@ -115,8 +118,7 @@ class World:
 
     async def restart_without_folder(self) -> None:
         """As `restart`, where the store's folder was lost with its node."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        await self.restart()
+        await self.restart(is_folder_lost=True)
 
     def source_of(self, replica_id: str) -> WeightsSource:
         return next(ReplicaFiles(replica) for replica in self.replicas if replica.name == replica_id)
@@ -127,8 +129,9 @@ class World:
         return self.store.policies.unnamed
 
     @property
-    def version_store(self) -> VersionStore:
-        return VersionStore(self.folder)
+    def versions(self) -> Versions:
+        """Those of the policy without a name."""
+        return self.policy.versions
 
     async def replica(
         self,
@@ -140,6 +143,8 @@ class World:
     ) -> ScriptedReplica:
         replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
         replica.at = at or {}
+        held = (self.versions.find(version or 0) for version in (replica.loaded.full, replica.loaded.adapter))
+        replica.keys = {info.version: info.key for info in held if info is not None}
         self.replicas.append(replica)
         return await replica.start()
 
@@ -171,11 +176,11 @@ class World:
         return asyncio.create_task(self.push(version, content, **options))
 
     async def until_updating(self, version: int) -> None:
-        await until(lambda: self.policy.versions.updating_to == version)
+        await until(lambda: self.versions.updating_to == version)
 
     async def until_one_waits(self) -> None:
         """For an update that is under way."""
-        await until(lambda: len(self.store.update_lock._lock._waiters or ()) == 1)
+        await until(lambda: len(self.store.registry.update_lock._lock._waiters or ()) == 1)
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -250,4 +255,4 @@ def a_payload(version: int, kind: StoredKind = "full", adapter_config: str | Non
 
 
 def versions(world: World) -> list[int]:
-    return [stored.version for stored in world.version_store.versions()]
+    return [stored.version for stored in world.versions.all]

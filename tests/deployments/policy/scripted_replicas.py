@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from deployments.policy import node_files
 from deployments.policy.cluster import Cluster
-from deployments.policy.replicas import node_weights
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     AcceptRequests,
     Canary,
     Command,
@@ -30,8 +30,8 @@ from deployments.policy.replicas.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.replicas.file_fetch import SourceFailed, WeightsNotFetched, WeightsSource
-from deployments.policy.replicas.replica_registry import ReplicaRegistry
+from deployments.policy.node_files import SourceFailed, WeightsNotFetched, WeightsSource
+from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """The replica's answer to a command. `die` and `die after`: it dies before or after it has carried it out, without
@@ -111,8 +111,8 @@ class ScriptedReplica:
     is_on_trial: bool = False
     """Whether no generation may use what is loaded."""
     staged: VersionPayload | None = None
-    records: dict[int, str | None] = field(default_factory=dict)
-    """The store's records of the versions that were staged or transferred."""
+    keys: dict[int, str | None] = field(default_factory=dict)
+    """The store's keys of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
     """Its node's files of the versions that were staged or saved."""
     saves: bytes | None = None
@@ -145,9 +145,9 @@ class ScriptedReplica:
         return self
 
     async def register(self) -> None:
-        held = {version: self.records.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
-        records = {version: record for version, record in held.items() if record is not None}
-        registration = ReplicaRegistration(self.name, self, 1, self.loaded, records, self.is_on_trial, self.named)
+        held = {version: self.keys.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
+        keys = {version: key for version, key in held.items() if key is not None}
+        registration = ReplicaRegistration(self.name, self, 1, self.loaded, keys, self.is_on_trial, self.named)
         await self.store.register(registration)
 
     def end(self) -> None:
@@ -208,7 +208,7 @@ class ScriptedReplica:
         match numbered.command:
             case Stage(payload):
                 self.staged = payload
-                self.records[payload.version] = payload.record
+                self.keys[payload.version] = payload.key
                 if (content := self._content_of(payload)) is not None:
                     self.files[payload.version] = content
                 self._note("stage", payload.version)
@@ -234,8 +234,8 @@ class ScriptedReplica:
                 self.is_on_trial = False
                 self.accepts_requests = True
                 self._note("accept requests", self.loaded.version)
-            case FinishTransfer(version, record):
-                self.records[version] = record
+            case FinishTransfer(version, key):
+                self.keys[version] = key
                 self.loaded = LoadedWeights(version)
 
     def _content_of(self, payload: VersionPayload) -> bytes | None:
@@ -260,7 +260,7 @@ def applied(base: bytes, delta: Path, checksum: str) -> bytes:
     """Raises `WeightsNotFetched` as a node does."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "base").write_bytes(base)
-        made = node_weights.applied(Path(folder) / "base", delta, Path(folder) / "full")
+        made = node_files.applied(Path(folder) / "base", delta, Path(folder) / "full")
         if made != checksum:
             raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
         return (Path(folder) / "full").read_bytes()

@@ -24,9 +24,8 @@ def test_nodes_that_do_not_share_the_folder_are_named_with_what_to_do(
     assert (record.name, record.levelno) == ("rollout_service.policy", logging.WARNING)
     assert record.getMessage() == (
         f"Not all nodes share the folder of the policy store, {tmp_path / 'policy'}; these do not see it: node-2, "
-        "node-3. If the store's node is lost, so are the older versions and the unfinished uploads, and the current "
-        "version has to be read back from a replica on another node. Set policy.folder to a folder that all nodes "
-        "share."
+        "node-3. If the store's node is lost, so are all versions and the unfinished uploads, and the service goes on "
+        "with the model that it was started with. Set policy.folder to a folder that all nodes share."
     )
 
 

@@ -1,8 +1,8 @@
-"""A policy store that is killed at any write of changes: its folder holds the old version or the new one.
+"""A policy store that is killed at any write: its folder holds the version before or the new one, whole.
 
 For each kill: the version before the change or the new one is current, and the new one if its push was acknowledged;
-no later version is listed; every listed version has exactly the weights that were pushed under its number; the next
-push succeeds. Nothing is read from replicas: the folder alone decides.
+no later version is listed; every listed version has exactly the weights that were pushed under its number; the replicas
+all end with the current version and its weights, and none is replaced; the next push reaches all.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.killed_store import KilledStore, Remains
@@ -29,7 +30,10 @@ from tests.deployments.policy.policy_world import (
     versions,
     weights,
 )
+from tests.virtual_time import until
 
+FEWEST_KILLS = 8
+"""A story with fewer recorded kills was not recorded."""
 pytestmark = pytest.mark.slow
 
 
@@ -107,11 +111,11 @@ CHANGES: list[Callable[[Trainer], Awaitable[None]]] = [
 @settings(max_examples=8, deadline=None, database=None)
 @given(
     changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3),
-    has_replica=st.booleans(),
+    replicas=st.integers(0, 2),
     kept=st.integers(1, 2),
 )
-def test_the_folder_holds_the_version_before_or_the_new_one_whenever_the_store_is_killed(
-    changes: list[Callable[[Trainer], Awaitable[None]]], has_replica: bool, kept: int
+def test_a_store_that_is_killed_at_any_write_leaves_the_version_before_or_the_new_one_to_all(
+    changes: list[Callable[[Trainer], Awaitable[None]]], replicas: int, kept: int
 ) -> None:
     with TemporaryDirectory() as folder:
         kills: list[tuple[Remains, int]] = []
@@ -119,8 +123,8 @@ def test_the_folder_holds_the_version_before_or_the_new_one_whenever_the_store_i
 
         @in_world(keep_versions=kept)
         async def story(world: World) -> None:
-            if has_replica:
-                await world.ready("r0")
+            for number in range(replicas):
+                await world.ready(f"r{number}")
             trainer = Trainer(world, pushed)
             await push_full(trainer)
             store = KilledStore(world, acknowledged=trainer.current)
@@ -136,11 +140,12 @@ def test_the_folder_holds_the_version_before_or_the_new_one_whenever_the_store_i
                     store.remains.clear()
 
         story(tmp_path=Path(folder) / "story")
+        assert len(kills) >= FEWEST_KILLS
         for number, (remains, newest) in enumerate(kills):
-            check_folder(remains, newest, pushed, Path(folder) / str(number))
+            check_successor(remains, newest, pushed, Path(folder) / str(number))
 
 
-def check_folder(remains: Remains, newest: int, pushed: dict[int, str], folder: Path) -> None:
+def check_successor(remains: Remains, newest: int, pushed: dict[int, str], folder: Path) -> None:
     remains.restore(folder / "policy")
 
     @in_world()
@@ -150,10 +155,15 @@ def check_folder(remains: Remains, newest: int, pushed: dict[int, str], folder: 
         listed = versions(world)
         assert current in listed
         assert max(listed) == current
+        replicas = await remains.register(world)
+        await until(lambda: all(replica.accepts_requests for replica in replicas))
+        assert {replica.loaded for replica in replicas} <= {world.versions.desired}
+        assert {checksum_of(replica.files[current]) for replica in replicas} <= {pushed[current]}
+        assert world.cluster.killed == []
         for version in listed:
-            assert checksum_of(world.policy.versions.file(version).read_bytes()) == pushed[version]
+            assert checksum_of(world.versions.file(version).read_bytes()) == pushed[version]
         content = weights(100.0)
         assert (await world.push(current + 1, content)).checksum == checksum_of(content)
-        assert checksum_of(world.policy.versions.file(current + 1).read_bytes()) == checksum_of(content)
+        assert {replica.loaded for replica in replicas} <= {LoadedWeights(current + 1)}
 
     story(tmp_path=folder)

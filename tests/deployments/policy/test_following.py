@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from deployments.policy.uploads.published_folder import PublishedFolder
+from deployments.policy.published import PublishedFolder
 from rollout_client.contract.policy import FollowState, RefusedPublication
 from tests.deployments.policy.policy_world import INITIAL, NORM, World, content_of, play, weights
 from tests.deployments.policy.published_files import INDEX, publish_delta, publish_whole
@@ -75,7 +75,7 @@ async def test_a_checkpoint_that_appears_in_the_folder_is_loaded_by_every_replic
     await until_current(world, 7)
     assert (one.loaded.version, two.loaded.version) == (7, 7)
     assert same_tensors(content_of(one.staged), weights(2.0))
-    [stored] = world.version_store.versions()
+    [stored] = world.versions.all
     assert (stored.kind, stored.source) == ("full", str(place))
     assert await state_of(world) == FollowState(folder=str(folder), taken=7, newest=7)
 
@@ -225,7 +225,7 @@ async def test_pushes_that_take_the_place_of_the_newest_published_version_leave_
     await until_current(world, 1)
     for version in (2, 3, 4):
         await world.push(version, weights(version + 5.0))
-    assert 1 not in [stored.version for stored in world.version_store.versions()]
+    assert 1 not in [stored.version for stored in world.versions.all]
     await asyncio.sleep(5)
     assert await state_of(world) == FollowState(folder=str(folder), taken=1, newest=1)
 

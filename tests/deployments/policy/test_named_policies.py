@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from deployments.policy import uploads
+from deployments.policy.commands import Canary, SetAdapters
+from deployments.policy.durable_files import write_durably
 from deployments.policy.failures import (
     ChunkMisplaced,
     PolicyFailure,
@@ -15,9 +18,8 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.policy.replicas.commands import Canary, SetAdapters
-from deployments.policy.uploads import upload_store
-from deployments.policy.versions.run_identity import FolderRefused
+from deployments.policy.run_identity import FolderRefused
+from deployments.policy.versions import INDEX, read_index
 from rollout_client.contract.policy import PushOptions, SwitchOptions
 from tests.deployments.policy.policy_world import World, adapter, in_world, refused, taken, weights
 from tests.virtual_time import until
@@ -55,12 +57,10 @@ async def test_several_policies_are_served_at_once_each_with_versions_of_its_own
     assert (b.name, b.current, b.base, b.next_version, b.uploads) == ("b", 7, 4, 8, [])
     assert a.checksum not in (None, b.checksum)
     assert {file for file in world.files() if file.startswith("names/")} == {
-        "names/a/current.json",
-        "names/a/versions/2/info.json",
-        "names/a/versions/2/weights.safetensors",
-        "names/b/current.json",
-        "names/b/versions/7/info.json",
-        "names/b/versions/7/weights.safetensors",
+        "names/a/versions.json",
+        "names/a/versions/2.safetensors",
+        "names/b/versions.json",
+        "names/b/versions/7.safetensors",
     }
 
 
@@ -149,7 +149,8 @@ async def test_a_store_that_dies_when_other_full_weights_are_current_on_disk_dro
     await world.push(1, adapter(), kind="adapter", name="b")
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter", name="b")
-    world.version_store.make_current(0)
+    index = read_index(world.folder).model_copy(update={"current": 0})
+    write_durably(world.folder / INDEX, index.model_dump_json())
     await world.restart()
     assert await named(world) == {}
 
@@ -240,7 +241,7 @@ async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world:
             await call
     _, state = (await world.store.state(0)).named
     assert (state.name, state.current, state.base, state.next_version) == ("b", None, None, 2)
-    assert not [file for file in world.files() if file.startswith("names/b/versions")]
+    assert not [file for file in world.files() if file.startswith("names/b/versions/")]
     await world.restart()
     async with taken(1, newest=1):
         await world.push(1, adapter(3.0), kind="adapter", name="b")
@@ -343,7 +344,7 @@ async def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(upload_store, "utc_now", lambda: datetime.fromtimestamp(loop.time(), UTC))
+    monkeypatch.setattr(uploads, "utc_now", lambda: datetime.fromtimestamp(loop.time(), UTC))
     await world.chunk(1, 0, b"a part", 100, "begun")
     assert policies_known(world) == ["begun"]
     await asyncio.sleep(61)

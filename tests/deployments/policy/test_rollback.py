@@ -1,9 +1,10 @@
 """Rollbacks: an older version's weights become a new version."""
 
 import asyncio
+import os
 
+from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
-from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.contract.policy import SwitchOptions, VersionInfo
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
@@ -26,12 +27,12 @@ async def test_a_rollback_is_a_new_version_with_the_old_bytes_and_no_copy_of_the
         await world.push(version, weights(version))
     update = await world.store.roll_back(5, None, SwitchOptions())
     assert (update.version, replica.loaded, content_of(replica.staged)) == (7, LoadedWeights(7), weights(5))
-    stored = world.version_store.info(7)
+    stored = world.versions.info(7)
     assert (stored.kind, stored.rollback_of, stored.base) == ("full", 5, None)
-    assert update.checksum == stored.checksum == file_checksum(world.version_store.weights(7))
+    assert update.checksum == stored.checksum == file_checksum(world.versions.weights(7))
     state = await world.store.state(0)
     assert [(info.version, info.rollback_of) for info in state.versions][-1] == (7, 5)
-    assert world.version_store.weights(7).samefile(world.version_store.weights(5))
+    assert world.versions.weights(7).samefile(world.versions.weights(5))
 
 
 @in_world(keep_versions=2)
@@ -39,9 +40,9 @@ async def test_the_weights_stay_when_the_version_that_they_came_from_is_removed(
     for version in (5, 6):
         await world.push(version, weights(version))
     await world.store.roll_back(5, 20, SwitchOptions())
-    assert [info.version for info in world.version_store.versions()] == [6, 20]
+    assert [info.version for info in world.versions.all] == [6, 20]
     await world.restart()
-    assert world.version_store.weights(20).read_bytes() == weights(5)
+    assert world.versions.weights(20).read_bytes() == weights(5)
 
 
 @in_world()
@@ -49,7 +50,7 @@ async def test_a_version_has_the_time_at_which_it_arrived_and_the_initial_one_ha
     await world.push(1, weights(2.0))
     initial, pushed = (await world.store.state(0)).versions
     assert initial == VersionInfo(version=0, kind="initial", created_at=None)
-    assert pushed.created_at == world.version_store.info(1).created_at
+    assert pushed.created_at == world.versions.info(1).created_at
 
 
 @in_world()
@@ -65,7 +66,7 @@ async def test_a_rolled_back_version_can_be_the_base_of_a_delta(world: World) ->
     await world.push(2, delta(), kind="delta", base=1)
     await world.store.roll_back(1, None, SwitchOptions())
     await world.push(4, delta(), kind="delta", base=3)
-    [two, four] = [world.version_store.info(version).checksum for version in (2, 4)]
+    [two, four] = [world.versions.info(version).checksum for version in (2, 4)]
     assert two == four
 
 
@@ -106,11 +107,11 @@ async def test_the_current_adapter_can_be_rolled_back_to_only_on_top_of_its_own_
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter")
     assert (await world.store.roll_back(2, None, SwitchOptions())).version == 3
-    stored = world.version_store.info(3)
+    stored = world.versions.info(3)
     assert (stored.kind, stored.base, stored.rollback_of, stored.adapter_config) == ("adapter", 1, 2, '{"r": 2}')
-    world.policy.version_store.make_current(1)
-    info = world.version_store.info(3).model_copy(update={"version": 9, "base": 0})
-    world.version_store.add(info, world.version_store.weights(3))
+    world.versions.make_current(stored.model_copy(update={"version": 9, "base": 0}))
+    os.link(world.versions.weights(3), world.versions.weights(9))
+    world.versions.make_current(world.versions.info(1))
     message = "it is an adapter for the weights of version 0, and those of version 1 are current; roll back to 0 first"
     async with refused(WeightsRefused, "to", message, 9):
         await world.store.roll_back(9, 20, SwitchOptions())
@@ -121,7 +122,7 @@ async def test_an_adapter_is_served_again_as_a_named_policy_beside_the_weights_o
     replica = await world.replica("r0")
     await world.push(1, weights(2.0))
     await world.push(2, adapter(2), kind="adapter")
-    checksum = world.version_store.info(2).checksum
+    checksum = world.versions.info(2).checksum
     update = await world.store.roll_back(2, None, SwitchOptions(), "again")
     await world.push(3, adapter(3), kind="adapter")
     assert (update.label, update.base, replica.loaded) == ("again/1", 1, LoadedWeights(1, 3))

@@ -1,16 +1,16 @@
 """The policy store as a whole: what a store that starts in place of one that died knows, and transfers among pushes."""
 
 import asyncio
+import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, WeightsRefused
-from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.uploads.upload_store import UploadStore
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.uploads import UploadStore
+from deployments.policy.versions import Version, Versions
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
@@ -64,7 +64,7 @@ async def test_an_upload_goes_on_where_the_store_died(world: World) -> None:
     assert (state.received_bytes, state.total_bytes) == (1000, len(content))
     await world.chunk(1, 1000, content[1000:], len(content))
     update = await world.complete(1, PushOptions(), False, digest_of(content))
-    assert update.checksum == file_checksum(world.version_store.weights(1))
+    assert update.checksum == file_checksum(world.versions.weights(1))
 
 
 @in_world()
@@ -72,8 +72,7 @@ async def test_a_version_that_was_not_current_when_the_store_died_is_removed(wor
     await world.push(1, weights(2.0))
     # As a store leaves it that dies during an update, before the version is current.
     await world.upload(2, weights(3.0))
-    info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC), upload_digest="d")
-    world.version_store.add(info, UploadStore(world.folder).path(2))
+    os.link(UploadStore(world.folder).path(2), world.versions.weights(2))
     await world.restart()
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])
@@ -142,12 +141,12 @@ async def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(world: Wo
 def test_a_transferred_version_that_cannot_be_made_current_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_store: VersionStore, version: int) -> None:
-        raise OSError(f"no space left for {version}")
+    def fail(_versions: Versions, version: Version) -> None:
+        raise OSError(f"no space left for {version.version}")
 
     async def story(world: World) -> None:
         await transferring(world, "r0")
-        monkeypatch.setattr(VersionStore, "make_current", fail)
+        monkeypatch.setattr(Versions, "make_current", fail)
         with pytest.raises(OSError, match="no space left for 1"):
             await world.store.finish_transfer(None)
         state = await world.store.state(0)
@@ -173,7 +172,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     world: World, has_adapter: bool
 ) -> None:
     [replica] = await transferring(world, "r0")
-    await until(lambda: not world.store.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock.is_held)
     await world.push(1, weights(2.0))
     await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
     if has_adapter:
@@ -181,7 +180,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     await start_transfer(world, 2)
     replica.files.clear()
     world.cluster.events.clear()
-    await until(lambda: not world.store.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock.is_held)
     assert replica.files[2] == changed(weights(2.0)), "as a whole: what it holds is the base of no delta"
     swapped = [("r0", 2), ("r0", 3)] if has_adapter else [("r0", 2)]
     assert (world.cluster.done("swap"), world.cluster.killed) == (swapped, [])

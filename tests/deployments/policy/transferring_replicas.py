@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.policy.replicas.commands import (
+from deployments.policy.commands import (
     AcceptRequests,
     Command,
     CommandReport,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.versions.current_version import NamedVersions
-from deployments.protocols.weight_versions import RollingActivation
+from deployments.protocols.weight_versions import NamedVersions, RollingActivation
 from rollout_client.contract.base import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time
@@ -49,9 +48,9 @@ class ScriptedStore:
         return self._current
 
 
-def policy_over(store: ScriptedStore, version: int | None = None) -> RemotePolicy:
+def policy_over(store: ScriptedStore, version: int | None = None, **options: Any) -> RemotePolicy:
     unchecked: Any = store
-    policy = RemotePolicy(unchecked)
+    policy = RemotePolicy(unchecked, **options)
     policy.version = version
     return policy
 
@@ -89,11 +88,12 @@ async def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() 
     store = ScriptedStore(0, 4)
 
     policy = policy_over(store)
-    policy.follow()
+    watching = asyncio.create_task(policy.run())
     known = []
     for _ in range(3):
         await asyncio.sleep(0.75)
         known.append(policy.version)
+    watching.cancel()
     assert known == [None, 0, 4]
     assert store.seen == [(0.0, None), (1.0, 0), (2.0, 4)]
 
@@ -104,8 +104,9 @@ async def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplo
     store = ScriptedStore(LOST, LOST, 5, LOST)
 
     policy = policy_over(store)
-    policy.follow()
+    watching = asyncio.create_task(policy.run())
     await asyncio.sleep(6)
+    watching.cancel()
     assert policy.version == 5
     again = 1 + RETRY_WATCH_AFTER_S
     assert store.seen == [(0.0, None), (again, None), (2 * again, None), (2 * again + 1, 5), (3 * again + 1, 5)]
@@ -123,8 +124,9 @@ async def test_a_watch_that_fails_in_any_way_is_logged_with_its_traceback_and_tr
     store = ScriptedStore(3, failure, failure, 5)
 
     policy = policy_over(store)
-    policy.follow()
+    watching = asyncio.create_task(policy.run())
     await asyncio.sleep(6)
+    watching.cancel()
     assert policy.version == 5
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == (
@@ -144,8 +146,9 @@ async def test_a_subscriber_that_fails_keeps_nothing_from_the_others(caplog: pyt
     policy = policy_over(ScriptedStore(3, 4))
     policy.subscribe(fail)
     policy.subscribe(heard.append)
-    policy.follow()
+    watching = asyncio.create_task(policy.run())
     await asyncio.sleep(3)
+    watching.cancel()
     assert heard == [3, 4]
     messages = [f"A subscriber did not take version {version} of the policy without a name." for version in (3, 4)]
     assert [record.getMessage() for record in caplog.records] == messages
@@ -264,9 +267,12 @@ async def test_a_minimum_that_does_not_come_is_refused_as_the_store_says() -> No
 
 
 def test_each_change_of_a_rolling_activation_is_told_once() -> None:
-    policy = policy_over(ScriptedStore())
     told: list[int | None] = []
-    policy.subscribe_rolling(lambda under_way: told.append(None if under_way is None else under_way.version))
+
+    def on_rolling(under_way: RollingActivation | None) -> None:
+        told.append(None if under_way is None else under_way.version)
+
+    policy = policy_over(ScriptedStore(), on_rolling=on_rolling)
     for revision, version in enumerate((None, 8, 8, None, None), start=1):
         policy.note_named(rolling(revision, version))
     assert told == [8, None]

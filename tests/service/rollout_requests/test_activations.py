@@ -20,8 +20,8 @@ from benchmarks.simulation.simulated_engine import SimulatedEngine
 from benchmarks.simulation.simulated_generator_replica import SimulatedWeights
 from benchmarks.simulation.timing import Timing
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.policy.commands import ReplicaRegistration
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.policy.replicas.commands import ReplicaRegistration
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols.generation import GenerationRequest
@@ -72,12 +72,11 @@ class Fleet:
     def __init__(self, folder: Path, activation: Activation, timing: Timing) -> None:
         cluster = ScriptedCluster()
         settings = PolicySettings(folder=str(folder), activation=activation)
-        self.store = PolicyStore(settings, str(TINY_MODEL), cluster=cluster, settle_s=0.0)
+        self.store = PolicyStore(settings, str(TINY_MODEL), cluster=cluster)
         self.replicas = {name: Replica(name, self.store, cluster, timing) for name in map(str, range(REPLICAS))}
         handle = InProcessHandle(self.replicas)
         self.generator = RemoteGenerator(handle.unchecked, window_factor=1.25)
-        self.policy = RemotePolicy(self.store)
-        self.policy.subscribe_rolling(self.generator.note_rolling)
+        self.policy = RemotePolicy(self.store, on_rolling=self.generator.note_rolling)
         environments = {"math": ScriptedEnvironment([outcome(terminated=True)])}
         limits = RequestLimits()
         self.service = RolloutService(
@@ -100,14 +99,14 @@ class Fleet:
     async def called(self, is_choosy: bool) -> AsyncIterator[None]:
         """Callers play one rollout after the other for the length of the block, and to the end of the last one."""
         running = [asyncio.create_task(replica.weights.run()) for replica in self.replicas.values()]
-        self.policy.follow()
+        watching = asyncio.create_task(self.policy.run())
         await self.generator.describe()
         await virtual_time.until(lambda: len(self.store.registry.started) == REPLICAS)
         calling = [asyncio.create_task(self.call(random.Random(seed), is_choosy)) for seed in range(CALLERS)]
         yield
         self.is_over = True
         await asyncio.gather(*calling)
-        for task in (*running, *self.policy._following):
+        for task in (*running, watching):
             task.cancel()
 
     async def call(self, drawn: random.Random, is_choosy: bool) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.policy.durable_files import write_durably
+from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
-from deployments.policy.versions.run_identity import RunIdentity
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions import INDEX, VersionIndex
 from service.app import build
 from service.settings import ServiceSettings
 from service.startup import preflight
@@ -288,12 +288,10 @@ def test_of_another_application_only_the_entries_are_known() -> None:
 
 
 def test_a_policy_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    store = VersionStore(tmp_path)
     model = str(REPOSITORY / "models" / "tiny")
-    RunIdentity("run-a", model).claim(store)
+    RunIdentity("run-a", model).claim(tmp_path)
     check_config(config(policy={"folder": str(tmp_path), "run": "run-b"}))
-    store.add(StoredVersion(version=1, kind="transfer", created_at=datetime(2026, 1, 1, tzinfo=UTC)), None)
-    store.make_current(1)
+    write_durably(tmp_path / INDEX, VersionIndex(current=1).model_dump_json())
     check_config(config(policy={"folder": str(tmp_path), "run": "run-a"}))
     check_config(config(policy={"folder": str(tmp_path)}))
     assert refusal(config(policy={"folder": str(tmp_path), "run": "run-b"})) == [

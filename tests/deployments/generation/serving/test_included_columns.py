@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import RolloutFailure
-from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
 from deployments.sessions.settings import SessionsSettings

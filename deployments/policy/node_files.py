@@ -1,0 +1,362 @@
+"""The versions that one node has, each as one file which all its replicas map.
+
+    versions/7-5f3a….safetensors   version 7, whole
+    versions/7-5f3a….fetching      version 7 as far as it has come
+    versions/7-c2d8….safetensors   what changed from version 6 to 7, under the checksum of the changes
+    versions/7-5f3a….lock          held by the process that fetches or removes version 7
+    replicas/<pid>/                files of one replica alone
+
+A file is fetched in ranges, several at a time, from the policy store and the replicas that have it. Guarantees: a node
+fetches a version once, while its other replicas wait, and not at all if it can read the file of the policy store; of a
+version that comes as a delta of weights which it has, it fetches the delta alone, and applies it once; a file has its
+final name only once its checksum was found right; a version that is being fetched is not removed. Each range is read
+once, unless its source failed; a source that failed is not asked again; memory holds at most `READS_IN_FLIGHT` ranges.
+Pages that are mapped stay valid when their file is removed.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from filelock import AsyncFileLock, FileLock, Timeout
+
+from deployments.policy.commands import DeltaPayload, StoredFile, VersionPayload
+from deployments.policy.delta_application import write_applied
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import BadDelta
+from rollout_client.weights.safetensors_file import NotSafetensors
+
+
+class SourceFailed(Exception):
+    """The source does not answer, or does not have the version."""
+
+
+class WeightsSource(Protocol):
+    """`StoreSource` and `ReplicaSource` (`deployments/policy/weight_sources.py`) implement it over Serve handles."""
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """`count` bytes of the version's file from `offset` on; fewer at the end of the file.
+
+        Args:
+            checksum: of the version's tensors; a source that has other weights under this number fails. With that of a
+                delta's own tensors the policy store gives the file of the delta.
+
+        Raises:
+            SourceFailed: the source cannot give them.
+        """
+        ...
+
+
+def read_range(path: Path, offset: int, count: int) -> bytes:
+    """Like `WeightsSource.read`, of a file on this node; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, count, offset)
+    finally:
+        os.close(descriptor)
+
+
+READ_BYTES = 8 * 2**20
+"""Holds the event loops of both ends for some milliseconds while it is packed and unpacked."""
+READS_IN_FLIGHT = 4
+READ_TIMEOUT_S = 60.0
+"""A source that needs longer for one range has failed."""
+logger = logging.getLogger("rollout_service.policy")
+
+
+class WeightsNotFetched(Exception):
+    """No source could give the bytes, or they are not those of the version."""
+
+
+async def fetch_file(payload: VersionPayload, sources: Sequence[WeightsSource], descriptor: int) -> None:
+    """Writes the file of the version to `descriptor`, a file that is open for writing.
+
+    Raises:
+        WeightsNotFetched: every source failed.
+        OSError: the file cannot be written.
+    """
+    working = _WorkingSources(sources)
+    offsets = iter(range(0, payload.size_bytes, READ_BYTES))
+
+    async def fetch_ranges() -> None:
+        for offset in offsets:
+            data = await working.read(payload, offset)
+            await asyncio.to_thread(os.pwrite, descriptor, data, offset)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(READS_IN_FLIGHT):
+                tasks.create_task(fetch_ranges())
+    except ExceptionGroup as failures:
+        # `except*` would do, but Python 3.11.2 and older raise a group out of it.
+        raise failures.exceptions[0] from None
+
+
+class _WorkingSources:
+    """The sources of one file that have not failed, which take turns."""
+
+    def __init__(self, sources: Sequence[WeightsSource]) -> None:
+        self._working = list(sources)
+        self._turns = count()
+        self._last_failure = "there is no source"
+
+    async def read(self, payload: VersionPayload, offset: int) -> bytes:
+        """The range that begins at `offset`; raises `WeightsNotFetched` once every source has failed."""
+        size = min(READ_BYTES, payload.size_bytes - offset)
+        while self._working:
+            source = self._working[next(self._turns) % len(self._working)]
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    data = await source.read(payload.version, payload.checksum, offset, size)
+            except TimeoutError:
+                self._pass_over(source, payload, f"it gave nothing for {READ_TIMEOUT_S:g} s")
+            except SourceFailed as failure:
+                self._pass_over(source, payload, str(failure))
+            else:
+                if len(data) == size:
+                    return data
+                self._pass_over(source, payload, f"it gave {len(data)} bytes in place of {size}")
+        raise WeightsNotFetched(f"The weights of version {payload.version} could not be fetched: {self._last_failure}")
+
+    def _pass_over(self, source: WeightsSource, payload: VersionPayload, reason: str) -> None:
+        self._last_failure = f"{source}: {reason}"
+        if source in self._working:
+            self._working.remove(source)
+            message = "Weights are fetched without %s: %s"
+            logger.warning(message, source, reason, extra={"version": payload.version})
+
+
+LOCK_POLL_S = 0.05
+logger = logging.getLogger("rollout_service.policy")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A safetensors file with the weights of one version, which this process can map."""
+
+    path: Path
+    fetched_bytes: int = 0
+    """Bytes that this call fetched from other nodes."""
+    read_bytes: int = 0
+    """Size of the files that this call read for it: the delta, where it was applied here, or the weights. 0 if the node
+    had the version, or another replica made it."""
+
+
+class NodeWeights:
+    """A replica's view of its node's weights.
+
+    Args:
+        folder: of this node, shared by all its replicas.
+        node_id: of this node.
+        sources_of: where the bytes of a version can be fetched, the policy store last.
+    """
+
+    def __init__(
+        self, folder: Path, node_id: str, sources_of: Callable[[VersionPayload], Sequence[WeightsSource]]
+    ) -> None:
+        self._versions = folder / "versions"
+        self._replicas = folder / "replicas"
+        self._membership = folder / "replicas.lock"
+        self._node_id = node_id
+        self._sources_of = sources_of
+        self._paths: dict[tuple[int, str], Path] = {}
+        """Where this replica found each version, by number and checksum."""
+
+    @property
+    def own_folder(self) -> Path:
+        return self._replicas / str(os.getpid())
+
+    def join(self) -> None:
+        """Makes the replica's own folder, and removes those of processes that have ended."""
+        self._versions.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._membership):
+            self._remove_own_folders_of_the_dead()
+            self.own_folder.mkdir(parents=True, exist_ok=True)
+
+    def leave(self) -> None:
+        """Removes the replica's own folder; the last replica of the node removes the versions too."""
+        if not self._replicas.is_dir():
+            return
+        with FileLock(self._membership):
+            shutil.rmtree(self.own_folder, ignore_errors=True)
+            self._remove_own_folders_of_the_dead()
+            if not any(self._replicas.iterdir()):
+                shutil.rmtree(self._versions, ignore_errors=True)
+
+    async def file_of(self, payload: VersionPayload) -> NodeFile:
+        """The file of a version; fetches it if the node does not have it yet, or waits for a replica that does.
+
+        Raises:
+            WeightsNotFetched: no source could give the bytes, or they are not those of the version.
+            OSError: there is no room, or the folder cannot be written.
+        """
+        await asyncio.to_thread(self._remove_all_but, payload.keep)
+        file = await self._file_of(payload)
+        self._paths = {key: path for key, path in self._paths.items() if key[0] in payload.keep}
+        self._paths[payload.version, payload.checksum] = file.path
+        return file
+
+    def adopt(self, version: int, checksum: str, file: Path) -> StoredFile:
+        """Makes `file`, which holds the weights of a version, one that others can read here. Call it from a thread."""
+        path = self._versions / f"{version}-{checksum}.safetensors"
+        with FileLock(path.with_suffix(".lock")):
+            file.rename(path)
+        self._paths[version, checksum] = path
+        found = path.stat()
+        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns)
+
+    async def delta_of(self, payload: VersionPayload, held: int) -> Path | None:
+        """The file of the delta, if the version comes as a delta of version `held`; raises as `file_of` does."""
+        if payload.delta is None or payload.delta.base != held:
+            return None
+        return (await self._file_of(_as_payload(payload, payload.delta))).path
+
+    @asynccontextmanager
+    async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
+        """A file for this replica alone, which makes a copy of it in the block; raises as `file_of` does.
+
+        The node does not keep it: adapters of named policies, which are small.
+        """
+        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+            yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
+            return
+        path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
+        try:
+            await self._fetch(payload, path)
+            yield NodeFile(path, payload.size_bytes, payload.size_bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Counterpart of `WeightsSource.read`, for replicas of other nodes; raises `SourceFailed`."""
+        path = self._paths.get((version, checksum))
+        if path is None:
+            raise SourceFailed("it does not have the version")
+        try:
+            return await asyncio.to_thread(read_range, path, offset, count)
+        except OSError as error:
+            raise SourceFailed(f"it does not have the version any more: {error}") from error
+
+    async def _file_of(self, payload: VersionPayload) -> NodeFile:
+        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+            return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
+        path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
+        if path.exists():
+            return NodeFile(path)
+        async with AsyncFileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL_S):
+            if path.exists():
+                return NodeFile(path)
+            if payload.delta is not None and (base := self._base_of(payload.delta, payload.size_bytes)) is not None:
+                return await self._apply(payload, payload.delta, base, path)
+            await self._fetch(payload, path)
+            return NodeFile(path, payload.size_bytes, payload.size_bytes)
+
+    async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
+        changes = await self._file_of(_as_payload(payload, delta))
+        making = path.with_suffix(".fetching")
+        began = time.perf_counter()
+        try:
+            if (made := await asyncio.to_thread(applied, base, changes.path, making)) != payload.checksum:
+                message = f"the delta of version {delta.base} makes weights with the checksum {made}"
+                raise WeightsNotFetched(f"Version {payload.version} has the checksum {payload.checksum}; {message}.")
+            making.rename(path)
+        finally:
+            making.unlink(missing_ok=True)
+        message = "Applied %d bytes of changes to version %d in %.3f s."
+        seconds = time.perf_counter() - began
+        logger.info(message, delta.size_bytes, delta.base, seconds, extra={"version": payload.version})
+        return NodeFile(path, changes.fetched_bytes, delta.size_bytes)
+
+    def _base_of(self, delta: DeltaPayload, size_bytes: int) -> Path | None:
+        """The weights that the delta changes, if the node has them or can read them in the store's folder."""
+        here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
+        for path in (self._paths.get((delta.base, delta.base_checksum)), here):
+            if path is not None and path.exists():
+                return path
+        return Path(delta.base_file.path) if is_readable_here(delta.base_file, size_bytes, self._node_id) else None
+
+    async def _fetch(self, payload: VersionPayload, path: Path) -> None:
+        """Fetches from all sources; from the store alone if what came is not the version."""
+        began = time.perf_counter()
+        sources = self._sources_of(payload)
+        fetching = path.with_suffix(".fetching")
+        try:
+            if not await self._fetched_rightly(payload, sources, fetching):
+                logger.warning("Weights were damaged, they are fetched again.", extra={"version": payload.version})
+                if not await self._fetched_rightly(payload, sources[-1:], fetching):
+                    raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+            fetching.rename(path)
+        finally:
+            fetching.unlink(missing_ok=True)
+        seconds = time.perf_counter() - began
+        message = "Fetched %d bytes of version %d to this node in %.3f s."
+        logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
+
+    async def _fetched_rightly(self, payload: VersionPayload, sources: Sequence[WeightsSource], path: Path) -> bool:
+        """Whether the bytes that came have the checksum of the version."""
+        descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            await fetch_file(payload, sources, descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            return await asyncio.to_thread(file_checksum, path) == payload.checksum
+        except NotSafetensors:
+            return False
+
+    def _remove_all_but(self, versions: Collection[int]) -> None:
+        for lock_path in self._versions.glob("*.lock"):
+            if int(lock_path.name.partition("-")[0]) not in versions:
+                _remove_version(lock_path)
+
+    def _remove_own_folders_of_the_dead(self) -> None:
+        for folder in self._replicas.iterdir() if self._replicas.is_dir() else ():
+            if not psutil.pid_exists(int(folder.name)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_payload(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
+    """The delta as if it were the version. It comes from the policy store: no replica is known to have it."""
+    return replace(
+        payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, holders=(), delta=None
+    )
+
+
+def applied(base: Path, delta: Path, full: Path) -> str:
+    """Writes the full weights that `delta` makes of `base`, and returns their checksum; raises `WeightsNotFetched`."""
+    try:
+        return write_applied(base, delta, full)
+    except (BadDelta, NotSafetensors) as error:
+        raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
+
+
+def is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+    """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
+    if file.node_id == node_id:
+        return Path(file.path).exists()
+    if file.is_copied:
+        return False
+    try:
+        found = Path(file.path).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_ino, found.st_mtime_ns) == (size_bytes, file.inode, file.modified_ns)
+
+
+def _remove_version(lock_path: Path) -> None:
+    """Removes the files of the version with this lock, unless a process holds it."""
+    try:
+        with FileLock(lock_path, timeout=0):
+            for suffix in (".safetensors", ".fetching", ".lock"):
+                lock_path.with_suffix(suffix).unlink(missing_ok=True)
+    except Timeout:
+        return

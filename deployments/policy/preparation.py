@@ -1,0 +1,287 @@
+"""From what a trainer pushed to a validated version: one file with its weights, or a delta as it is.
+
+A delta is validated without its base: places and values. Whether it makes the weights that its sender says is found out
+by the nodes, which apply it. A stored version was validated when it was pushed. One pass over the data of an upload
+looks for NaN, computes its checksum and shows whether the bytes are those that were sent.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from deployments.policy.adapter_checks import config_for_engines, names_for_engines
+from deployments.policy.assembly import (
+    NotZstd,
+    unpack_zstd,
+    write_adapter,
+    write_checkpoint,
+    write_completed,
+    write_renamed,
+)
+from deployments.policy.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.disk_delta import DiskDelta, write_patched
+from deployments.policy.failures import ChunkDamaged, WeightsRefused
+from deployments.policy.lineage import delta_base, link_weights
+from deployments.policy.published import PublishedChain
+from deployments.policy.versions import Version, Versions
+from deployments.policy.weight_checks import (
+    largest_upload_bytes,
+    validate_adapter,
+    validate_delta,
+    validate_full,
+    validate_partial,
+)
+from rollout_client.contract.policy import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
+from rollout_client.weights.checksum import file_digest
+from rollout_client.weights.layout import names_in_model
+from rollout_client.weights.safetensors_file import Header, NotSafetensors, read_header
+
+
+class PreparedVersion(NamedTuple):
+    info: Version
+    file: Path
+    """Its weights, or what changed since its base, as `info.stored` says."""
+
+    def read_from(self, source: str) -> "PreparedVersion":
+        """The same version, which the service has read from `source` itself."""
+        return self._replace(info=self.info.model_copy(update={"source": source}))
+
+
+class _PreparedFile(NamedTuple):
+    """The part of `Version` that follows from the file of a version."""
+
+    file: Path
+    checksum: str
+    """Checksum of the full weights, or of the adapter."""
+    pushed_checksum: str
+    """Checksum of the tensors that were pushed: the changes of a delta, or those among partial weights."""
+    size_bytes: int
+    """Size of the full weights or the adapter as one file."""
+    adapter_config: str | None = None
+    delta_checksum: str | None = None
+    """If `file` is a delta."""
+
+
+class VersionPreparation:
+    """Prepares versions of one policy, each in a folder for what is assembled. Call it from a thread."""
+
+    def __init__(self, versions: Versions, checkpoint_roots: Sequence[str]) -> None:
+        self._versions = versions
+        self._checkpoint_roots = checkpoint_roots
+
+    def from_upload(
+        self, version: int, options: PushOptions, upload: Path, is_zstd: bool, digest: str | None, folder: Path
+    ) -> PreparedVersion:
+        """Prepares a version from the bytes that arrived.
+
+        Args:
+            upload: the complete bytes; the file itself becomes the version's weights if nothing has to be assembled.
+            digest: the `weights_digest` of what was sent, as its sender says.
+
+        Raises:
+            ChunkDamaged: what arrived has another digest.
+            WeightsRefused: the weights cannot be served, or are not those that their sender says.
+            VersionUnknown: the base of a delta or of partial weights is not stored, or no longer.
+        """
+        pushed = self._unpacked(upload, folder, digest) if is_zstd else upload
+        try:
+            prepared = self._validated(version, options, pushed, folder)
+        except WeightsRefused as refusal:
+            # Bytes that were damaged look like bad weights. Only here they are hashed once more, to tell which.
+            if digest is not None and (found := _digest_if_readable(pushed)) != digest:
+                raise _damaged(digest, found) from refusal
+            raise
+        if digest not in (None, prepared.info.upload_digest):
+            raise _damaged(str(digest), prepared.info.upload_digest)
+        return prepared
+
+    def from_checkpoint(self, version: int, options: PushOptions, checkpoint: str, folder: Path) -> PreparedVersion:
+        """Prepares a version from a checkpoint that the service reads itself.
+
+        Args:
+            checkpoint: path or fsspec URL.
+
+        Raises:
+            SourceRefused: the checkpoint lies outside the roots, or cannot be read.
+            WeightsRefused, VersionUnknown: as `from_upload` does.
+        """
+        source = fetch_checkpoint(checkpoint, self._checkpoint_roots, folder / "fetched")
+        pushed = folder / "fetched.safetensors"
+        write = write_adapter if options.kind == "adapter" else write_checkpoint
+        write(source, pushed)
+        return self._validated(version, options, pushed, folder).read_from(checkpoint)
+
+    def from_publication(
+        self, chain: PublishedChain, options: PushOptions, folder_url: str, folder: Path
+    ) -> PreparedVersion:
+        """Prepares a version that a trainer has published in a folder.
+
+        Args:
+            folder_url: path or fsspec URL of that folder.
+
+        Raises:
+            SourceRefused: a file cannot be read, now.
+            DeltaRefused: a delta of the chain cannot be used.
+            WeightsRefused, VersionUnknown: as `from_upload` does.
+        """
+        places = {
+            link: fetch_checkpoint(link.location, [folder_url], folder / f"fetched-{link.version}")
+            for link in chain.links
+        }
+        changes = [link for link in chain.links if link.base is not None]
+        deltas = [DiskDelta.read(link.version, link.base, places[link]) for link in changes]
+        if chain.seed is None:
+            base = folder / "fetched.safetensors"
+            write_checkpoint(places[chain.links[0]], base)
+        else:
+            base = self._versions.file(delta_base(self._versions, chain.seed))
+        pushed = base
+        if deltas:
+            pushed = folder / "patched.safetensors"
+            write_patched(base, deltas, pushed)
+        return self._validated(chain.version, options, pushed, folder).read_from(chain.source)
+
+    def from_stored(self, version: int, source: int, stored_in: Versions, folder: Path) -> PreparedVersion:
+        """A version with the weights of `source` in `stored_in`: a hard link of them, not a copy.
+
+        Raises:
+            VersionUnknown: the weights of `source` are not stored here, or no longer.
+            WeightsRefused: `source` is an adapter for other full weights than the current ones; or `stored_in` is of
+                another policy, and `source` no adapter.
+        """
+        weights = folder / "stored.safetensors"
+        stored = link_weights(stored_in, source, weights)
+        is_adapter = stored is not None and stored.kind == "adapter"
+        if not is_adapter and stored_in is not self._versions:
+            message = "a named policy is an adapter, and this version is not one; roll back without a name"
+            raise WeightsRefused.of("to", message, source)
+        info = Version(
+            version=version,
+            kind="adapter" if is_adapter else "full",
+            checksum=stored_in.checksum(source),
+            size_bytes=weights.stat().st_size,
+            created_at=datetime.now(UTC),
+            adapter_config=None if stored is None else stored.adapter_config,
+            rollback_of=source,
+        )
+        return PreparedVersion(info, weights)
+
+    def _unpacked(self, upload: Path, folder: Path, digest: str | None) -> Path:
+        pushed = folder / "unpacked.safetensors"
+        try:
+            unpack_zstd(upload, pushed, largest_upload_bytes(self._versions.initial.layout_on_disk))
+        except NotZstd as error:
+            if digest is None:
+                raise
+            raise _damaged(digest, None) from error
+        return pushed
+
+    def _validated(self, version: int, options: PushOptions, pushed: Path, folder: Path) -> PreparedVersion:
+        if options.kind == "full" and options.base is not None:
+            message = "full weights have no base: a delta, partial weights and an adapter have one"
+            raise WeightsRefused.of("base", message, options.base)
+        # The base of an adapter is what is current when replicas load it, which the updater finds out.
+        base = None if options.kind == "adapter" else options.base
+        if options.kind == "partial" and base is None:
+            base = self._versions.desired.full
+        named = self._named_as_the_model(options, pushed, folder)
+        prepared = self._prepared(options, base, named, folder)
+        if options.checksum not in (None, prepared.checksum):
+            message = f"the weights have {prepared.checksum}"
+            raise WeightsRefused.of("checksum", message, options.checksum)
+        info = Version(
+            version=version,
+            kind=options.kind,
+            base=base,
+            checksum=prepared.checksum,
+            size_bytes=prepared.size_bytes,
+            delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
+            stored="delta" if prepared.delta_checksum else "whole",
+            created_at=datetime.now(UTC),
+            upload_digest=file_digest(pushed, prepared.pushed_checksum if named == pushed else None),
+            adapter_config=prepared.adapter_config,
+            delta_checksum=prepared.delta_checksum,
+        )
+        return PreparedVersion(info, prepared.file)
+
+    def _named_as_the_model(self, options: PushOptions, pushed: Path, folder: Path) -> Path:
+        """The file, or a copy of it in which tensors have the model's names, without what wrappers added to them."""
+        try:
+            header = read_header(pushed)
+        except NotSafetensors:
+            # The validation of its kind says what is wrong.
+            return pushed
+        names = names_in_the_model(options.kind, header, self._versions.initial.layout_on_disk)
+        if all(name == new for name, new in names.items()):
+            return pushed
+        metadata = dict(header.metadata)
+        if options.kind == "adapter" and "adapter_config" in metadata:
+            metadata["adapter_config"] = config_for_engines(metadata["adapter_config"], names)
+        renamed = folder / "renamed.safetensors"
+        write_renamed(pushed, names, renamed, metadata)
+        return renamed
+
+    def _prepared(self, options: PushOptions, base: int | None, pushed: Path, folder: Path) -> _PreparedFile:
+        if options.kind == "delta":
+            return self._prepared_delta(options, base, pushed, folder)
+        if options.kind == "adapter":
+            checksum, adapter_config = validate_adapter(pushed, self._versions.initial.layout_on_disk)
+            return _PreparedFile(pushed, checksum, checksum, pushed.stat().st_size, adapter_config=adapter_config)
+        full, sent = self._completed(base, pushed, folder) if options.kind == "partial" else (pushed, None)
+        checksums = validate_full(full, self._versions.initial.layout_on_disk)
+        return _PreparedFile(full, checksums.hexdigest(), checksums.hexdigest(sent), full.stat().st_size)
+
+    def _completed(self, base: int | None, partial: Path, folder: Path) -> tuple[Path, list[str]]:
+        """Full weights, the tensors of `partial` and the others of version `base`, and the names of the former."""
+        base_weights = self._versions.file(delta_base(self._versions, base))
+        names = validate_partial(partial, self._versions.initial.layout_on_disk)
+        full = folder / "completed.safetensors"
+        write_completed(base_weights, partial, full)
+        return full, names
+
+    def _prepared_delta(
+        self, options: PushOptions, named_base: int | None, pushed: Path, folder: Path
+    ) -> _PreparedFile:
+        """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
+        base = delta_base(self._versions, named_base)
+        delta_checksum = validate_delta(pushed, self._versions.initial.layout_on_disk)
+        if options.checksum is not None and base == self._versions.desired.full:
+            full_bytes = self._versions.full_bytes(base)
+            return _PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)
+        full = folder / "applied.safetensors"
+        checksum = self._versions.applied(base, pushed, full)
+        return _PreparedFile(full, checksum, delta_checksum, full.stat().st_size)
+
+
+def names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
+    """For each tensor of a pushed file the name that the service's model has for it, or its own if there is none.
+
+    Raises:
+        WeightsRefused: two of its tensors are one in the model.
+    """
+    if kind == "adapter":
+        names = names_for_engines(header, layout)
+    elif kind == "delta":
+        parts = {entry.name: entry.name.rpartition(".") for entry in header.entries}
+        stems = names_in_model(dict.fromkeys(stem for stem, _, _ in parts.values()), layout.tensors)
+        names = {name: f"{stems[stem]}{dot}{part}" for name, (stem, dot, part) in parts.items()}
+    else:
+        names = names_in_model((entry.name for entry in header.entries), layout.tensors)
+    taken = dict[str, str]()
+    for name, new in names.items():
+        if (other := taken.setdefault(new, name)) != name:
+            raise WeightsRefused.of(name, f"{other} is the same tensor of the model, {new}")
+    return names
+
+
+def _digest_if_readable(path: Path) -> str | None:
+    try:
+        return file_digest(path)
+    except NotSafetensors:
+        return None
+
+
+def _damaged(digest: str, found: str | None) -> ChunkDamaged:
+    has = "is no longer readable" if found is None else f"has {found}"
+    return ChunkDamaged.of(WEIGHTS_DIGEST, f"what arrived {has}; send it again", digest)

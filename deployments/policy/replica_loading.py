@@ -1,0 +1,357 @@
+"""Replicas get the current version before they accept requests, and again when they have lost it.
+
+`Payloads` says what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
+Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
+included; one that holds other weights under a number that the store knows is replaced, and a number that a replica has
+is not given to other weights. Replicas that start load at the same time, and updates do not wait for them, except for
+one load of a replica that they have overtaken `LOADS_BESIDE_UPDATES` times.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from deployments.policy.commands import (
+    AbandonTransfer,
+    AcceptRequests,
+    DeltaPayload,
+    LoadedWeights,
+    ReplicaRegistration,
+    SetAdapters,
+    StoredFile,
+    VersionPayload,
+)
+from deployments.policy.failures import PolicyFailure, VersionUnknown
+from deployments.policy.node_files import read_range
+from deployments.policy.policies import Policy, PolicyRegistry
+from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
+from deployments.policy.versions import Version
+
+
+class Payloads:
+    """Those of the policy without a name, unless it is said otherwise.
+
+    Args:
+        node_id: of the policy store's node.
+        copy_to_nodes: other nodes fetch a version even if they can read the folder of the store.
+    """
+
+    def __init__(
+        self, policies: PolicyRegistry, registry: ReplicaRegistry, node_id: str, copy_to_nodes: bool = False
+    ) -> None:
+        self._policies = policies
+        self._versions = policies.unnamed.versions
+        self._registry = registry
+        self._node_id = node_id
+        self._copy_to_nodes = copy_to_nodes
+
+    def can_complete(self, loaded: LoadedWeights) -> bool:
+        """Whether the service has the weights that a replica which holds `loaded` lacks.
+
+        Only replicas have those that a trainer sent them.
+        """
+        return all(map(self._versions.has_weights, _versions_to_load(loaded, self._versions.desired)))
+
+    @property
+    def pinned(self) -> set[int]:
+        """Versions whose bytes a replica may still ask for."""
+        desired = self._versions.desired
+        needed = {desired.full, desired.version, *self._registry.loading}
+        return needed if self._versions.updating_to is None else needed | {self._versions.updating_to}
+
+    async def to_load(self, loaded: LoadedWeights | None) -> Sequence[VersionPayload]:
+        """The versions that a replica has to load, in this order, to hold what is desired.
+
+        Empty if it holds it, or if the service does not have it.
+
+        Args:
+            loaded: what the replica holds; `None` if its weights may be of two versions.
+
+        Raises:
+            VersionUnknown, WeightsRefused: as `Versions.file` does.
+            OSError: a file cannot be read.
+        """
+        desired = self._versions.desired
+        numbers = _versions_to_load(loaded, desired)
+        if not all(map(self._versions.has_weights, numbers)):
+            return []
+        return [await self.payload(number) for number in numbers]
+
+    async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
+        """One version.
+
+        Args:
+            is_delta: for replicas that hold the base: the full weights of a version that is stored as a delta are
+                written only when a node cannot use the delta.
+
+        Raises:
+            VersionUnknown, WeightsRefused: as `Versions.file` does.
+            OSError: a file cannot be read.
+        """
+        holders = self._holders(version)
+        return await asyncio.to_thread(self._payload, version, is_delta, holders, self.pinned)
+
+    def _payload(self, version: int, is_delta: bool, holders: tuple[str, ...], pinned: set[int]) -> VersionPayload:
+        versions, info = self._versions, self._versions.find(version)
+        delta = self._delta_of(info) if is_delta and info is not None and info.stored == "delta" else None
+        path = versions.file(version) if delta is None else versions.weights(version)
+        return VersionPayload(
+            version=version,
+            kind="adapter" if info is not None and info.kind == "adapter" else "full",
+            size_bytes=path.stat().st_size if delta is None else versions.info(version).size_bytes,
+            checksum=versions.checksum(version),
+            file=self._stored(path),
+            holders=holders,
+            keep=frozenset(pinned | {version} | (set() if delta is None else {delta.base})),
+            adapter_config=None if info is None else info.adapter_config,
+            delta=delta,
+            key=None if info is None else info.key,
+        )
+
+    def _delta_of(self, info: Version) -> DeltaPayload:
+        base, file = info.base or 0, self._versions.delta(info.version)
+        return DeltaPayload(
+            base=base,
+            base_checksum=self._versions.checksum(base),
+            base_file=self._stored(self._versions.file(base)),
+            file=self._stored(file),
+            size_bytes=file.stat().st_size,
+            checksum=str(info.delta_checksum),
+        )
+
+    def adapters(self, policy: Policy | None = None, instead: Version | None = None) -> tuple[VersionPayload, ...]:
+        """The current version of each named policy that has one; of `policy` the version `instead`.
+
+        Call it from a thread.
+        """
+        served = ((each, instead if each is policy else each.served) for each in self._policies.named.values())
+        return tuple(
+            VersionPayload(
+                version=info.version,
+                kind="adapter",
+                size_bytes=info.size_bytes,
+                checksum=str(info.checksum),
+                file=self._stored(each.versions.weights(info.version)),
+                adapter_config=info.adapter_config,
+                name=each.name,
+                base=info.base,
+            )
+            for each, info in served
+            if info is not None
+        )
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Bytes of the file of a version of any policy, for replicas of other nodes.
+
+        Raises:
+            VersionUnknown: it is not stored, or no longer, or has another checksum.
+        """
+        try:
+            path = await asyncio.to_thread(self._path_of, version, checksum)
+            return await asyncio.to_thread(read_range, path, offset, count)
+        except FileNotFoundError as error:
+            raise VersionUnknown.not_stored(version) from error
+
+    def _path_of(self, version: int, checksum: str) -> Path:
+        if (adapter := self._policies.path_of(version, checksum)) is not None:
+            return adapter
+        if self._versions.checksum(version) == checksum:
+            return self._versions.file(version)
+        if version and self._versions.info(version).delta_checksum == checksum:
+            return self._versions.delta(version)
+        raise VersionUnknown.not_stored(version)
+
+    def _stored(self, path: Path) -> StoredFile:
+        """The file may not exist yet."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
+        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
+
+    def _holders(self, version: int) -> tuple[str, ...]:
+        """None of the initial version, which every engine loads from the model's own checkpoint."""
+        return tuple(
+            replica.replica_id
+            for replica in self._registry.replicas
+            if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
+        )
+
+
+def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:
+    """The versions to load, in this order, to get from `loaded` to `desired`.
+
+    An adapter cannot be taken off, so that full weights alone are loaded again.
+    """
+    if loaded == desired:
+        return []
+    if desired.adapter is None:
+        return [desired.full]
+    return [desired.adapter] if loaded is not None and loaded.full == desired.full else [desired.full, desired.adapter]
+
+
+LOADS_BESIDE_UPDATES = 3
+logger = logging.getLogger("rollout_service.policy")
+
+
+class ReplicaLoading:
+    """Gives replicas what every replica should hold."""
+
+    def __init__(self, policies: PolicyRegistry, registry: ReplicaRegistry, payloads: Payloads) -> None:
+        self._policies = policies
+        self._versions = policies.unnamed.versions
+        self._registry = registry
+        self._payloads = payloads
+        self._update_lock = registry.update_lock
+
+    async def admit(self, replica: RegisteredReplica) -> None:
+        """Loads what a replica that has registered lacks, or replaces it.
+
+        If a trainer sent the current weights straight to the replicas, and they were not saved, the service does not
+        have them, and the replica waits for the next version.
+        """
+        if (reason := self._difference(replica.registration)) is not None:
+            extra = {"replica_id": replica.replica_id}
+            logger.error("A generator replica has to be replaced: %s.", reason, extra=extra)
+            self._registry.replace_if_registered(replica, reason)
+            return
+        await self.load(replica)
+
+    def _difference(self, registration: ReplicaRegistration) -> str | None:
+        """Why what it holds cannot be what the store knows under the same number; notes the other numbers it has."""
+        for version in (registration.loaded.full, registration.loaded.adapter):
+            known = self._versions.find(version or 0)
+            if known is not None and registration.keys.get(known.version) != known.key:
+                return f"it holds other weights as version {version} than the policy store knows under this number"
+        if not registration.is_on_trial:
+            self._versions.take(registration.loaded.version)
+        self._policies.take_served(registration.named)
+        return None
+
+    async def load(self, replica: RegisteredReplica) -> None:
+        """Loads what the replica lacks, or replaces it. The replica's `is_starting` is true until then."""
+        try:
+            await self._load_and_join(replica)
+        except Exception as error:
+            extra = {"replica_id": replica.replica_id}
+            logger.warning("The current weights could not be given to a replica.", exc_info=error, extra=extra)
+            self._registry.replace_if_registered(replica, str(error))
+
+    async def load_waiting(self) -> None:
+        """Loads the desired weights into the replicas that waited until the service had them."""
+        async with self._update_lock.lease():
+            waiting = [replica for replica in self._registry.started if replica.loaded != self._versions.desired]
+            for replica in waiting:
+                replica.is_starting = True
+        await asyncio.gather(*map(self.load, waiting))
+
+    async def _load_and_join(self, replica: RegisteredReplica) -> None:
+        for _ in range(LOADS_BESIDE_UPDATES):
+            if not await self._load_missing(replica):
+                return
+            async with self._update_lock.lease():
+                if replica.loaded == self._versions.desired or not self._payloads.can_complete(replica.loaded):
+                    await self._join(replica)
+                    return
+        async with self._update_lock.lease():
+            if await self._load_missing(replica):
+                await self._join(replica)
+
+    async def _load_missing(self, replica: RegisteredReplica) -> bool:
+        """Returns false if the replica failed."""
+        desired = self._versions.desired
+        replica.loading = (desired.full, desired.version)
+        try:
+            return await self._registry.load(replica, await self._payloads.to_load(replica.loaded))
+        finally:
+            replica.loading = ()
+
+    async def _join(self, replica: RegisteredReplica) -> None:
+        """From now on the replica takes part in updates. The caller holds the update lease."""
+        replica.is_starting = False
+        if replica.loaded != self._versions.desired:
+            version = self._versions.desired.version
+            extra = {"replica_id": replica.replica_id, "version": version}
+            logger.warning("A replica waits: only engines have the weights of version %d.", version, extra=extra)
+        await self.start_accepting()
+
+    async def start_accepting(self) -> None:
+        """Tells every replica that holds the desired weights, and was not told yet, to accept requests.
+
+        The caller holds the update lease.
+        """
+        desired = self._versions.desired
+        ready = [
+            replica for replica in self._registry.started if not replica.accepts_requests and replica.loaded == desired
+        ]
+        for replica in ready:
+            replica.accepts_requests = True
+        await self.set_adapters([replica for replica in ready if self._needs_adapters(replica)])
+        results = await self._registry.send_all(ready, AcceptRequests())
+        for replica, result in zip(ready, results, strict=True):
+            if (error := error_of(result)) is not None:
+                self._registry.replace_if_registered(replica, error, desired.version)
+
+    def _needs_adapters(self, replica: RegisteredReplica) -> bool:
+        """Whether the replica has to be told which named policies it serves."""
+        return bool(replica.registration.named) or any(policy.served for policy in self._policies.named.values())
+
+    async def set_adapters(self, replicas: Sequence[RegisteredReplica]) -> None:
+        """Lets the replicas serve exactly the named policies that are current; one that cannot is replaced.
+
+        The caller holds the update lease.
+        """
+        payloads = await asyncio.to_thread(self._payloads.adapters)
+        command = SetAdapters(payloads, self._registry.canary_timeout_s())
+        results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
+        for replica, result in zip(replicas, results, strict=True):
+            if (error := error_of(result)) is not None:
+                self._registry.replace_if_registered(replica, error)
+
+    async def go_back(self, replica: RegisteredReplica) -> None:
+        """Lets a replica that holds a version on trial load what is current, or replaces it: also if only other
+        replicas have the current weights, since a trainer sent them there. The caller holds the update lease."""
+        if not self._payloads.can_complete(replica.loaded):
+            reason = "the weights before the trial came from a trainer's memory"
+            self._registry.replace_if_registered(replica, reason)
+        elif await self._registry.load(replica, await self._payloads.to_load(replica.loaded)):
+            await self._restore_adapters(replica)
+
+    async def reload(self, replicas: Sequence[RegisteredReplica], abandon_timeout_s: float) -> None:
+        """Lets replicas load the current weights again after a transfer that broke off.
+
+        Returns when each of them has them, or is replaced: so are all if only engines have them. The caller holds the
+        update lease.
+
+        Args:
+            abandon_timeout_s: a replica that takes longer to let go of the trainer is replaced.
+        """
+        version = self._versions.desired.version
+        payloads: Sequence[VersionPayload] = []
+        try:
+            payloads = await self._payloads.to_load(None)
+        except (PolicyFailure, OSError) as failure:
+            logger.error("The weights of version %d cannot be read.", version, exc_info=failure)
+        reason = None if payloads else f"its transfer broke off, and only engines had the weights of version {version}"
+
+        async def went_back(replica: RegisteredReplica) -> bool:
+            error = reason or error_of(
+                await self._registry.send(replica, AbandonTransfer(), timeout_s=abandon_timeout_s)
+            )
+            if error is not None:
+                self._registry.replace_if_registered(replica, error, version)
+                return False
+            if not await self._registry.load(replica, payloads):
+                return False
+            await self._restore_adapters(replica)
+            return True
+
+        back = await asyncio.gather(*map(went_back, replicas))
+        extra = {"version": version}
+        logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
+
+    async def _restore_adapters(self, replica: RegisteredReplica) -> None:
+        """A swap of full weights took the adapters of named policies off."""
+        if self._needs_adapters(replica):
+            await self.set_adapters([replica])

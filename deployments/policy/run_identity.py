@@ -1,0 +1,136 @@
+"""Which model and which training run the store's folder belongs to: no run serves the weights of another by accident.
+
+    run.json    in the policy store's folder
+
+Guarantees: a folder with versions of another model or another run is refused, with a sentence that says what to do; the
+default name of a run follows from folder and model, so a store that has lost its folder goes on with the same name.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from deployments.policy.durable_files import Trash, write_durably
+from deployments.policy.initial_version import initial_file
+from deployments.policy.versions import INDEX, is_used
+from deployments.policy.weight_checks import layout_of
+from rollout_client.weights.safetensors_file import NotSafetensors
+
+DIGITS = 12
+"""Digits of a digest in the default name of a run."""
+
+
+OLD_LAYOUT = "holds versions of an earlier release: name another folder, and push the newest checkpoint there."
+
+
+class FolderRefused(Exception):
+    """The folder holds versions of another model or run, or cannot be written; the message says what to do."""
+
+
+class _RunRecord(BaseModel):
+    """The content of `run.json`."""
+
+    run: str
+    model: str
+    revision: str | None = None
+    layout: str | None = None
+    """Digest of the names, dtypes and shapes of the model's tensors; `None` if they are not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """The model and the run that the config names.
+
+    Args:
+        run: name of the training run, if it has one.
+        model: folder or hub name of the checkpoint that engines start with.
+        revision: of a model of the hub.
+    """
+
+    run: str | None
+    model: str
+    revision: str | None = None
+
+    def claim(self, folder: Path) -> str:
+        """Returns the name of the run to which the folder belongs from now on, which is recorded in it.
+
+        A folder without versions is taken over.
+
+        Raises:
+            FolderRefused: it holds versions of another model or run, or cannot be written.
+        """
+        recorded = recorded_in(folder)
+        if (problem := self.problem_of(folder)) is not None:
+            raise FolderRefused(f"policy.folder: {folder} {problem}")
+        if recorded is not None and self._difference_from(recorded) is None:
+            return recorded.run
+        record = _RunRecord(
+            run=self.run or self._default_run(folder),
+            model=self.model,
+            revision=self.revision,
+            layout=_layout_digest(self.model),
+        )
+        try:
+            Trash(folder).discard(initial_file(folder))
+            write_durably(folder / "run.json", record.model_dump_json())
+        except OSError as error:
+            raise FolderRefused(f"policy.folder: {folder} cannot be written: {error}") from error
+        return record.run
+
+    def problem_of(self, folder: Path) -> str | None:
+        """Why `claim` would refuse the folder; changes nothing."""
+        if (folder / "current.json").exists() and not (folder / INDEX).exists():
+            return OLD_LAYOUT
+        recorded = recorded_in(folder)
+        return None if recorded is None or not is_used(folder) else self._difference_from(recorded)
+
+    def _difference_from(self, recorded: _RunRecord) -> str | None:
+        layout = _layout_digest(self.model)
+        if None not in (layout, recorded.layout) and layout != recorded.layout:
+            return (
+                f"holds versions of a model with other tensors, {recorded.model}, and the service's model is "
+                f"{self.model}: name another folder."
+            )
+        if self.run is not None:
+            if self.run == recorded.run:
+                return None
+            return (
+                f"holds the versions of the run {recorded.run}, and policy.run is {self.run}: name another folder, or "
+                f"set policy.run to {recorded.run} to go on with its weights."
+            )
+        if (self.model, self.revision) == (recorded.model, recorded.revision):
+            return None
+        return (
+            f"holds versions of the model {_label(recorded.model, recorded.revision)}, and the service's model is "
+            f"{_label(self.model, self.revision)}: name another folder, or set policy.run to {recorded.run} to go on "
+            "with its weights if it is the same model in another place."
+        )
+
+    def _default_run(self, folder: Path) -> str:
+        text = "\n".join([str(folder.absolute()), _label(self.model, self.revision)])
+        return f"run-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
+
+
+def recorded_in(folder: Path) -> _RunRecord | None:
+    try:
+        return _RunRecord.model_validate_json((folder / "run.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _layout_digest(model: str) -> str | None:
+    """`None` for a model that is not on this machine, or that has no weights."""
+    if not Path(model).is_dir():
+        return None
+    try:
+        layout = layout_of(Path(model))
+    except NotSafetensors:
+        return None
+    return hashlib.sha256(json.dumps(layout.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+def _label(model: str, revision: str | None) -> str:
+    return model if revision is None else f"{model} at {revision}"

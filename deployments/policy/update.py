@@ -1,0 +1,395 @@
+"""Changes which version of a policy is current: one coroutine for each update, from its lease to its activation.
+
+An update stages the version everywhere, tries it on one replica, makes it current on disk, and lets the others load it.
+Guarantees: two updates never mix; until one replica has generated with the version, no generation of a rollout uses it;
+if it cannot be used, that replica goes back to the weights that are current, and nothing else has changed; once the
+version is current on disk, a replica that fails is replaced, and its successor starts with the new version. So all
+replicas end at the same version, and it is published once they have loaded it. In a rolling activation they change one
+after the other, and whoever watches is told after each which have the version.
+
+A version of the policy without a name pauses generation, but nowhere before every replica has staged the new weights or
+has failed. What comes as a delta is staged once the replica's node has made the weights and found their checksum right
+(without replicas the store does), and is written as full weights behind the activation. A version of a named policy is
+an adapter beside the full weights: it pauses nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.policy.commands import (
+    AcceptRequests,
+    Canary,
+    Command,
+    CommandCosts,
+    CommandReport,
+    SetAdapters,
+    Stage,
+    Swap,
+    SwapOptions,
+    VersionPayload,
+)
+from deployments.policy.failures import PolicyFailure, VersionUntried, WeightsRefused
+from deployments.policy.lineage import current_full_weights, refuse_other_base, warnings_of_base
+from deployments.policy.policies import Policy, PolicyRegistry
+from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.replica_registry import (
+    CommandResult,
+    RegisteredReplica,
+    ReplicaLost,
+    ReplicaRegistry,
+    ReplicaTimedOut,
+    error_of,
+)
+from deployments.policy.versions import Version
+from deployments.policy.weight_checks import changed_values
+from deployments.protocols.weight_versions import RollingActivation
+from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCommands:
+    """The commands to replicas in an update to one version."""
+
+    version: int
+    size_bytes: int
+    """Size of the weights that the commands are about."""
+    stage: Command | None
+    """For every replica, before one of them tries the version."""
+    trial: Sequence[Command]
+    """For the replica that tries it."""
+    accept: Command
+    """For that replica, once the version is current."""
+    load: Command
+    """For all others."""
+    refusal: str
+    """How the refusal begins where the replica that tries the version cannot use it."""
+
+    @classmethod
+    def of_swap(cls, payload: VersionPayload, options: SwapOptions, canary_timeout_s: float) -> "UpdateCommands":
+        """For a version of the policy without a name."""
+        trial = (Swap(options, is_trial=True), Canary(canary_timeout_s))
+        refusal = "a replica could not generate with them and went back"
+        return cls(payload.version, payload.size_bytes, Stage(payload), trial, AcceptRequests(), Swap(options), refusal)
+
+    @classmethod
+    def of_adapters(
+        cls, version: int, payloads: tuple[VersionPayload, ...], canary_timeout_s: float
+    ) -> "UpdateCommands":
+        """For a version of a named policy; `payloads` are all that replicas serve from then on."""
+        load = SetAdapters(payloads, canary_timeout_s)
+        trial = SetAdapters(payloads, canary_timeout_s, is_trial=True)
+        size_bytes = sum(payload.size_bytes for payload in payloads)
+        refusal = "a replica could not load them or generate with them"
+        return cls(version, size_bytes, None, (trial,), load, load, refusal)
+
+
+OnSwapped = Callable[[frozenset[str]], Awaitable[None]]
+
+
+class TwoPhaseUpdate:
+    """One update of `replicas`: `try_version`, then the version is made current on disk, then `finish`."""
+
+    def __init__(
+        self, registry: ReplicaRegistry, replicas: Sequence[RegisteredReplica], commands: UpdateCommands
+    ) -> None:
+        self._registry = registry
+        self._replicas = replicas
+        self._commands = commands
+        self._results: dict[RegisteredReplica, CommandResult] = {}
+        """The last result of each replica."""
+        self._costs = dict.fromkeys(replicas, CommandCosts())
+        self.on_trial: RegisteredReplica | None = None
+        """The replica that holds the version, and uses it for no rollout before `finish`. If the version does not
+        become current, it has to go back."""
+
+    async def try_version(self) -> bool:
+        """Lets one replica after the other try the version, until one is not lost meanwhile.
+
+        Returns whether the canary shows an effect of the new weights; true without replicas.
+
+        Raises:
+            WeightsRefused: no engine could load the weights, or the one that tried them cannot generate with them.
+            VersionUntried: every replica was lost before it had tried them.
+        """
+        if self._commands.stage is not None:
+            await self._send_each(self._replicas, [self._commands.stage] * len(self._replicas))
+            refuse_if_all_refused(list(self._results.values()))
+        for replica in [each for each in self._replicas if self._has_succeeded(each)]:
+            result = await self._try_on(replica)
+            error = error_of(result)
+            if _was_lost(result):
+                continue
+            if error is None:
+                self.on_trial = replica
+                return not (isinstance(result, CommandReport) and result.changes_nothing)
+            if isinstance(result, ReplicaLost) or result.broken:
+                self._registry.replace_if_registered(replica, error, self._commands.version)
+            else:
+                self.on_trial = replica
+            raise WeightsRefused.of("weights", f"{self._commands.refusal}: {error}")
+        if self._replicas:
+            for replica, result in self._results.items():
+                self._registry.replace_if_registered(replica, str(error_of(result)), self._commands.version)
+            raise _all_were_lost(self._results.values())
+        return True
+
+    async def finish(self, on_swapped: OnSwapped | None = None) -> list[ReplicaUpdate]:
+        """Lets all replicas use the version; returns the outcome of each, in order.
+
+        Args:
+            on_swapped: makes the replicas change one after the other. Called after each with all that have changed.
+        """
+        first = [replica for replica in (self.on_trial,) if replica is not None]
+        others = [each for each in self._replicas if each is not self.on_trial and self._has_succeeded(each)]
+        commands = [(each, self._commands.accept) for each in first] + [(each, self._commands.load) for each in others]
+        outcomes: dict[RegisteredReplica, ReplicaUpdate] = {}
+        for together in [commands] if on_swapped is None else [[command] for command in commands]:
+            await self._send_each([replica for replica, _ in together], [command for _, command in together])
+            # One that failed is replaced before the next one changes.
+            outcomes |= {replica: self._outcome(replica) for replica, _ in together}
+            if on_swapped is not None:
+                swapped = [each for each, outcome in outcomes.items() if outcome.status == "swapped"]
+                await on_swapped(frozenset(each.replica_id for each in swapped))
+        return [outcomes.get(replica) or self._outcome(replica) for replica in self._replicas]
+
+    def _outcome(self, replica: RegisteredReplica) -> ReplicaUpdate:
+        return self._registry.outcome(replica, self._results[replica], self._commands.version, self._costs[replica])
+
+    def _has_succeeded(self, replica: RegisteredReplica) -> bool:
+        """Whether all that was sent to it so far has, if anything was."""
+        return replica not in self._results or error_of(self._results[replica]) is None
+
+    async def _try_on(self, replica: RegisteredReplica) -> CommandResult:
+        for command in self._commands.trial:
+            await self._send_each([replica], [command])
+            if not self._has_succeeded(replica):
+                break
+        return self._results[replica]
+
+    async def _send_each(self, replicas: Sequence[RegisteredReplica], commands: Sequence[Command]) -> None:
+        results = await self._registry.send_each(replicas, commands, self._commands.size_bytes)
+        for replica, result in zip(replicas, results, strict=True):
+            self._results[replica] = result
+            if isinstance(result, CommandReport):
+                self._costs[replica] += result.costs
+
+
+def _was_lost(result: CommandResult) -> bool:
+    """Whether the replica left or died meanwhile, which proves nothing about the version."""
+    return isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut)
+
+
+def _all_were_lost(results: Iterable[CommandResult]) -> VersionUntried:
+    reasons = "; ".join(sorted({str(error_of(result)) for result in results}))
+    return VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
+
+
+def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
+    """Raises `WeightsRefused` if every replica that is alive and intact failed to stage the weights.
+
+    A replica that died or broke proves nothing about the weights.
+    """
+    reports = [result for result in staged if isinstance(result, CommandReport) and not result.broken]
+    errors = [report.error for report in reports if report.error is not None]
+    if errors and len(errors) == len(reports):
+        raise WeightsRefused.of("weights", f"the engine cannot take them: {errors[0]}")
+
+
+NO_EFFECT = "The weights change no log-probability of the canary"
+NO_EFFECT_OF_ADAPTER = (
+    "The adapter is not zero, but so small that it changes no log-probability of the canary in the engine's precision: "
+    "rollouts are as without it."
+)
+EFFECT_SHARE = 0.001
+"""Share of the values that every text is computed with. Where more have changed, some log-probability changes even if
+each changed by its last bit alone."""
+logger = logging.getLogger("rollout_service.policy")
+
+
+class Updates:
+    """The updates of all policies.
+
+    Args:
+        is_rolling: replicas change to a version of the policy without a name one after the other.
+    """
+
+    def __init__(
+        self,
+        policies: PolicyRegistry,
+        registry: ReplicaRegistry,
+        payloads: Payloads,
+        loading: ReplicaLoading,
+        tasks: BackgroundTasks,
+        is_rolling: bool,
+    ) -> None:
+        self._policies = policies
+        self._full = policies.unnamed.versions
+        self._registry = registry
+        self._payloads = payloads
+        self._loading = loading
+        self._update_lock = registry.update_lock
+        self._tasks = tasks
+        self._is_rolling = is_rolling
+
+    def refuse(self, policy: Policy, version: int, options: PushOptions) -> None:
+        """Raises what `update` would raise at once, for callers that have to prepare the version first."""
+        policy.versions.refuse_taken(version)
+        self._update_lock.refuse_if_busy(options)
+
+    async def update(self, policy: Policy, info: Version, file: Path, options: PushOptions) -> PolicyUpdate:
+        """Waits for the update lease, then loads the version into every replica.
+
+        Args:
+            info: of an adapter, `base` is filled in here: the full weights that are current then.
+            file: the weights, or a delta, on the file system of the store's folder.
+
+        Raises:
+            UpdateUnderWay: another update holds the lease, and the caller does not wait.
+            PolicyNotCurrent: an adapter was trained on other full weights than the current ones.
+            VersionRefused: another update has taken the number meanwhile, or a higher one.
+            WeightsRefused: no engine could load the weights, or the one that tried them cannot generate with them.
+            VersionUntried: every replica was lost before it had tried them.
+        """
+        self.refuse(policy, info.version, options)
+        is_adapter = info.kind == "adapter"
+        async with self._update_lock.lease(f"version {policy.label(info.version)} is being loaded by the replicas"):
+            # Once the version is listed, a replica that dies is part of the update, and its outcome says so.
+            await self._registry.drop_dead()
+            warnings: list[str] = []
+            if is_adapter:
+                await asyncio.to_thread(refuse_other_base, self._full, options)
+                warnings += warnings_of_base(self._full, policy.last_adapter_base, options)
+                info = info.model_copy(update={"base": self._full.desired.full})
+            else:
+                info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
+            async with policy.versions.adding(info, file):
+                try:
+                    replicas = await self._update_replicas(policy, info, options, warnings)
+                finally:
+                    if policy.versions.current == info.version:
+                        if is_adapter:
+                            policy.last_adapter_base = current_full_weights(self._full)
+                        await self.activate(policy)
+                        await self._policies.tell_rolling(None)
+        return PolicyUpdate(
+            version=info.version,
+            name=policy.name,
+            checksum=info.checksum,
+            replicas=replicas,
+            canary_s=max((replica.canary_s for replica in replicas), default=0.0),
+            keeps_prefix_cache=info.keeps_prefix_cache,
+            base=info.base if is_adapter else None,
+            warnings=warnings,
+        )
+
+    async def drop(self, name: str) -> None:
+        """Serves the policy no longer; its generations under way end with its adapter.
+
+        Raises:
+            PolicyUnknown: it is not served.
+        """
+        self._policies.served(name)
+        async with self._update_lock.lease(f"the policy {name} is being dropped"):
+            await self._policies.drop(name)
+            base = self._full.desired.full
+            await self._loading.set_adapters([each for each in self._registry.started if each.loaded.full == base])
+
+    async def activate(self, policy: Policy) -> None:
+        """Follows a change of the version that is current on disk: publishes it, removes what it makes useless, and
+        lets replicas that waited for it accept requests. The caller holds the update lease."""
+        current = await policy.publish()
+        logger.info("Version %s is current.", policy.label(current), extra=policy.log_extra(current))
+        await self._policies.publish(policy)
+        self.remove_old_versions(policy)
+        if policy.name is None:
+            await self._loading.start_accepting()
+            self.write_full_weights()
+
+    async def use_saved_weights(self) -> None:
+        """Follows the storing of weights that only engines had: removes older ones, and lets replicas that waited for
+        them load them."""
+        self.remove_old_versions(self._policies.unnamed)
+        await self._loading.load_waiting()
+
+    def remove_old_versions(self, policy: Policy) -> None:
+        policy.remove_old_versions(self._payloads.pinned)
+        self._tasks.start(self._policies.clean_up())
+
+    def write_full_weights(self) -> None:
+        """Starts to write the current full weights, if only a delta of them is stored yet."""
+        version = self._full.find(self._full.desired.full)
+        if version is not None and version.stored == "delta":
+            self._tasks.start(self._write_full_weights(version.version))
+
+    async def _write_full_weights(self, version: int) -> None:
+        try:
+            await asyncio.to_thread(self._full.file, version)
+        except (PolicyFailure, OSError) as error:
+            extra = {"version": version}
+            logger.error("The full weights of version %d could not be made.", version, exc_info=error, extra=extra)
+        else:
+            self.remove_old_versions(self._policies.unnamed)
+
+    async def _update_replicas(
+        self, policy: Policy, info: Version, options: PushOptions, warnings: list[str]
+    ) -> list[ReplicaUpdate]:
+        """Loads the version into the replicas that have started; an adapter only into those that hold its base.
+
+        The others load it before they accept requests.
+        """
+        full = self._full.desired.full
+        replicas = [each for each in self._registry.started if info.kind != "adapter" or each.loaded.full == info.base]
+        if not replicas or info.base != full:
+            # No node applies the delta: whether it makes what its sender says is found out here.
+            await asyncio.to_thread(policy.versions.file, info.version)
+        if policy.name is None:
+            payload = await self._payloads.payload(info.version, is_delta=True)
+            swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
+            canary_timeout_s = self._registry.canary_timeout_s(payload.size_bytes)
+            commands = UpdateCommands.of_swap(payload, swap_options, canary_timeout_s)
+        else:
+            payloads = await asyncio.to_thread(self._payloads.adapters, policy, info)
+            commands = UpdateCommands.of_adapters(info.version, payloads, self._registry.canary_timeout_s())
+        update = TwoPhaseUpdate(self._registry, replicas, commands)
+        try:
+            if not await update.try_version():
+                await self._judge_unchanged(info, warnings)
+            policy.versions.make_current(info)
+        except Exception:
+            if update.on_trial is not None and policy.name is None:
+                await self._loading.go_back(update.on_trial)
+            raise
+        if not self._is_rolling or policy.name is not None:
+            return await update.finish()
+
+        async def tell(replicas: frozenset[str]) -> None:
+            await self._policies.tell_rolling(RollingActivation(policy.current.number, info.version, replicas))
+
+        return await update.finish(tell)
+
+    async def _judge_unchanged(self, info: Version, warnings: list[str]) -> None:
+        """Judges a version that changes no log-probability of the canary: it may be a very small change, or none.
+
+        Raises:
+            WeightsRefused: so many values differ from those before that the engine cannot have taken them.
+        """
+        if info.kind == "adapter":
+            warnings.append(NO_EFFECT_OF_ADAPTER)
+            return
+        before = self._full.desired.full
+        if not self._full.has_weights(before):
+            warnings.append(f"{NO_EFFECT}; how many values differ from version {before} is not known.")
+            return
+        old, new = await asyncio.to_thread(lambda: [*map(self._full.file, (before, info.version))])
+        values = await asyncio.to_thread(changed_values, old, new)
+        if not values.changed:
+            return
+        finding = f"{NO_EFFECT}, and {values.changed} of {values.total} values differ from version {before}"
+        if values.share_of_all_texts >= EFFECT_SHARE:
+            message = f"{finding}: the engine does not generate with them"
+            raise WeightsRefused.of("weights", message)
+        warnings.append(f"{finding}.")

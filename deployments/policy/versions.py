@@ -1,0 +1,394 @@
+"""The versions of one policy in a folder: which there are, which one is current, and their weights.
+
+    versions.json                  every version, and which one is current: one file, replaced at once
+    versions/7.safetensors         the full weights of version 7, or its adapter
+    versions/8.delta.safetensors   the changes from version 7 to 8, until the full weights of 8 are written
+    versions/0.safetensors         the model's checkpoint as one file (`InitialVersion`)
+    making/9/                      files that are derived while version 9 is prepared
+    names/run-b/                   the versions of a named policy, in the same layout
+
+Guarantees: adding a version and making it current is one replacement of `versions.json`, so a store that is killed at
+any write leaves the old version or the new one; files that `versions.json` does not name are removed at the next start.
+Versions are numbered upward and never change. The current version is on disk when `make_current` returns. A delta is a
+transport: it is stored only until its full weights are, its base stays as long, and no delta is added above another.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, Field
+
+from deployments.policy.assembly import BASE_REMOVED
+from deployments.policy.commands import LoadedWeights
+from deployments.policy.delta_application import write_applied
+from deployments.policy.durable_files import Trash, flush, make_folder_durably, write_durably
+from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.initial_version import INITIAL, InitialVersion
+from rollout_client.contract.policy import VersionInfo
+from rollout_client.weights.delta import BadDelta
+from rollout_client.weights.safetensors_file import NotSafetensors
+
+INDEX = "versions.json"
+
+
+def new_key() -> str:
+    return uuid4().hex
+
+
+class Version(VersionInfo):
+    """One version, as the store records it."""
+
+    created_at: datetime
+    key: str = Field(default_factory=new_key)
+    """Identifies the content beyond its number: a replica that registers says which one it has loaded."""
+    stored: Literal["whole", "delta", "nothing"] = "whole"
+    """The weights in the folder: the whole of them, the changes since `base`, or, after a transfer, nothing."""
+    upload_digest: str | None = None
+    """The `weights_digest` of what was uploaded, which identifies a repeated upload."""
+    adapter_config: str | None = None
+    """Text of PEFT's `adapter_config.json`; adapters only."""
+    delta_checksum: str | None = None
+    """The `Checksum` of the delta's own tensors, if it came as a delta that the nodes apply."""
+
+
+class VersionIndex(BaseModel):
+    """The content of `versions.json`."""
+
+    current: int = 0
+    """0, the weights of the configured model, until another version was made current."""
+    taken: int = 0
+    """The highest number that a replica was seen with, where that is above all that the store knows."""
+    versions: dict[int, Version] = Field(default_factory=dict)
+
+
+def read_index(folder: Path) -> VersionIndex:
+    """The versions in a folder; none if there is no index."""
+    try:
+        return VersionIndex.model_validate_json((folder / INDEX).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return VersionIndex()
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
+    index = read_index(folder)
+    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))
+
+
+class Versions:
+    """The versions of one policy; its folder is used by one policy store only.
+
+    Args:
+        initial: version 0.
+        root: the policy store's folder, whose trash takes what is discarded; by default `folder`.
+        max_step: how far the number of a new version may be above the newest one.
+    """
+
+    def __init__(
+        self, folder: Path, initial: InitialVersion, root: Path | None = None, max_step: int = 1_000_000
+    ) -> None:
+        self.folder = folder
+        self.initial = initial
+        self.trash = Trash(root or folder)
+        self._max_step = max_step
+        self._index = read_index(folder)
+        self._pending: Version | None = None
+        """The version that an update under way loads into the replicas."""
+        self._changing = Lock()
+        self._making = Lock()
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Removes the files of changes that a store did not complete before it died."""
+        self.trash.discard(self.folder / "making")
+        named = {self.weights(0), *map(self._stored_file, self._index.versions.values())}
+        for path in self.folder.glob("versions/*"):
+            if path not in named:
+                self.trash.discard(path)
+
+    @property
+    def current(self) -> int:
+        """The version that is current on disk."""
+        return self._index.current
+
+    @property
+    def updating_to(self) -> int | None:
+        """The version that an update under way loads into the replicas."""
+        return None if self._pending is None else self._pending.version
+
+    @property
+    def newest(self) -> int:
+        """The highest number that is taken."""
+        return max(self._index.current, self._index.taken, self.updating_to or 0)
+
+    @property
+    def all(self) -> list[Version]:
+        """In order of their numbers, without version 0 and a version that is not current yet."""
+        return [version for _, version in sorted(self._index.versions.items())]
+
+    @property
+    def desired(self) -> LoadedWeights:
+        """The versions that every replica should hold: the current full weights and the current adapter, if any."""
+        current = self.find(self.current)
+        if current is None:
+            return LoadedWeights()
+        return (
+            LoadedWeights(current.base or 0, current.version)
+            if current.kind == "adapter"
+            else LoadedWeights(current.version)
+        )
+
+    def infos(self) -> list[VersionInfo]:
+        """All versions as callers see them, version 0 first."""
+        public = [
+            VersionInfo(**{name: getattr(version, name) for name in VersionInfo.model_fields}) for version in self.all
+        ]
+        return [INITIAL, *public]
+
+    def find(self, version: int) -> Version | None:
+        """The version, if it is stored here or is being loaded by the replicas; `None` for version 0."""
+        if self._pending is not None and self._pending.version == version:
+            return self._pending
+        return self._index.versions.get(version)
+
+    def info(self, version: int) -> Version:
+        """Raises `VersionUnknown`."""
+        found = self.find(version)
+        if found is None:
+            raise VersionUnknown.not_stored(version)
+        return found
+
+    def is_taken(self, version: int) -> bool:
+        return version <= self.newest
+
+    def refuse_taken(self, version: int) -> None:
+        """Raises `VersionRefused` if the number is taken, or more than `max_step` above the newest one."""
+        newest = self.newest
+        if version <= newest:
+            message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
+        elif version > newest + self._max_step:
+            message = (
+                f"it is too far above the newest version, {newest}: take {newest + 1} or at most "
+                f"{newest + self._max_step}, or raise policy.max_version_step"
+            )
+        else:
+            return
+        raise VersionRefused.of("version", message, version)
+
+    def take(self, version: int) -> None:
+        """Records a number that a replica has, so that it is not given to other weights."""
+        if version > self.newest:
+            self._change(lambda index: index.model_copy(update={"taken": version}))
+
+    @asynccontextmanager
+    async def adding(self, version: Version, file: Path) -> AsyncIterator[None]:
+        """Stores the weights for the block, which may call `make_current`; otherwise they are removed at the end.
+
+        Args:
+            file: on the same file system: the weights, or the delta if that is `version.stored`. A hard link is made of
+                it, and it must not be written any more.
+
+        Raises:
+            VersionRefused: the number is taken or too far ahead.
+            WeightsRefused: the base of a delta was removed meanwhile, or does not make its weights.
+        """
+        self.refuse_taken(version.version)
+        self._pending = version
+        try:
+            await asyncio.to_thread(self._add_file, version, file)
+            yield
+        finally:
+            self._pending = None
+            found = self.find(version.version)
+            if self.current != version.version:
+                self._discard_files(version.version)
+            elif found is not None and found.stored == "whole":
+                self.trash.discard(self.delta(version.version))
+
+    def _add_file(self, version: Version, file: Path) -> None:
+        if version.stored == "delta":
+            if not self.has_weights(version.base or 0):
+                raise WeightsRefused.of("base", BASE_REMOVED, version.base)
+            self.file(version.base or 0)
+        self._discard_files(version.version)
+        self._link(file, self._stored_file(version))
+
+    def make_current(self, version: Version) -> None:
+        """Records the version and makes it current. One without stored weights needs no `adding`."""
+
+        def changed(index: VersionIndex) -> VersionIndex:
+            record = self.find(version.version) or version
+            return index.model_copy(
+                update={"current": version.version, "versions": {**index.versions, version.version: record}}
+            )
+
+        self._change(changed)
+
+    def note_published(self) -> None:
+        """The current version is loaded by the replicas: its update has ended."""
+        if self._pending is not None and self._pending.version == self.current:
+            self._pending = None
+
+    def keep_newest(self, full_versions: int, needed: Iterable[int]) -> None:
+        """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and the
+        bases of deltas among them."""
+        full = [version.version for version in self.all if version.kind != "adapter" and version.stored != "nothing"]
+        self.keep_only({*needed, *full[-full_versions:]})
+
+    def keep_only(self, versions: Iterable[int]) -> None:
+        """Removes all other versions but the bases of deltas among them."""
+        kept = set(versions)
+        kept |= {version.base or 0 for version in self.all if version.version in kept and version.stored == "delta"}
+        if removed := [number for number in self._index.versions if number not in kept]:
+            self._change(
+                lambda index: index.model_copy(
+                    update={"versions": {number: each for number, each in index.versions.items() if number in kept}}
+                )
+            )
+        for number in removed:
+            self._discard_files(number)
+
+    def has_weights(self, version: int) -> bool:
+        """False after a transfer until a replica has saved its weights."""
+        if version == 0:
+            return True
+        found = self.find(version)
+        return found is not None and found.stored != "nothing"
+
+    @property
+    def has_desired(self) -> bool:
+        """Whether the service has the weights that every replica should hold."""
+        desired = self.desired
+        return self.has_weights(desired.full) and self.has_weights(desired.version)
+
+    def weights(self, version: int) -> Path:
+        """Where the whole weights of the version are, or will be."""
+        return self.folder / "versions" / f"{version}.safetensors"
+
+    def delta(self, version: int) -> Path:
+        """Where the changes are of a version that is stored as a delta."""
+        return self.folder / "versions" / f"{version}.delta.safetensors"
+
+    def checksum(self, version: int) -> str:
+        """The `Checksum` of a version that is stored with its weights; call it from a thread."""
+        return str(self.info(version).checksum) if version else self.initial.checksum
+
+    def full_bytes(self, version: int) -> int:
+        """Size of full weights as one file. Call it from a thread."""
+        return self.info(version).size_bytes if version else self.initial.file().stat().st_size
+
+    def file(self, version: int) -> Path:
+        """The full weights, or an adapter. Those of a delta are written first. Call it from a thread.
+
+        Raises:
+            VersionUnknown: the weights are not stored, or no longer.
+            WeightsRefused: the delta makes other weights than those that the version is known by.
+        """
+        if version == 0:
+            return self.initial.file()
+        if self.info(version).stored == "delta":
+            with self._making:
+                info = self.info(version)
+                if info.stored == "delta":
+                    self._write_full(info)
+        if self.info(version).stored == "nothing":
+            raise VersionUnknown.not_stored(version)
+        return self.weights(version)
+
+    def _write_full(self, info: Version) -> None:
+        making = self.folder / "making" / f"{info.version}.safetensors"
+        make_folder_durably(making.parent)
+        try:
+            checksum = self.applied(info.base or 0, self.delta(info.version), making)
+            if checksum != info.checksum:
+                message = (
+                    f"the delta makes weights with the checksum {checksum} of version {info.base}, and "
+                    f"{info.checksum} is expected"
+                )
+                raise WeightsRefused.of("checksum", message)
+            self.add_weights(info, making)
+        finally:
+            making.unlink(missing_ok=True)
+
+    def applied(self, base: int, delta: Path, full: Path) -> str:
+        """Writes the full weights that `delta` makes of version `base`, and returns their checksum.
+
+        Raises:
+            WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
+        """
+        try:
+            return write_applied(self.file(base), delta, full)
+        except BadDelta as error:
+            message = str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
+            raise WeightsRefused.of(error.tensor, message) from error
+        except NotSafetensors as error:
+            raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
+        except (FileNotFoundError, VersionUnknown) as error:
+            raise WeightsRefused.of("base", BASE_REMOVED) from error
+
+    def add_weights(self, info: Version, weights: Path) -> None:
+        """Stores the whole weights of a version that was recorded without; ignored if it was removed meanwhile.
+
+        Args:
+            info: the version as it is known now.
+            weights: as `file` in `adding`.
+        """
+        whole, number = info.model_copy(update={"stored": "whole"}), info.version
+        self.trash.discard(self.weights(number))
+        self._link(weights, self.weights(number))
+        is_pending = self.updating_to == number
+        if is_pending:
+            self._pending = whole
+        if number in self._index.versions:
+            self._change(
+                lambda index: (
+                    index.model_copy(update={"versions": {**index.versions, number: whole}})
+                    if number in index.versions
+                    else index
+                )
+            )
+        if self.find(number) is None:
+            self.trash.discard(self.weights(number))
+        if not is_pending:
+            # Until its update has ended, nodes may still read the delta.
+            self.trash.discard(self.delta(number))
+
+    @contextmanager
+    def workspace(self, version: int) -> Iterator[Path]:
+        """A folder for files that are derived while `version` is prepared; removed at the end of the block."""
+        folder = self.folder / "making" / str(version)
+        make_folder_durably(folder)
+        try:
+            yield folder
+        finally:
+            self.trash.discard(folder)
+
+    def _stored_file(self, version: Version) -> Path:
+        return self.delta(version.version) if version.stored == "delta" else self.weights(version.version)
+
+    def _discard_files(self, version: int) -> None:
+        self.trash.discard(self.weights(version))
+        self.trash.discard(self.delta(version))
+
+    def _link(self, file: Path, place: Path) -> None:
+        flush(file)
+        make_folder_durably(place.parent)
+        os.link(file, place)
+        flush(place.parent)
+
+    def _change(self, change: Callable[[VersionIndex], VersionIndex]) -> None:
+        with self._changing:
+            if read_index(self.folder) != self._index:
+                raise OSError(f"{self.folder} was changed by another policy store")
+            try:
+                write_durably(self.folder / INDEX, change(self._index).model_dump_json())
+            finally:
+                # Where the change was written, and could not be flushed, it has taken effect nevertheless.
+                self._index = read_index(self.folder)

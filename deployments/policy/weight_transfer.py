@@ -1,0 +1,309 @@
+"""Weights that a trainer on the same fabric sends straight into the engines, by vLLM's weight-transfer engines.
+
+The trainer's side expects one engine; here it is connected to all replicas. The trainer is rank 0, and each worker of
+each replica has a rank of its own. In functions of ranks, `workers` are the numbers of workers of the replicas, in the
+order in which they registered.
+
+Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
+that fails or is abandoned midway leaves no replica with a part of the weights, since all of them load the current ones
+(`ReplicaLoading.reload`); the update lease is held from `start` until the transfer is finished or they have them;
+replicas connect only to trainers that the config lists.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from deployments.policy.commands import (
+    ApplyTransfer,
+    Command,
+    FinishTransfer,
+    InitTransfer,
+    StartTransfer,
+    SwapOptions,
+    UpdateTransfer,
+)
+from deployments.policy.failures import TransferRefused
+from deployments.policy.policies import PolicyRegistry
+from deployments.policy.replica_loading import ReplicaLoading
+from deployments.policy.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
+from deployments.policy.transferred_weights import TransferredWeights
+from deployments.policy.trusted_trainers import TrustedTrainers
+from deployments.policy.update import Updates
+from deployments.policy.versions import Version
+from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
+
+TRAINER_RANKS = 1
+ENDS_WITHIN_S = 15.0
+"""After the trainer was given up, a worker takes at most so long to end what it does for it: vLLM takes up to 5 s."""
+UpdateInfo = dict[str, Any] | list[dict[str, Any]]
+
+
+def world_size(workers: Sequence[int]) -> int:
+    """How many processes take part."""
+    return TRAINER_RANKS + sum(workers)
+
+
+def _rank_offsets(workers: Sequence[int]) -> list[int]:
+    """The first rank of each replica."""
+    return [TRAINER_RANKS + sum(workers[:position]) for position in range(len(workers))]
+
+
+def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
+    """The update info for each replica: all the same, or, of a list with one entry for each worker, those of its own.
+
+    Raises:
+        TransferRefused: the list does not have one entry for each worker.
+    """
+    if not isinstance(update_info, list):
+        return [update_info] * len(workers)
+    if len(update_info) != sum(workers):
+        raise TransferRefused.of("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
+    ends = [sum(workers[: position + 1]) for position in range(len(workers))]
+    return [update_info[end - count : end] for end, count in zip(ends, workers, strict=True)]
+
+
+def _refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int]) -> None:
+    """Raises `TransferRefused` if there is no replica, or the trainer expects another number of processes."""
+    if not workers:
+        raise TransferRefused.of("transfer", "no replica is there yet; wait until the service is ready")
+    expected = world_size(workers)
+    if init_info.get("world_size") != expected:
+        message = f"{expected} processes take part: the trainer's one and {expected - 1} of the replicas"
+        raise TransferRefused.of("init_info.world_size", message, init_info.get("world_size"))
+
+
+logger = logging.getLogger("rollout_service.policy")
+REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
+NOT_UNDER_WAY = "none is under way; start it first, or it was abandoned"
+
+
+class _ReplicaFailed(Exception):
+    """A replica failed a step of a transfer; the message is its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A request of the trainer in a transfer."""
+
+    work: Callable[[], Awaitable[Any]]
+    """If it raises, the replicas go back."""
+    conclude: Callable[[Any], Awaitable[PolicyUpdate]] | None = None
+    """Ends the transfer, with the result of `work`."""
+    done: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class WeightTransfer:
+    """Connects the replicas to a trainer, and takes them through the steps of a transfer.
+
+    Args:
+        rendezvous_timeout_s: a trainer that a replica cannot connect to within so many seconds is refused.
+        idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
+    """
+
+    def __init__(
+        self,
+        registry: ReplicaRegistry,
+        policies: PolicyRegistry,
+        updates: Updates,
+        trainers: TrustedTrainers,
+        loading: ReplicaLoading,
+        saving: TransferredWeights,
+        tasks: BackgroundTasks,
+        rendezvous_timeout_s: float,
+        idle_s: float,
+    ) -> None:
+        self._registry = registry
+        self._policy = policies.unnamed
+        self._versions = policies.unnamed.versions
+        self._updates = updates
+        self._update_lock = registry.update_lock
+        self._trainers = trainers
+        self._loading = loading
+        self._saving = saving
+        self._tasks = tasks
+        self._rendezvous_timeout_s = rendezvous_timeout_s
+        self._idle_s = idle_s
+        self._participants: list[RegisteredReplica] = []
+        """The replicas that are connected to the trainer, in the order of their ranks."""
+        self._steps: asyncio.Queue[_Step] | None = None
+        """Those of the transfer that is under way."""
+        self._keeps_prefix_cache = False
+        """Whether the transfer that is under way keeps the prefix cache."""
+
+    async def init(self, init_info: dict[str, Any]) -> int:
+        """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
+
+        Generations go on. A trainer that does not answer holds up other updates for `rendezvous_timeout_s` seconds.
+
+        Raises:
+            TransferNotConfigured: no trainer is listed in the config.
+            TrainerNotTrusted: this one is not.
+            TransferRefused: no replica is registered, the world size is wrong, or a replica failed.
+        """
+        init_info = await self._trainers.checked(init_info)
+        async with self._update_lock.lease():
+            await self._registry.drop_dead()
+            replicas = self._registry.started
+            workers = _workers_of(replicas)
+            _refuse_wrong_world_size(init_info, workers)
+            self._participants = []
+            timeout_s = self._rendezvous_timeout_s
+            commands = [
+                InitTransfer({**init_info, "rank_offset": offset}, timeout_s) for offset in _rank_offsets(workers)
+            ]
+            # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
+            # the next one.
+            results = await asyncio.gather(*map(self._registry.send, replicas, commands))
+            if errors := _errors_in(results):
+                logger.warning("A replica could not meet the trainer of a weight transfer: %s", errors[0])
+                raise TransferRefused.of("init_info", f"a replica could not meet the trainer: {errors[0]}")
+            self._participants = replicas
+            return world_size(workers)
+
+    async def start(self, options: SwitchOptions) -> None:
+        """Waits for the update lease, then pauses every replica for the weights to come.
+
+        Raises:
+            TransferNotConfigured: no trainer is listed in the config.
+            UpdateUnderWay: an update holds the lease, and the caller does not wait.
+            TransferRefused: the trainer is connected with other replicas than are registered now, or a replica failed.
+        """
+        self._trainers.refuse_unless_configured()
+        self._update_lock.refuse_if_busy(options)
+        step = _Step(lambda: self._begin(options))
+        self._tasks.start(self._run(step))
+        await step.done
+
+    async def update(self, update_info: UpdateInfo) -> None:
+        """Lets every replica receive what the trainer sends meanwhile.
+
+        Raises:
+            TransferNotConfigured: no trainer is listed in the config.
+            TransferRefused: no transfer is under way, or a replica failed.
+        """
+        self._trainers.refuse_unless_configured()
+        steps = self._steps_under_way()
+        of_each = shares(update_info, _workers_of(self._participants))
+        step = _Step(lambda: self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each]))
+        steps.put_nowait(step)
+        await step.done
+
+    async def finish(self, version: int | None) -> PolicyUpdate:
+        """Makes what was sent the current version, by default the next number.
+
+        The version is made if at least one replica holds it; the others are replaced.
+
+        Raises:
+            TransferNotConfigured: no trainer is listed in the config.
+            VersionRefused: the number is taken; the transfer goes on.
+            TransferRefused: no transfer is under way, or no replica could apply the weights.
+        """
+        self._trainers.refuse_unless_configured()
+        number = self._versions.newest + 1 if version is None else version
+        self._versions.refuse_taken(number)
+        step = _Step(lambda: self._apply(number), lambda applied: self._resume(number, applied))
+        self._steps_under_way().put_nowait(step)
+        update: PolicyUpdate = await step.done
+        return update
+
+    def _steps_under_way(self) -> "asyncio.Queue[_Step]":
+        if self._steps is None:
+            raise TransferRefused.of("transfer", NOT_UNDER_WAY)
+        return self._steps
+
+    async def _run(self, first: _Step) -> None:
+        """One transfer, which holds the update lease until it is finished or its replicas have gone back."""
+        async with self._update_lock.lease("a trainer is sending weights to the replicas"):
+            try:
+                await self._registry.drop_dead()
+                if not self._participants or self._participants != self._registry.started:
+                    raise TransferRefused.of("transfer", REPLICAS_CHANGED)
+            except Exception as error:  # noqa: BLE001 - raised to the trainer
+                first.done.set_exception(error)
+                return
+            steps = self._steps = asyncio.Queue()
+            reason = await self._receive(first, steps)
+            self._steps = None
+            while not steps.empty():
+                steps.get_nowait().done.set_exception(TransferRefused.of("transfer", NOT_UNDER_WAY))
+            if reason is not None:
+                logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
+                participants, self._participants = self._participants, []
+                await self._loading.reload(participants, self._idle_s + ENDS_WITHIN_S)
+
+    async def _receive(self, step: _Step, steps: "asyncio.Queue[_Step]") -> str | None:
+        """Carries the steps out one after the other; returns why the transfer broke off, if it did."""
+        while True:
+            try:
+                result = await step.work()
+            except _ReplicaFailed as failure:
+                message = f"it broke, and the replicas go back to the weights before it: {failure}"
+                step.done.set_exception(TransferRefused.of("transfer", message))
+                return str(failure)
+            except Exception as error:  # noqa: BLE001 - raised to the trainer
+                step.done.set_exception(error)
+                return f"{type(error).__name__}: {error}"
+            if step.conclude is not None:
+                try:
+                    step.done.set_result(await step.conclude(result))
+                except Exception as error:  # noqa: BLE001 - raised to the trainer
+                    step.done.set_exception(error)
+                return None
+            step.done.set_result(result)
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    step = await steps.get()
+            except TimeoutError:
+                return "nothing was heard from the trainer"
+
+    async def _begin(self, options: SwitchOptions) -> None:
+        await self._saving.saved()
+        layouts = await self._saving.layouts(len(self._participants))
+        self._keeps_prefix_cache = not options.reset_prefix_cache
+        swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
+        await self._send_all([StartTransfer(swap_options, layout) for layout in layouts])
+
+    async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
+        """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
+        results = await self._registry.send_all(self._participants, ApplyTransfer())
+        if len(errors := _errors_in(results)) == len(results):
+            raise _ReplicaFailed(errors[0])
+        self._versions.make_current(
+            Version(
+                version=version,
+                kind="transfer",
+                created_at=datetime.now(UTC),
+                stored="nothing",
+                keeps_prefix_cache=self._keeps_prefix_cache,
+            )
+        )
+        return dict(zip(self._participants, results, strict=True))
+
+    async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> PolicyUpdate:
+        ready = [replica for replica, result in applied.items() if error_of(result) is None]
+        finish = FinishTransfer(version, self._versions.info(version).key)
+        finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
+        replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
+        await self._updates.activate(self._policy)
+        self._saving.start_saving(version, self._participants[0])
+        keeps_prefix_cache = self._keeps_prefix_cache
+        return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
+
+    async def _send_all(self, commands: Sequence[Command]) -> None:
+        """Raises at the first failure: the other replicas would wait for a trainer that is blocked."""
+        for result in asyncio.as_completed(map(self._registry.send, self._participants, commands)):
+            if (error := error_of(await result)) is not None:
+                raise _ReplicaFailed(error)
+
+
+def _workers_of(replicas: Sequence[RegisteredReplica]) -> list[int]:
+    return [replica.registration.workers for replica in replicas]
+
+
+def _errors_in(results: Sequence[CommandResult]) -> list[str]:
+    return [error for error in map(error_of, results) if error is not None]

@@ -1,0 +1,42 @@
+"""Sources of weights without Serve: they give the bytes of a file, or fail as told."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from deployments.policy.node_files import SourceFailed, WeightsSource
+
+
+@dataclass
+class ScriptedSource(WeightsSource):
+    content: bytes
+    name: str = "source"
+    fails_after: int | None = None
+    """How many reads succeed; all of them if `None`."""
+    hangs: bool = False
+    version: int = 7
+    checksum: str | None = None
+    """Other versions are not held; `None`: any checksum is right."""
+    offsets: list[int] = field(default_factory=list)
+    """The offsets of the reads, in order."""
+    reading: int = 0
+    most_reading: int = 0
+    """The most reads that were under way at a time."""
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        self.offsets.append(offset)
+        self.reading += 1
+        self.most_reading = max(self.most_reading, self.reading)
+        try:
+            await asyncio.sleep(0)
+            if self.hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.reading -= 1
+        if version != self.version or self.checksum not in (None, checksum):
+            raise SourceFailed("it does not have the version")
+        if self.fails_after is not None and len(self.offsets) > self.fails_after:
+            raise SourceFailed("it died")
+        return self.content[offset : offset + count]
+
+    def __str__(self) -> str:
+        return self.name

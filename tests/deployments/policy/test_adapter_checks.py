@@ -1,0 +1,135 @@
+"""Whether the matrices of an adapter fit the model."""
+
+import json
+
+import pytest
+
+from deployments.policy.adapter_checks import adapter_problems, config_for_engines, names_for_engines
+from deployments.policy.failures import WeightsRefused
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
+from rollout_client.weights.safetensors_file import header_of
+
+LAYER = "model.layers.0.self_attn.o_proj"
+LAYOUT = PolicyLayout(
+    tensors={
+        f"{LAYER}.weight": TensorLayout(dtype="BF16", shape=[12, 8]),
+        "model.norm.weight": TensorLayout(dtype="BF16", shape=[8]),
+    }
+)
+A, B = f"base_model.model.{LAYER}.lora_A.weight", f"base_model.model.{LAYER}.lora_B.weight"
+
+
+def problems(shapes: dict[str, tuple[int, ...]], config: str = "{}") -> list[tuple[str, str]]:
+    header = header_of((name, "F32", shape) for name, shape in shapes.items())
+    return [(problem.field, problem.message) for problem in adapter_problems(header, config, LAYOUT)]
+
+
+def test_matrices_of_the_layers_size_and_one_rank_fit() -> None:
+    assert problems({A: (4, 8), B: (12, 4)}) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ((4, 7), (12, 4), [(A, f"its shape is [4, 7]; {LAYER} takes [rank, 8]")]),
+        ((4, 8), (8, 4), [(B, f"its shape is [8, 4]; {LAYER} takes [12, 4]")]),
+        ((4, 8), (12, 3), [(B, f"its shape is [12, 3]; {LAYER} takes [12, 4]")]),
+        ((32,), (12, 32), [(A, f"its shape is [32]; {LAYER} takes [rank, 8]")]),
+    ],
+)
+def test_each_matrix_that_does_not_fit_is_named(
+    a: tuple[int, ...], b: tuple[int, ...], found: list[tuple[str, str]]
+) -> None:
+    assert problems({A: a, B: b}) == found
+
+
+def test_one_half_alone_is_refused() -> None:
+    assert problems({B: (11, 4)}) == [
+        (B, "there is no lora_A.weight beside it"),
+        (B, f"its shape is [11, 4]; {LAYER} takes [12, rank]"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "encoder.layers.0.self_attn.o_proj",
+        "model.layers.99.self_attn.o_proj",
+        "lm.layers.0.self_attn.o_proj",
+        "model.layers.0.mlp.o_proj",
+    ],
+)
+def test_a_module_that_the_model_does_not_have_is_refused_by_name(module: str) -> None:
+    names = [f"base_model.model.{module}.lora_{half}.weight" for half in "AB"]
+    message = f"the model has no module {module}; it has, for example, {LAYER}"
+    assert problems(dict.fromkeys(names, (3, 3))) == [(name, message) for name in names]
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.layers.0.mlp.experts.base_layer", "layers.0.self_attn.o_proj"])
+def test_what_the_checkpoint_cannot_tell_is_left_to_the_engine(module: str) -> None:
+    assert problems({f"{module}.lora_A.weight": (3, 5), f"{module}.lora_B.weight": (5, 3)}) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_A", "base_model.model.lm_head.weight", f"{LAYER}.lora_magnitude_vector", f"{LAYER}.lora_A.bias"]
+)
+def test_a_tensor_that_is_no_matrix_of_an_adapter_is_refused(name: str) -> None:
+    assert problems({name: (3, 5)}) == [
+        (name, "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"),
+    ]
+
+
+def test_the_embeddings_that_peft_saves_beside_their_adapter_pass() -> None:
+    assert problems({"base_model.model.model.embed_tokens.base_layer.weight": (3, 5)}) == []
+
+
+def test_matrices_of_embeddings_have_their_sizes_the_other_way_round() -> None:
+    a, b = f"{LAYER}.lora_embedding_A", f"{LAYER}.lora_embedding_B"
+    assert problems({a: (4, 12), b: (8, 4)}) == []
+    assert problems({a: (4, 8), b: (8, 4)}) == [(a, f"its shape is [4, 8]; {LAYER} takes [rank, 12]")]
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "base_model.model._orig_mod.", "base_model.model.module."])
+def test_matrices_of_wrapped_modules_are_compared_with_their_layers(wrapper: str) -> None:
+    a, b = f"{wrapper}{LAYER}.lora_A.weight", f"{wrapper}{LAYER}.lora_B.weight"
+    assert problems({a: (4, 7), b: (12, 4)}) == [(a, f"its shape is [4, 7]; {LAYER} takes [rank, 8]")]
+
+
+def test_adapters_of_models_with_transposed_weights_are_left_to_the_engine() -> None:
+    assert problems({A: (4, 12), B: (8, 4)}, '{"fan_in_fan_out": true}') == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "module", "served"),
+    [
+        (r"model\.layers\.(0|1)\.self_attn.o_proj", LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (f"^{LAYER}", LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (LAYER, LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (r"module\.model\.layers\..*", f"module.{LAYER}", LAYER),
+        ("o_proj", f"module.{LAYER}", LAYER),
+        ("layers.1.self_attn.o_proj", f"module.{LAYER}", LAYER),
+        ("experts.gate_up_proj", "module.model.layers.0.experts.base_layer", "model.layers.0.experts.base_layer"),
+    ],
+)
+def test_engines_scale_a_renamed_module_as_peft_scaled_it(key: str, module: str, served: str) -> None:
+    from vllm.lora.peft_helper import PEFTHelper
+
+    layout = PolicyLayout(tensors={f"{served}.weight": TensorLayout(dtype="F32", shape=[8, 8])})
+    names = names_for_engines(
+        header_of((f"base_model.model.{module}.lora_{half}.weight", "F32", (8, 8)) for half in "AB"), layout
+    )
+    assert list(names.values()) == [f"base_model.model.{served}.lora_{half}.weight" for half in "AB"]
+    alphas = {"rank_pattern": {key: 2}, "alpha_pattern": {key: 64}}
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ["o_proj"], **alphas}
+    before = PEFTHelper.from_dict(config).get_rank_and_scaling(module)
+    renamed = json.loads(config_for_engines(json.dumps(config), names))
+    assert PEFTHelper.from_dict(renamed).get_rank_and_scaling(served) == before
+
+
+@pytest.mark.slow
+def test_a_key_that_takes_too_long_is_refused() -> None:
+    module = f"model.layers.0.{'a' * 40}.o_proj"
+    names = {f"module.{module}.lora_A.weight": f"{module}.lora_A.weight"}
+    with pytest.raises(WeightsRefused, match=r"the key \(a\|a\)\+b takes longer than 1 s to be compared with module"):
+        config_for_engines(json.dumps({"alpha_pattern": {"(a|a)+b": 1}}), names)

@@ -1,0 +1,124 @@
+"""The model and the run that a store's folder belongs to: which folders are taken, and which are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.policy.durable_files import write_durably
+from deployments.policy.initial_version import initial_file
+from deployments.policy.run_identity import OLD_LAYOUT, FolderRefused, RunIdentity, recorded_in
+from deployments.policy.versions import INDEX, VersionIndex, read_index
+from tests.deployments.policy.policy_world import World, in_world, weights
+from tests.deployments.policy.weight_files import GOOD, written
+
+
+def model(folder: Path, **others: torch.Tensor) -> str:
+    written(folder / "model.safetensors", {**GOOD, **others})
+    return str(folder)
+
+
+def add_version(folder: Path) -> None:
+    write_durably(folder / INDEX, VersionIndex(current=1).model_dump_json())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "policy"
+
+
+def refusal(identity: RunIdentity, folder: Path) -> str:
+    with pytest.raises(FolderRefused) as refused:
+        identity.claim(folder)
+    assert str(refused.value) == f"policy.folder: {folder} {identity.problem_of(folder)}"
+    return str(identity.problem_of(folder))
+
+
+def test_a_folder_records_the_run_and_the_model_at_the_first_start(folder: Path, tmp_path: Path) -> None:
+    name = model(tmp_path / "model")
+    assert RunIdentity("run-a", name, "main").claim(folder) == "run-a"
+    record = recorded_in(folder)
+    assert record is not None
+    assert (record.run, record.model, record.revision) == ("run-a", name, "main")
+    assert record.layout is not None
+
+
+def test_a_run_without_a_name_is_named_alike_after_its_folder_was_lost_and_otherwise_in_another_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    identity = RunIdentity(None, "org/model")
+    name = identity.claim(folder)
+    (folder / "run.json").unlink()
+    assert identity.claim(folder) == name
+    assert identity.claim(tmp_path / "other") != name
+
+
+def test_a_service_without_a_named_run_goes_on_with_the_folders(folder: Path) -> None:
+    RunIdentity("run-a", "org/model").claim(folder)
+    add_version(folder)
+    assert RunIdentity(None, "org/model").claim(folder) == "run-a"
+
+
+def test_versions_of_another_run_are_refused(folder: Path) -> None:
+    RunIdentity("run-a", "org/model").claim(folder)
+    add_version(folder)
+    assert refusal(RunIdentity("run-b", "org/model"), folder) == (
+        "holds the versions of the run run-a, and policy.run is run-b: name another folder, or set policy.run to run-a "
+        "to go on with its weights."
+    )
+
+
+def test_versions_of_another_model_are_refused_unless_the_config_names_their_run(folder: Path) -> None:
+    RunIdentity("run-a", "org/model", "v1").claim(folder)
+    add_version(folder)
+    assert refusal(RunIdentity(None, "org/model", "v2"), folder) == (
+        "holds versions of the model org/model at v1, and the service's model is org/model at v2: name another folder, "
+        "or set policy.run to run-a to go on with its weights if it is the same model in another place."
+    )
+    assert RunIdentity("run-a", "org/model", "v2").claim(folder) == "run-a"
+
+
+def test_versions_of_a_model_with_other_tensors_are_refused_even_if_the_config_names_their_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    first, second = model(tmp_path / "first"), model(tmp_path / "second", more=torch.ones(1))
+    RunIdentity("run-a", first).claim(folder)
+    add_version(folder)
+    assert refusal(RunIdentity("run-a", second), folder) == (
+        f"holds versions of a model with other tensors, {first}, and the service's model is {second}: name another "
+        "folder."
+    )
+
+
+def test_a_folder_without_versions_is_taken_over_and_loses_the_initial_weights_of_the_other_model(
+    folder: Path,
+) -> None:
+    RunIdentity("run-a", "org/model").claim(folder)
+    written(initial_file(folder), GOOD)
+    assert RunIdentity("run-b", "org/other").problem_of(folder) is None
+    assert RunIdentity("run-b", "org/other").claim(folder) == "run-b"
+    assert not initial_file(folder).exists()
+
+
+def test_a_folder_with_versions_that_records_nothing_is_taken_over(folder: Path) -> None:
+    add_version(folder)
+    assert RunIdentity("run-a", "org/model").claim(folder) == "run-a"
+    assert read_index(folder).current == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    with pytest.raises(FolderRefused, match=r"^policy\.folder: .*/file/policy cannot be written: .*File exists"):
+        RunIdentity(None, "org/model").claim(tmp_path / "file" / "policy")
+
+
+@in_world(run="run-a")
+async def test_a_folder_with_versions_of_another_run_is_refused_at_the_start(world: World) -> None:
+    await world.push(1, weights(2.0))
+    with pytest.raises(FolderRefused):
+        World(world.folder, run="run-b")
+
+
+def test_a_folder_of_an_earlier_release_is_refused(folder: Path) -> None:
+    write_durably(folder / "current.json", '{"version": 7}')
+    assert refusal(RunIdentity(None, "org/model"), folder) == OLD_LAYOUT

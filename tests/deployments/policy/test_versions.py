@@ -1,0 +1,192 @@
+"""Versions on disk: what a store that starts in place of one that died knows of them."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from deployments.policy.commands import LoadedWeights
+from deployments.policy.durable_files import Trash
+from deployments.policy.failures import VersionRefused, VersionUnknown
+from deployments.policy.initial_version import InitialVersion
+from deployments.policy.policies import CLEAN_UP_EVERY_S
+from deployments.policy.versions import Version, Versions
+from tests.deployments.policy.policy_world import World, play
+from tests.paths import TINY_MODEL
+from tests.virtual_time import now, until
+
+
+def versions_in(folder: Path) -> Versions:
+    return Versions(folder, InitialVersion(str(TINY_MODEL), folder))
+
+
+def info(version: int) -> Version:
+    return Version(
+        version=version,
+        kind="full",
+        key=f"key {version}",
+        checksum="c" * 64,
+        size_bytes=3,
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        upload_digest="d" * 64,
+    )
+
+
+class Refused(Exception):
+    pass
+
+
+def add(versions: Versions, version: Version, is_current: bool = True) -> None:
+    async def adding() -> None:
+        arrived = versions.folder / "arrived"
+        arrived.parent.mkdir(parents=True, exist_ok=True)
+        arrived.write_bytes(b"%d" % version.version)
+        with suppress(Refused):
+            async with versions.adding(version, arrived):
+                if not is_current:
+                    raise Refused
+                versions.make_current(version)
+        versions.note_published()
+        arrived.unlink()
+
+    asyncio.run(adding())
+
+
+def files(folder: Path) -> set[str]:
+    """Except those that were discarded."""
+    found = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {file for file in found if not file.startswith("removing/")}
+
+
+def test_a_new_folder_has_only_the_initial_version(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path / "not" / "there")
+    assert (versions.current, versions.all, versions.desired) == (0, [], LoadedWeights())
+    with pytest.raises(VersionUnknown) as unknown:
+        versions.info(0)
+    assert unknown.value.problems[0].value == 0
+    assert files(tmp_path) == set()
+
+
+def test_what_became_current_is_known_to_the_next_store(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    for version in (9, 10):
+        add(versions, info(version))
+    after = versions_in(tmp_path)
+    assert (after.current, after.all) == (10, [info(9), info(10)])
+    assert (after.weights(9).read_bytes(), after.weights(10).read_bytes()) == (b"9", b"10")
+    assert files(tmp_path) == {"versions.json", "versions/9.safetensors", "versions/10.safetensors"}
+
+
+def test_a_version_that_does_not_become_current_leaves_nothing_and_its_number_is_free(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    add(versions, info(2), is_current=False)
+    assert (versions.current, versions.all, versions.newest, files(tmp_path)) == (0, [], 0, set())
+    add(versions, info(2))
+    assert versions.weights(2).read_bytes() == b"2"
+
+
+def test_while_a_version_is_loaded_it_is_known_and_not_listed(tmp_path: Path) -> None:
+    async def story() -> None:
+        versions = versions_in(tmp_path)
+        (tmp_path / "arrived").write_bytes(b"weights")
+        async with versions.adding(info(2), tmp_path / "arrived"):
+            assert (versions.updating_to, versions.newest, versions.all) == (2, 2, [])
+            assert (versions.find(2), versions_in(tmp_path / "other").find(2)) == (info(2), None)
+            assert versions.weights(2).samefile(tmp_path / "arrived")
+            with pytest.raises(VersionRefused):
+                versions.refuse_taken(2)
+
+    asyncio.run(story())
+
+
+def test_a_version_may_be_known_without_its_weights(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    transferred = info(3).model_copy(update={"stored": "nothing"})
+    versions.make_current(transferred)
+    assert (versions.current, versions.info(3), versions.has_weights(3)) == (3, transferred, False)
+    with pytest.raises(VersionUnknown):
+        versions.file(3)
+    (tmp_path / "saved").write_bytes(b"weights")
+    versions.add_weights(transferred, tmp_path / "saved")
+    after = versions_in(tmp_path)
+    assert (after.info(3).stored, after.file(3).read_bytes()) == ("whole", b"weights")
+
+
+def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    (tmp_path / "saved").write_bytes(b"weights")
+    versions.add_weights(info(3), tmp_path / "saved")
+    assert (versions.all, files(tmp_path)) == ([], {"saved"})
+
+
+def test_files_that_a_store_left_when_it_died_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    add(versions, info(1))
+    for leftover in ("making/2/a.safetensors", "versions/2.safetensors", "versions/2.delta.safetensors"):
+        (tmp_path / leftover).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / leftover).write_bytes(b"half")
+    (tmp_path / "versions" / "0.safetensors").write_bytes(b"initial")
+    after = versions_in(tmp_path)
+    assert after.all == [info(1)]
+    assert files(tmp_path) == {"versions.json", "versions/0.safetensors", "versions/1.safetensors"}
+
+
+def test_a_version_that_is_removed_is_gone_at_once_and_deleted_later(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    for version in (1, 2, 3, 4):
+        add(versions, info(version))
+    versions.keep_only({4, 2, 99})
+    assert [each.version for each in versions.all] == [each.version for each in versions_in(tmp_path).all] == [2, 4]
+    assert files(tmp_path) == {"versions.json", "versions/2.safetensors", "versions/4.safetensors"}
+    assert len(list((tmp_path / "removing").iterdir())) == 2
+    versions.trash.empty()
+    assert list((tmp_path / "removing").iterdir()) == []
+
+
+def test_a_number_that_a_replica_has_is_not_given_again_by_the_next_store_either(tmp_path: Path) -> None:
+    versions = versions_in(tmp_path)
+    add(versions, info(3))
+    versions.take(2)
+    assert versions.newest == 3
+    versions.take(7)
+    after = versions_in(tmp_path)
+    assert (after.current, after.newest) == (3, 7)
+    with pytest.raises(VersionRefused):
+        after.refuse_taken(7)
+
+
+def test_a_store_whose_folder_another_one_has_changed_writes_nothing(tmp_path: Path) -> None:
+    before, after = versions_in(tmp_path), versions_in(tmp_path)
+    add(after, info(1))
+    with pytest.raises(OSError, match="was changed by another policy store"):
+        add(before, info(2))
+    assert (versions_in(tmp_path).all, files(tmp_path)) == (
+        [info(1)],
+        {"versions.json", "versions/1.safetensors", "arrived"},
+    )
+
+
+def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = [True, True]
+
+    def empty(trash: Trash) -> None:
+        if fails:
+            fails.pop()
+            raise OSError("the disk is gone")
+        cleaned_at.append(trash.folder)
+
+    cleaned_at: list[Path] = []
+
+    async def story(_: World) -> None:
+        await until(lambda: bool(cleaned_at))
+        assert now() == 2 * CLEAN_UP_EVERY_S
+
+    monkeypatch.setattr(Trash, "empty", empty)
+    play(story, tmp_path)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == ["Files of the policy store could not be removed."] * 2

@@ -1,0 +1,330 @@
+"""Weights that may not be served: everything that can be wrong with full weights, adapters and deltas."""
+
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+
+from deployments.policy.assembly import write_adapter
+from deployments.policy.weight_checks import (
+    changed_values,
+    largest_upload_bytes,
+    layout_of,
+    validate_adapter,
+    validate_delta,
+    validate_full,
+)
+from rollout_client.contract.policy import PolicyLayout, TensorLayout
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
+from tests.deployments.policy.delta_files import delta_of
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written
+from tests.paths import TINY_MODEL
+
+
+def test_good_weights_have_the_checksum_that_the_client_computes(tmp_path: Path) -> None:
+    file = written(tmp_path / "a", GOOD)
+    assert validate_full(file, LAYOUT).hexdigest() == file_checksum(file)
+
+
+def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    specs = [(name, layout.dtype, layout.shape) for name, layout in LAYOUT.tensors.items()]
+    checksums = set()
+    for number, order in enumerate((specs, specs[::-1])):
+        file = tmp_path / str(number)
+        file.write_bytes(header_bytes(header_of(order).entries) + bytes(12 * 2 + 3 * 2 + 4))
+        checksums.add(validate_full(file, LAYOUT).hexdigest())
+    assert len(checksums) == 1
+
+
+def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: Path) -> None:
+    written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
+    written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
+    assert layout_of(tmp_path / "model") == LAYOUT
+    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)).hexdigest() == file_checksum(
+        TINY_MODEL / "model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"norm.weight": None}, [("norm.weight", "the tensor is missing; the model has BF16 [3]")]),
+        (
+            {"norm.weight": None, "scale": None},
+            [
+                ("norm.weight", "the tensor is missing, like 1 more; the model has BF16 [3]"),
+                ("scale", "the tensor is missing, like 1 more; the model has F32 []"),
+            ],
+        ),
+        ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
+        ({"norm.weight": torch.ones(4).bfloat16()}, [("norm.weight", "its shape is [4]; the model's is [3]")]),
+        ({"norm.weight": torch.ones(3, 1).bfloat16()}, [("norm.weight", "its shape is [3, 1]; the model's is [3]")]),
+        ({"norm.weight": torch.ones(3).half()}, [("norm.weight", "its dtype is F16; the model's is BF16")]),
+        (
+            {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
+            [
+                ("norm.weight", "its shape is [4]; the model's is [3]; its dtype is F32; the model's is BF16"),
+                ("scale", "its shape is [1]; the model's is []"),
+            ],
+        ),
+        (
+            {"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]},
+            [
+                ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
+                ("other", "the tensor is not known to the model"),
+                ("scale", "its shape is [1]; the model's is []"),
+            ],
+        ),
+    ],
+)
+def test_weights_of_another_model_are_refused_tensor_by_tensor(
+    tmp_path: Path, changed: dict[str, torch.Tensor | None], expected: list[tuple[str, str]]
+) -> None:
+    tensors = {name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None}
+    assert refusal(validate_full, written(tmp_path / "a", tensors), LAYOUT) == expected
+
+
+def test_an_upload_may_be_as_large_as_a_delta_that_changes_every_value() -> None:
+    values_and_gaps = 12 * (2 + 4) + 3 * (2 + 4) + 1 * (4 + 4)
+    assert largest_upload_bytes(LAYOUT) == MAX_HEADER_BYTES + values_and_gaps
+
+
+def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None:
+    names = [f"layer.{number}" for number in range(9)]
+    layout = PolicyLayout(tensors={name: TensorLayout(dtype="BF16", shape=[1]) for name in names})
+    file = written(tmp_path / "a", {name: torch.ones(1) for name in names})
+    assert refusal(validate_full, file, layout) == [
+        *((name, "its dtype is F32; the model's is BF16") for name in names[:5]),
+        ("weights", "4 more tensors are different"),
+    ]
+    missing = written(tmp_path / "b", {"x": torch.ones(1)})
+    assert refusal(validate_full, missing, layout)[:6] == [
+        *((name, "the tensor is missing, like 8 more; the model has BF16 [1]") for name in names[:5]),
+        ("x", "the tensor is not known to the model"),
+    ]
+
+
+FINITE_EXTREMES = {
+    "BF16": [b"\x7f\x7f", b"\x7f\xff", b"\x01\x00", b"\x00\x80"],
+    "F16": [b"\xff\x7b", b"\xff\xfb", b"\x01\x00", b"\x00\x80"],
+    "F32": [struct.pack("<f", value) for value in (3.4028234663852886e38, -3.4028234663852886e38, 1e-45, -0.0)],
+    "F64": [struct.pack("<d", value) for value in (1.7976931348623157e308, -1.7976931348623157e308, 5e-324, -0.0)],
+    "C64": [struct.pack("<ff", 3.4028234663852886e38, -1.0)],
+    "F8_E5M2": [b"\x7b", b"\xfb", b"\x01", b"\x80"],
+    "F8_E4M3": [b"\x7e", b"\xfe", b"\x01", b"\x80"],
+    "F8_E8M0": [b"\xfe", b"\x7f"],
+    "I32": [b"\xff\xff\xff\xff", b"\x00\x00\x80\x7f"],
+    "U8": [b"\xff", b"\x7f"],
+}
+
+
+NON_FINITE = {
+    "BF16": [b"\x80\x7f", b"\x80\xff", b"\xc0\x7f", b"\x81\xff"],
+    "F16": [b"\x00\x7c", b"\x00\xfc", b"\x00\x7e", b"\x01\xfc"],
+    "F32": [struct.pack("<f", float(value)) for value in ("inf", "-inf", "nan")] + [b"\x01\x00\x80\xff"],
+    "F64": [struct.pack("<d", float(value)) for value in ("inf", "-inf", "nan")] + [b"\x01" + bytes(5) + b"\xf0\xff"],
+    "C64": [struct.pack("<ff", 0.0, float("nan")), struct.pack("<ff", float("-inf"), 0.0)],
+    "F8_E5M2": [b"\x7c", b"\xfc", b"\x7d", b"\xff"],
+    "F8_E4M3": [b"\x7f", b"\xff"],
+    "F8_E8M0": [b"\xff"],
+}
+
+
+def of_dtype(dtype: str) -> PolicyLayout:
+    return PolicyLayout(tensors={"w": TensorLayout(dtype=dtype, shape=[3])})
+
+
+@pytest.mark.parametrize("dtype", FINITE_EXTREMES)
+def test_finite_extremes_pass(tmp_path: Path, dtype: str) -> None:
+    for value in FINITE_EXTREMES[dtype]:
+        file = raw(tmp_path / "a", dtype, value)
+        assert validate_full(file, of_dtype(dtype)).hexdigest() == file_checksum(file)
+
+
+@pytest.mark.parametrize("dtype", NON_FINITE)
+def test_nan_and_infinity_are_refused_with_the_tensor_that_holds_them(tmp_path: Path, dtype: str) -> None:
+    for value in NON_FINITE[dtype]:
+        file = raw(tmp_path / "a", dtype, value)
+        expected = [("w", "it holds NaN or infinity; the training has diverged")]
+        assert refusal(validate_full, file, of_dtype(dtype)) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.binary(min_size=2, max_size=2))
+def test_every_half_is_judged_as_torch_judges_it(tmp_path: Path, value: bytes) -> None:
+    for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
+        file = raw(tmp_path / "a", name, value, values=1)
+        layout = PolicyLayout(tensors={"w": TensorLayout(dtype=name, shape=[1])})
+        if torch.frombuffer(bytearray(value), dtype=dtype).isfinite().item():
+            validate_full(file, layout)
+        else:
+            refusal(validate_full, file, layout)
+
+
+def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
+    values = 5 * 2**20
+    file = raw(tmp_path / "a", "BF16", b"\x80\x7f", values=values)
+    layout = PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[values])})
+    assert refusal(validate_full, file, layout) == [("w", "it holds NaN or infinity; the training has diverged")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (save(GOOD)[:-1], "what arrived has 233 bytes, its header says 234: it is not whole"),
+        (save(GOOD)[:100], "what arrived is not a safetensors file, or was cut off: it ends within its header"),
+        (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
+        (b"", "what arrived is not a safetensors file, or was cut off: it ends within its header"),
+        (pickle.dumps(Bomb()), "what arrived is a pickle or an archive: save the weights as safetensors"),
+        (b"<!DOCTYPE html>" * 9, "what arrived is not a safetensors file, or was cut off: it ends within its header"),
+        (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+
+
+def test_a_checkpoint_of_torch_is_refused_as_a_pickle(tmp_path: Path) -> None:
+    torch.save(GOOD, tmp_path / "a")
+    message = "what arrived is a pickle or an archive: save the weights as safetensors"
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+
+
+def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "adapter", '{"r": 8,  "lora_alpha": 16}')
+    write_adapter(folder, tmp_path / "packed")
+    checksum = file_checksum(folder / "adapter_model.safetensors")
+    assert validate_adapter(tmp_path / "packed", LAYOUT) == (checksum, '{"r": 8,  "lora_alpha": 16}')
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "problem"),
+    [
+        ('{"r": 8}', 8, None),
+        ('{"r": 8}', None, None),
+        ('{"r": 8, "rank_pattern": {"q_proj": 16}}', 8, "its rank is 16, and the engines take at most 8: raise"),
+        ('{"r": 32}', 8, "its rank is 32, and the engines take at most 8: raise max_lora_rank under engine"),
+        ('{"r": 1}', 0, "the engines take no adapters: set enable_lora: true under engine in the service's config"),
+    ],
+)
+def test_an_adapter_of_a_higher_rank_than_the_engines_take_is_refused_with_the_setting(
+    tmp_path: Path, config: str, limit: int | None, problem: str | None
+) -> None:
+    write_adapter(adapter(tmp_path / "adapter", config), tmp_path / "packed")
+    layout = LAYOUT.model_copy(update={"max_lora_rank": limit})
+    if problem is None:
+        validate_adapter(tmp_path / "packed", layout)
+    else:
+        [(field, message)] = refusal(validate_adapter, tmp_path / "packed", layout)
+        assert (field, message[: len(problem)]) == ("adapter_config", problem)
+
+
+NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "finding"),
+    [
+        ({"a": torch.ones(1)}, None, ("weights", NO_CONFIG)),
+        ({"a": torch.ones(1)}, {"adapter_config": "{"}, ("weights", NO_CONFIG)),
+        ({"a": torch.ones(1)}, {"adapter_config": "[]"}, ("weights", NO_CONFIG)),
+        ({}, {"adapter_config": "{}"}, ("weights", "the adapter holds no tensor")),
+        (
+            {"embed.lora_A.weight": torch.tensor([[0.0, 1.0, float("nan")]]), "embed.lora_B.weight": torch.ones(4, 1)},
+            {"adapter_config": "{}"},
+            ("embed.lora_A.weight", "it holds NaN or infinity; the training has diverged"),
+        ),
+    ],
+)
+def test_what_is_no_adapter_is_refused(
+    tmp_path: Path, tensors: Tensors, metadata: dict[str, str] | None, finding: tuple[str, str]
+) -> None:
+    save_file(tensors, tmp_path / "a", metadata)
+    assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", 0.5),
+        ("lm_head.weight", 0.5),
+        ("model.language_model.layers.1.self_attn.qkv_proj.weight", 0.5),
+        ("model.embed_tokens.weight", 0.0),
+        ("h.wte.weight", 0.0),
+        ("model.visual.blocks.0.attn.qkv.weight", 0.0),
+        ("vision_tower.vision_model.encoder.layers.1.mlp.fc1.weight", 0.0),
+        ("multi_modal_projector.linear_1.weight", 0.0),
+        ("mtp.layers.0.mlp.up_proj.weight", 0.0),
+    ],
+)
+def test_changed_values_are_counted_and_told_apart_by_whether_every_text_is_computed_with_them(
+    tmp_path: Path, name: str, share: float
+) -> None:
+    before = {name: torch.zeros(2, 3), "model.norm.weight": torch.zeros(6)}
+    old = written(tmp_path / "old", before)
+    new = written(tmp_path / "new", {**before, name: torch.ones(2, 3)})
+    assert changed_values(old, new) == (6, 12, share)
+
+
+def changes(name: str, gaps: list[int], values: list[float]) -> Tensors:
+    return {f"{name}.gaps": torch.tensor(gaps, dtype=torch.int32), f"{name}.values": torch.tensor(values)}
+
+
+def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(7.0), "norm.weight": GOOD["norm.weight"] * 3})
+    delta = delta_of(base, new, tmp_path / "delta")
+    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
+
+
+def test_a_delta_of_nothing_is_one(tmp_path: Path) -> None:
+    delta = written(tmp_path / "delta", {})
+    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
+
+
+@pytest.mark.parametrize(
+    ("parts", "finding"),
+    [
+        ({"norm.weight": torch.ones(3)}, ("norm.weight", "a delta holds only names that end in .gaps or .values")),
+        (changes("lm_head", [0], [1.0]), ("lm_head", "the base has no such tensor")),
+        ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, ("scale", "scale.values is missing")),
+        (
+            {"scale.gaps": torch.zeros(1, dtype=torch.int64), "scale.values": torch.ones(1)},
+            ("scale", "gaps are I64; they must be I32"),
+        ),
+        (changes("norm.weight", [0], [1.0]), ("norm.weight", "values are F32 where the base has BF16")),
+        (changes("scale", [1], [1.0]), ("scale", "place 1 is changed, and the tensor has only 1 values")),
+        (
+            changes("scale", [-1], [1.0]),
+            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
+        ),
+        (
+            changes("scale", [0, 0], [1.0, 2.0]),
+            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
+        ),
+        (changes("scale", [0], [float("nan")]), ("scale", "it holds NaN or infinity; the training has diverged")),
+        (changes("scale", [0], [float("-inf")]), ("scale", "it holds NaN or infinity; the training has diverged")),
+    ],
+)
+def test_changes_that_no_weights_of_the_model_can_have_are_refused(
+    tmp_path: Path, parts: Tensors, finding: tuple[str, str]
+) -> None:
+    assert refusal(validate_delta, written(tmp_path / "delta", parts), LAYOUT) == [finding]
+
+
+def test_a_delta_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    delta = written(tmp_path / "delta", changes("scale", [0], [1.0]))
+    content = delta.read_bytes()
+    delta.write_bytes(content[:-1])
+    message = f"the delta has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
+    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
+    delta.write_bytes(b"")
+    message = "the delta is not a safetensors file, or was cut off: it ends within its header"
+    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
