@@ -358,7 +358,7 @@ class JobRegistry:
 
 def same_request(record: JobRecord, request: JobRequest) -> JobRecord:
     """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
-    if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
+    if record.fingerprint != request.fingerprint:
         message = "it was sent with another request; send a new key with each new request"
         raise KeyReused.of("header.Idempotency-Key", message, request.key)
     return record

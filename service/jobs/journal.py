@@ -12,6 +12,8 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
+
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.storage.group_commit import GroupCommit
@@ -33,6 +35,11 @@ RETRY_S = 0.2
 MOST_TOKENS_INLINE = 8192
 """Bound of the messages of a turn that are encoded on the event loop."""
 logger = logging.getLogger("rollout_service.jobs")
+
+
+def log_first_loss(state: RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        logger.warning("Jobs cannot be written, trying again: %s", state.outcome.exception())
 
 
 class JobWriter:
@@ -76,16 +83,9 @@ class JobWriter:
             self._on_lost(job_id, epoch)
         return [is_made[write.job_id, write.epoch] for write in writes]
 
+    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=log_first_loss)
     async def _made(self, writes: list[JobWrite]) -> list[bool]:
-        is_lost = False
-        while True:
-            try:
-                return await self._store.write(self._owner, writes)
-            except StoreLost as lost:
-                if not is_lost:
-                    logger.warning("Jobs cannot be written, trying again: %s", lost)
-                is_lost = True
-                await asyncio.sleep(RETRY_S)
+        return await self._store.write(self._owner, writes)
 
 
 def merged_write(writes: Sequence[JobWrite]) -> JobWrite:

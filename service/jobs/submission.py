@@ -7,7 +7,6 @@ I/O.
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -99,25 +98,15 @@ def last_event_id(headers: Headers) -> int | None:
 
 MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"
-ROLLOUT = "rollout"
-"""The kind of a job that plays one `RolloutRequest`, whichever route made it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The parts of a request beside its body."""
-
-    caller: Caller
-    request_id: str
-    key: str | None
-
-    @property
-    def namespace(self) -> str:
-        return self.caller.namespace
 
 
 async def submitted(
-    request: Request, submission: Submission, most_bytes: int, admitted: AdmittedRequest, jobs: JobRunner | None
+    request: Request,
+    request_id: str,
+    caller: Caller,
+    most_bytes: int,
+    admitted: AdmittedRequest,
+    jobs: JobRunner | None,
 ) -> OpenedJob:
     """Reads the body and opens its job; see `JobRunner.open`.
 
@@ -125,7 +114,7 @@ async def submitted(
         JobsNotConfigured: the service keeps no jobs.
         RequestProblem: whatever is wrong with the request.
     """
-    jobs = required(jobs)
+    jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
     if len(body) <= MOST_BYTES_INLINE:
@@ -135,11 +124,10 @@ async def submitted(
             lambda: (fingerprint_of(body, media_type), compressed_body(body))
         )
     job_request = JobRequest(
-        namespace=submission.namespace,
-        kind=ROLLOUT,
+        namespace=caller.namespace,
         media_type=media_type,
-        request_id=submission.request_id,
-        key=submission.key,
+        request_id=request_id,
+        key=key,
         fingerprint=fingerprint,
     )
     # The job holds its own: what this request held would count twice.
