@@ -37,7 +37,7 @@ MOST_TOKENS_INLINE = 8192
 logger = logging.getLogger("rollout_service.jobs")
 
 
-def log_first_loss(state: RetryCallState) -> None:
+def _log_first_loss(state: RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome is not None:
         logger.warning("Jobs cannot be written, trying again: %s", state.outcome.exception())
 
@@ -55,7 +55,7 @@ class JobWriter:
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
-        self._writes = GroupCommit(self._write, size_of)
+        self._writes = GroupCommit(self._write, _size_of)
 
     def put(self, write: JobWrite) -> "asyncio.Future[bool]":
         """The result says whether the write was made; nobody need wait for it."""
@@ -74,7 +74,7 @@ class JobWriter:
         for write in writes:
             of_jobs[write.job_id, write.epoch].append(write)
         try:
-            made = await self._made([merged_write(of_job) for of_job in of_jobs.values()])
+            made = await self._made([_merged_write(of_job) for of_job in of_jobs.values()])
         except Exception:
             logger.exception("Jobs could not be written; they are given up here.")
             made = [False] * len(of_jobs)
@@ -83,12 +83,12 @@ class JobWriter:
             self._on_lost(job_id, epoch)
         return [is_made[write.job_id, write.epoch] for write in writes]
 
-    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=log_first_loss)
+    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=_log_first_loss)
     async def _made(self, writes: list[JobWrite]) -> list[bool]:
         return await self._store.write(self._owner, writes)
 
 
-def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
+def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
     """One write of a job that does what these do in their order."""
     added: dict[EntryName, bytes] = {}
     removed: set[EntryName] = set()
@@ -102,7 +102,7 @@ def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
     return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
 
 
-def size_of(write: JobWrite) -> int:
+def _size_of(write: JobWrite) -> int:
     return sum(map(len, write.added.values()))
 
 
@@ -247,7 +247,7 @@ class JobJournal(ProgressLog):
         If it is not made, the job is another process's, which delivers and notes them.
         """
         made = self._writer.put(write)
-        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
+        made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
         return made
 
     def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
@@ -261,5 +261,5 @@ class JobJournal(ProgressLog):
         return self._next_event - 1
 
 
-def call(note: Callable[[], None]) -> None:
+def _call(note: Callable[[], None]) -> None:
     note()
