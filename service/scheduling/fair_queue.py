@@ -135,9 +135,6 @@ class FairQueue(Generic[Item, Name]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, item: Item) -> bool:
-        return item in self._places
-
     def __iter__(self) -> Iterator[Item]:
         """All items that wait, the oldest first."""
         return iter(self._places)
@@ -244,10 +241,6 @@ class FairQueue(Generic[Item, Name]):
     def items_of(self, lane: Name) -> list[Item]:
         """All items that wait in the lane, the oldest first."""
         return [item for item, place in self._places.items() if place.lane == lane]
-
-    def lane_of(self, item: Item) -> Name:
-        """The lane in which the item waits. Raises `KeyError` if it does not wait."""
-        return self._places[item].lane
 
     def first_flow_of(self, name: Name) -> Flow[Item, Name]:
         """The flow that is next in the lane, in which items wait."""
