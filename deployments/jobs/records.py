@@ -24,8 +24,6 @@ class JobRequest:
 
     namespace: str
     """The caller: jobs and keys of others are unknown to it."""
-    kind: str
-    """Which route made it."""
     media_type: str
     request_id: str
     key: str | None = None

@@ -54,7 +54,7 @@ REFUSED_KEPT_S = 60.0
 
 
 @dataclass(slots=True)
-class KeptJob:
+class _KeptJob:
     """A job with the sizes of its entries, in bytes. Times are on the monotonic clock."""
 
     record: JobRecord
@@ -72,7 +72,7 @@ class KeptJob:
 
 
 @dataclass(slots=True)
-class Amount:
+class _Amount:
     """The room that jobs take. Refused jobs take none."""
 
     jobs: int = 0
@@ -84,21 +84,21 @@ class JobRegistry:
 
     def __init__(self, settings: JobsSettings, stored: Iterable[StoredRecord], now: float) -> None:
         self._settings = settings
-        self._jobs: dict[str, KeptJob] = {}
-        self._unfinished: dict[str, KeptJob] = {}
+        self._jobs: dict[str, _KeptJob] = {}
+        self._unfinished: dict[str, _KeptJob] = {}
         """Jobs that wait or run, by id."""
-        self._finished: dict[str, KeptJob] = {}
+        self._finished: dict[str, _KeptJob] = {}
         """Jobs that have ended, the first one to expire first."""
-        self._refused: dict[str, KeptJob] = {}
+        self._refused: dict[str, _KeptJob] = {}
         """Refused jobs, the first one to expire first."""
-        self._by_key: dict[tuple[str, str], KeptJob] = {}
-        self.total = Amount()
-        self._of_caller: defaultdict[str, Amount] = defaultdict(Amount)
+        self._by_key: dict[tuple[str, str], _KeptJob] = {}
+        self.total = _Amount()
+        self._of_caller: defaultdict[str, _Amount] = defaultdict(_Amount)
         self._heard_at: dict[str, float] = {}
         """When each owner was last heard of."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
-            self._add(KeptJob(record, dict(sizes), now, sum(sizes.values())))
+            self._add(_KeptJob(record, dict(sizes), now, sum(sizes.values())))
             if record.owner:
                 # The absence of the store counts against nobody.
                 self._heard_at[record.owner] = now
@@ -127,7 +127,7 @@ class JobRegistry:
         job = self._job(job_id, namespace)
         record = job.record
         if after > record.last_event:
-            raise event_unknown(record, after)
+            raise _event_unknown(record, after)
         if after < record.acknowledged:
             message = f"events up to {record.acknowledged} were acknowledged; ask for those after it"
             raise EventsAcknowledged.of("after", message, after)
@@ -149,7 +149,7 @@ class JobRegistry:
         """
         job = self._job(job_id, namespace)
         if after > job.record.last_event:
-            raise event_unknown(job.record, after)
+            raise _event_unknown(job.record, after)
         names = [EntryName("ledger", number) for number in range(after + 1)]
         if names[0] not in job.sizes:
             message = "its samples were posted; post those again of which no group has come"
@@ -172,7 +172,7 @@ class JobRegistry:
         self._heard_at[owner] = now
         known = None if request.key is None else self._by_key.get((request.namespace, request.key))
         if known is not None:
-            return OpenedJob(same_request(known.record, request), None), []
+            return OpenedJob(_same_request(known.record, request), None), []
         self._refuse_if_full(request.namespace, len(body))
         record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
@@ -272,7 +272,7 @@ class JobRegistry:
         unfinished = self._unfinished.values()
         return [*expired, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
 
-    def _without_owner(self, job: KeptJob, now: float, time_s: float) -> Change:
+    def _without_owner(self, job: _KeptJob, now: float, time_s: float) -> Change:
         record = job.record
         heard_at = self._heard_at[record.owner]
         # A store that began after its owner had died has never heard of it, and knows when it wrote last.
@@ -290,28 +290,28 @@ class JobRegistry:
                 self._jobs.pop(change.job_id, None)
                 continue
             if job is None:
-                job = KeptJob(change.record, given_at=now)
+                job = _KeptJob(change.record, given_at=now)
             if job.record.epoch != change.record.epoch:
                 job.given_at = now
             job.record = change.record
             job.change(change)
             self._add(job)
 
-    def _job(self, job_id: str, namespace: str) -> KeptJob:
+    def _job(self, job_id: str, namespace: str) -> _KeptJob:
         """Raises `JobUnknown`."""
         job = self._jobs.get(job_id)
         if job is None or job.record.namespace != namespace:
             raise job_unknown(job_id)
         return job
 
-    def _owned(self, owner: str, job_id: str) -> KeptJob | None:
+    def _owned(self, owner: str, job_id: str) -> _KeptJob | None:
         job = self._jobs.get(job_id)
         return job if job is not None and job.record.owner == owner else None
 
     def _expired(self, time_s: float) -> list[str]:
         """Ids of the jobs that have been kept long enough."""
 
-        def old(jobs: dict[str, KeptJob], kept_s: float) -> list[str]:
+        def old(jobs: dict[str, _KeptJob], kept_s: float) -> list[str]:
             ended = ((job_id, job.record.ended_at or 0.0) for job_id, job in jobs.items())
             return [job_id for job_id, _ in takewhile(lambda pair: time_s - pair[1] >= kept_s, ended)]
 
@@ -320,14 +320,14 @@ class JobRegistry:
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         """Raises `JobsFull` if there is no room for another job with this body."""
         settings = self._settings
-        refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
+        _refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
         if namespace:
             share = settings.max_share
             most_jobs, most_bytes = max(int(settings.max_jobs * share), 1), int(settings.max_bytes * share)
             share_said = f" x jobs.max_share ({share:g})"
-            refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
+            _refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
 
-    def _add(self, job: KeptJob) -> None:
+    def _add(self, job: _KeptJob) -> None:
         record = job.record
         self._jobs[record.job_id] = job
         self._place_of(record)[record.job_id] = job
@@ -335,7 +335,7 @@ class JobRegistry:
             self._by_key[record.namespace, record.key] = job
         self._count(job, 1)
 
-    def _remove(self, job: KeptJob) -> None:
+    def _remove(self, job: _KeptJob) -> None:
         """Leaves only the job's place among all jobs."""
         record = job.record
         del self._place_of(record)[record.job_id]
@@ -343,12 +343,12 @@ class JobRegistry:
             self._by_key.pop((record.namespace, record.key), None)
         self._count(job, -1)
 
-    def _place_of(self, record: JobRecord) -> dict[str, KeptJob]:
+    def _place_of(self, record: JobRecord) -> dict[str, _KeptJob]:
         if record.ended_at is None:
             return self._unfinished
         return self._refused if record.was_refused else self._finished
 
-    def _count(self, job: KeptJob, sign: Literal[1, -1]) -> None:
+    def _count(self, job: _KeptJob, sign: Literal[1, -1]) -> None:
         if job.record.was_refused:
             return
         for amount in (self.total, self._of_caller[job.record.namespace]):
@@ -356,19 +356,19 @@ class JobRegistry:
             amount.size_bytes += sign * job.size_bytes
 
 
-def same_request(record: JobRecord, request: JobRequest) -> JobRecord:
+def _same_request(record: JobRecord, request: JobRequest) -> JobRecord:
     """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
-    if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
+    if record.fingerprint != request.fingerprint:
         message = "it was sent with another request; send a new key with each new request"
         raise KeyReused.of("header.Idempotency-Key", message, request.key)
     return record
 
 
-def event_unknown(record: JobRecord, after: int) -> JobFailure:
+def _event_unknown(record: JobRecord, after: int) -> JobFailure:
     return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
 
 
-def refuse_beyond(kept: Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
+def _refuse_beyond(kept: _Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
     """Raises `JobsFull`.
 
     Args:

@@ -49,7 +49,7 @@ class JobStore(StoreReplica[JobRegistry]):
     # Called by the ingress for a caller of the service; documented in `JobRegistry`.
 
     async def open(self, request: JobRequest, owner: str, body: bytes) -> OpenedJob:
-        return await self._change(lambda registry: registry.open(request, owner, body, now(), self._time_s()))
+        return await self._change(lambda registry: registry.open(request, owner, body, _now(), self._time_s()))
 
     async def record(self, job_id: str, namespace: str) -> JobRecord:
         return (await self._state.started()).record(job_id, namespace)
@@ -63,11 +63,11 @@ class JobStore(StoreReplica[JobRegistry]):
         Raises `JobUnknown`, also for a job that is deleted meanwhile; `EventUnknown`; `EventsAcknowledged`.
         """
         registry = await self._state.started()
-        deadline = now() + wait_s
+        deadline = _now() + wait_s
         while True:
             names = registry.events_after(job_id, namespace, after, most_bytes)
             record = registry.record(job_id, namespace)
-            left_s = deadline - now()
+            left_s = deadline - _now()
             if names or record.has_ended or left_s <= 0:
                 data = await self.read(job_id, names)
                 # What was acknowledged meanwhile is not there any longer.
@@ -93,18 +93,18 @@ class JobStore(StoreReplica[JobRegistry]):
     async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
         """Waits at most `POLL_S` seconds for some."""
         registry = await self._state.started()
-        if unplayed := registry.unplayed(owner, set(playing), now()):
+        if unplayed := registry.unplayed(owner, set(playing), _now()):
             self._logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
             await self.release(owner, unplayed, were_played=False)
         commanded = self._commanded
-        commands = registry.poll(owner, playing, now())
+        commands = registry.poll(owner, playing, _now())
         if commands.lost or commands.waiting:
             return commands
         await self._wait(commanded, POLL_S)
-        return registry.poll(owner, playing, now())
+        return registry.poll(owner, playing, _now())
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
-        return await self._change(lambda registry: registry.claim(job_id, owner, now(), self._time_s()))
+        return await self._change(lambda registry: registry.claim(job_id, owner, _now(), self._time_s()))
 
     async def read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._state.read(job_id, names)
@@ -122,10 +122,10 @@ class JobStore(StoreReplica[JobRegistry]):
         await self._change(lambda registry: (None, registry.release(owner, job_ids, were_played, self._time_s())))
 
     async def pass_time(self) -> None:
-        await self._change(lambda registry: (None, registry.time_passed(now(), self._time_s())))
+        await self._change(lambda registry: (None, registry.time_passed(_now(), self._time_s())))
 
     def _load(self, kept: Sequence[StoredRecord]) -> JobRegistry:
-        return JobRegistry(self._settings, kept, now())
+        return JobRegistry(self._settings, kept, _now())
 
     async def _change(self, plan: Callable[[JobRegistry], tuple[Result, Sequence[Change]]]) -> Result:
         """Returns the result of `plan` once its changes are stored, committed, and told to those who wait for them."""
@@ -134,7 +134,7 @@ class JobStore(StoreReplica[JobRegistry]):
             result, changes = plan(registry)
 
             def commit() -> Result:
-                registry.commit(changes, now())
+                registry.commit(changes, _now())
                 self._wake(changes)
                 return result
 
@@ -158,6 +158,6 @@ class JobStore(StoreReplica[JobRegistry]):
             return
 
 
-def now() -> float:
+def _now() -> float:
     """Seconds of the monotonic clock."""
     return asyncio.get_running_loop().time()

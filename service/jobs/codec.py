@@ -81,14 +81,14 @@ def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
             {
                 "position": position,
                 "first_message": 0,
-                "state": fields_of(replace(state, messages=outlined(state), experts=None, generations=())),
+                "state": fields_of(replace(state, messages=_outlined(state), experts=None, generations=())),
             }
             for position, state in states.items()
         ]
     )
 
 
-def outlined(state: EpisodeState) -> list[Message]:
+def _outlined(state: EpisodeState) -> list[Message]:
     """The parts of the messages that metrics need: which versions generated their tokens."""
     return [
         Message.model_construct(
@@ -115,7 +115,7 @@ def state_of(fields: dict[str, Any]) -> EpisodeState:
         **{
             **fields,
             "experts": None if experts is None else RoutedExperts(all_rows=PackedNumbers.model_validate(experts)),
-            "messages": [message_of(message) for message in fields["messages"]],
+            "messages": [_message_of(message) for message in fields["messages"]],
             "stop_strings": tuple(fields["stop_strings"]),
             "metrics": MetricCounts(**fields["metrics"]),
             "generations": tuple(
@@ -127,11 +127,11 @@ def state_of(fields: dict[str, Any]) -> EpisodeState:
     )
 
 
-def message_of(fields: dict[str, Any]) -> Message:
+def _message_of(fields: dict[str, Any]) -> Message:
     """The message, without validation: it was validated before it was written. Numbers are packed as they were."""
     packed = {**fields, "token_ids": packed_ids(fields["token_ids"])}
     if (logprobs := fields.get("generation_logprobs")) is not None:
-        packed["generation_logprobs"] = packed_if_exact(logprobs)
+        packed["generation_logprobs"] = _packed_if_exact(logprobs)
     if (spans := fields.get("weight_versions")) is not None:
         packed["weight_versions"] = [WeightVersionSpan.model_construct(**span) for span in spans]
     if (ranges := fields.get("mm_ranges")) is not None:
@@ -142,7 +142,7 @@ def message_of(fields: dict[str, Any]) -> Message:
     return Message.model_construct(**packed)
 
 
-def packed_if_exact(logprobs: list[float]) -> "Sequence[float] | array[float]":
+def _packed_if_exact(logprobs: list[float]) -> "Sequence[float] | array[float]":
     """Those of the engine are float32; a posted message log may hold others."""
     packed = packed_logprobs(logprobs)
     return packed if packed.tolist() == logprobs else logprobs

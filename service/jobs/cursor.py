@@ -65,27 +65,27 @@ def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> Job
         job_id=job_id,
         event=event,
         samples_from=list(ranges_without(ranges, delivered)),
-        failed=list(ranges_of(ranges, failed)),
+        failed=list(_ranges_of(ranges, failed)),
     )
 
 
 def ranges_without(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
-    """The ranges, which leave these groups out as well. Args: as `with_places`."""
-    for drawn, places in with_places(ranges, groups):
+    """The ranges, which leave these groups out as well. Args: as `_with_places`."""
+    for drawn, places in _with_places(ranges, groups):
         before = chain.from_iterable(range(piece.start, piece.end) for piece in drawn.without)
-        yield drawn.model_copy(update={"without": list(runs(sorted([*before, *places])))})
+        yield drawn.model_copy(update={"without": list(_runs(sorted([*before, *places])))})
 
 
-def ranges_of(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
-    """These groups alone, as parts of their ranges. Args: as `with_places`."""
-    for drawn, places in with_places(ranges, groups):
+def _ranges_of(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
+    """These groups alone, as parts of their ranges. Args: as `_with_places`."""
+    for drawn, places in _with_places(ranges, groups):
         if places:
             start, end = places[0], places[-1] + 1
             others = sorted(set(range(start, end)).difference(places))
-            yield drawn.model_copy(update={"start": start, "count": end - start, "without": list(runs(others))})
+            yield drawn.model_copy(update={"start": start, "count": end - start, "without": list(_runs(others))})
 
 
-def with_places(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[tuple[SampleRange, list[int]]]:
+def _with_places(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[tuple[SampleRange, list[int]]]:
     """Each range with the places in it of its groups.
 
     Args:
@@ -104,7 +104,7 @@ def with_places(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterato
         yield drawn, places
 
 
-def runs(places: Iterable[int]) -> Iterator[PlaceRange]:
+def _runs(places: Iterable[int]) -> Iterator[PlaceRange]:
     """Those that follow one another are one range. Args: `places` ascend."""
     start = count = 0
     for place in places:

@@ -52,7 +52,7 @@ async def pages_of(
     # The first page does not wait: an answer begins at once.
     wait_s = 0.0
     while True:
-        page = await page_of(store, job_id, namespace, after, wait_s)
+        page = await _page_of(store, job_id, namespace, after, wait_s)
         yield page
         wait_s = WAIT_S
         after = page.events[-1][0] if page.events else after
@@ -61,7 +61,7 @@ async def pages_of(
             return
 
 
-async def page_of(store: "JobStore", job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
+async def _page_of(store: "JobStore", job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
     """The next page of events.
 
     Args:
@@ -79,27 +79,27 @@ async def page_of(store: "JobStore", job_id: str, namespace: str, after: int, wa
             await asyncio.sleep(RETRY_S)
 
 
-def is_last(page: EventsPage, number: int) -> bool:
+def _is_last(page: EventsPage, number: int) -> bool:
     """Whether the event is the summary or the problem."""
     return page.record.has_ended and number == page.record.last_event
 
 
-def lines_of(event: bytes) -> Iterator[bytes]:
+def _lines_of(event: bytes) -> Iterator[bytes]:
     """The lines of the rollouts of a group, without their ends. No newline is within one: JSON escapes it."""
     return (line for line in event.split(EMPTY_LINE) if line)
 
 
-def sample_in(line: bytes) -> tuple[int, bytes]:
+def _sample_in(line: bytes) -> tuple[int, bytes]:
     """The position of a rollout, and its JSON."""
     head, _, rest = line.partition(SAMPLE)
     return int(head.partition(b":")[2]), rest[:-1]
 
 
-def event_line(number: int, event: bytes, is_end: bool) -> bytes:
+def _event_line(number: int, event: bytes, is_end: bool) -> bytes:
     """The JSON of a `JobEvent`, without the end of its line."""
     if is_end:
         return b'{"event":%d,' % number + event[1:].rstrip(EMPTY_LINE)
-    return b'{"event":%d,"samples":[' % number + b",".join(lines_of(event)) + b"]}"
+    return b'{"event":%d,"samples":[' % number + b",".join(_lines_of(event)) + b"]}"
 
 
 async def job_event_lines(
@@ -113,7 +113,7 @@ async def job_event_lines(
     page: EventsPage | None = first
     while page is not None:
         for number, event in page.events:
-            line = event_line(number, event, is_last(page, number))
+            line = _event_line(number, event, _is_last(page, number))
             yield b"id: %d\ndata: %s\n\n" % (number, line) if accepts_sse else line + EMPTY_LINE
         page = await anext(pages, None)
 
@@ -134,18 +134,18 @@ async def answer_of(
     if NDJSON in accepted:
         # Before the status is sent: a job that is not known is a problem document.
         first = await anext(pages)
-        return StreamingResponse(with_heartbeats(event_bytes(first, pages), heartbeat_s), media_type=NDJSON)
+        return StreamingResponse(with_heartbeats(_event_bytes(first, pages), heartbeat_s), media_type=NDJSON)
     with gathering:
-        events, last = await all_events(pages)
+        events, last = await _all_events(pages)
     end = StreamLine.model_validate_json(last)
     if end.problem is not None:
-        raise stored_problem(end.problem)
+        raise _stored_problem(end.problem)
     if ARROW in accepted and end.summary is not None:
-        return await arrow_answer(events, end.summary)
-    return await json_answer(events, last)
+        return await _arrow_answer(events, end.summary)
+    return await _json_answer(events, last)
 
 
-async def event_bytes(first: EventsPage, pages: Pages) -> AsyncGenerator[bytes, None]:
+async def _event_bytes(first: EventsPage, pages: Pages) -> AsyncGenerator[bytes, None]:
     for _, event in first.events:
         yield event
     async for page in pages:
@@ -153,47 +153,47 @@ async def event_bytes(first: EventsPage, pages: Pages) -> AsyncGenerator[bytes, 
             yield event
 
 
-async def all_events(pages: Pages) -> tuple[list[bytes], bytes]:
+async def _all_events(pages: Pages) -> tuple[list[bytes], bytes]:
     """The groups, and the last event."""
     events: list[bytes] = []
     async for page in pages:
         for number, event in page.events:
-            if is_last(page, number):
+            if _is_last(page, number):
                 return events, event
             events.append(event)
     raise AssertionError("A job's pages end with its last event.")
 
 
-async def json_answer(events: list[bytes], last: bytes) -> Response:
-    parts = json_parts(events, last)
+async def _json_answer(events: list[bytes], last: bytes) -> Response:
+    parts = _json_parts(events, last)
     if sum(map(len, events)) <= PART_BYTES:
         return Response(b"".join(parts), media_type=JSON)
     return await response_in_parts(parts, JSON)
 
 
-def json_parts(events: list[bytes], last: bytes) -> Iterator[bytes]:
+def _json_parts(events: list[bytes], last: bytes) -> Iterator[bytes]:
     """As `JsonResponseEncoder.body` has it: the summary's fields, then the rollouts in order of their positions."""
-    samples = dict(sample_in(line) for event in events for line in lines_of(event))
+    samples = dict(_sample_in(line) for event in events for line in _lines_of(event))
     summary = last.rstrip().removeprefix(b'{"summary":')[:-1]
     yield from document_in_parts(summary, b"samples", ((samples.pop(position),) for position in sorted(samples)))
 
 
-async def arrow_answer(events: list[bytes], summary: RolloutSummary) -> Response:
-    per_group = max((sum(1 for _ in lines_of(event)) for event in events), default=1)
+async def _arrow_answer(events: list[bytes], summary: RolloutSummary) -> Response:
+    per_group = max((sum(1 for _ in _lines_of(event)) for event in events), default=1)
     encoder = ArrowResponseEncoder(0, per_group, len(events))
     for event in events:
-        await asyncio.to_thread(add_to, encoder, event)
+        await asyncio.to_thread(_add_to, encoder, event)
     return await response_in_parts(encoder.body(summary), encoder.media_type)
 
 
-def add_to(encoder: ArrowResponseEncoder, event: bytes) -> None:
-    for line in lines_of(event):
+def _add_to(encoder: ArrowResponseEncoder, event: bytes) -> None:
+    for line in _lines_of(event):
         read = StreamLine.model_validate(from_json(line))
         if read.position is not None and read.sample is not None:
             encoder.add(read.position, read.sample)
 
 
-def stored_problem(problem: Problem) -> RequestProblem:
+def _stored_problem(problem: Problem) -> RequestProblem:
     """The problem as a route raises it, which gives it the id of its own request."""
     type_ = ProblemType(problem.type.removeprefix(TYPE_PREFIX), problem.status, problem.title)
     return RequestProblem(type_, problem.errors)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
+
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.storage.group_commit import GroupCommit
@@ -35,6 +37,11 @@ MOST_TOKENS_INLINE = 8192
 logger = logging.getLogger("rollout_service.jobs")
 
 
+def _log_first_loss(state: RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        logger.warning("Jobs cannot be written, trying again: %s", state.outcome.exception())
+
+
 class JobWriter:
     """Guarantees: what `write` returns for is stored; the writes of a job are made in their order; a store that is lost
     is asked again until it is back.
@@ -48,7 +55,7 @@ class JobWriter:
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
-        self._writes = GroupCommit(self._write, size_of)
+        self._writes = GroupCommit(self._write, _size_of)
 
     def put(self, write: JobWrite) -> "asyncio.Future[bool]":
         """The result says whether the write was made; nobody need wait for it."""
@@ -67,7 +74,7 @@ class JobWriter:
         for write in writes:
             of_jobs[write.job_id, write.epoch].append(write)
         try:
-            made = await self._made([merged_write(of_job) for of_job in of_jobs.values()])
+            made = await self._made([_merged_write(of_job) for of_job in of_jobs.values()])
         except Exception:
             logger.exception("Jobs could not be written; they are given up here.")
             made = [False] * len(of_jobs)
@@ -76,19 +83,12 @@ class JobWriter:
             self._on_lost(job_id, epoch)
         return [is_made[write.job_id, write.epoch] for write in writes]
 
+    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=_log_first_loss)
     async def _made(self, writes: list[JobWrite]) -> list[bool]:
-        is_lost = False
-        while True:
-            try:
-                return await self._store.write(self._owner, writes)
-            except StoreLost as lost:
-                if not is_lost:
-                    logger.warning("Jobs cannot be written, trying again: %s", lost)
-                is_lost = True
-                await asyncio.sleep(RETRY_S)
+        return await self._store.write(self._owner, writes)
 
 
-def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
+def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
     """One write of a job that does what these do in their order."""
     added: dict[EntryName, bytes] = {}
     removed: set[EntryName] = set()
@@ -102,7 +102,7 @@ def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
     return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
 
 
-def size_of(write: JobWrite) -> int:
+def _size_of(write: JobWrite) -> int:
     return sum(map(len, write.added.values()))
 
 
@@ -247,7 +247,7 @@ class JobJournal(ProgressLog):
         If it is not made, the job is another process's, which delivers and notes them.
         """
         made = self._writer.put(write)
-        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
+        made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
         return made
 
     def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
@@ -261,5 +261,5 @@ class JobJournal(ProgressLog):
         return self._next_event - 1
 
 
-def call(note: Callable[[], None]) -> None:
+def _call(note: Callable[[], None]) -> None:
     note()

@@ -65,7 +65,7 @@ class JobPlayer:
             raise not_ready("The job was deleted meanwhile")
         # What the caller's key allows now: the one that was sent may have been revoked since.
         caller = await self._access.caller_named(self.claim.record.namespace or None, SCOPE)
-        body = await asyncio.to_thread(decompressed, stored[BODY])
+        body = await asyncio.to_thread(_decompressed, stored[BODY])
         with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
             encoded = await self._begin(body, admitted, caller)
             self._set_prepared(None)
@@ -96,7 +96,7 @@ class JobPlayer:
         if request.samples_from:
             await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
         if record.epoch > 1:
-            request.deadline_s = left_of(request, record.played_s)
+            request.deadline_s = _left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
@@ -173,7 +173,7 @@ class JobPlayer:
         return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
 
 
-def left_of(request: RolloutRequest, played_s: float) -> float | None:
+def _left_of(request: RolloutRequest, played_s: float) -> float | None:
     """The rest of the request's `deadline_s`, which counts the time in which the job is played."""
     return None if request.deadline_s is None else max(request.deadline_s - played_s, LEAST_DEADLINE_S)
 
@@ -182,6 +182,6 @@ def compressed_body(body: bytes | bytearray) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(bytes(body))
 
 
-def decompressed(body: bytes) -> bytes:
+def _decompressed(body: bytes) -> bytes:
     """Reverses `compressed_body`."""
     return zstandard.ZstdDecompressor().decompress(body)

@@ -34,7 +34,7 @@ GATHERED_RETRY_AFTER_S = 5
 logger = logging.getLogger("rollout_service.jobs")
 
 
-class PlayedJob(NamedTuple):
+class _PlayedJob(NamedTuple):
     epoch: int
     task: "asyncio.Task[None]"
 
@@ -54,12 +54,12 @@ class JobRunner:
         self._rollouts = rollouts
         self._access = access
         self._writer = JobWriter(store, self.owner, self._cancel)
-        self._players: dict[str, PlayedJob] = {}
+        self._players: dict[str, _PlayedJob] = {}
         self._gathering: Counter[str] = Counter()
         """Callers that gather the answer of a job, by its id."""
         self._is_closing = False
         self._closing: asyncio.Task[None] | None = None
-        commands = until_back(self._follow_commands, Exception, TRY_AGAIN_S, log_lost_commands)
+        commands = until_back(self._follow_commands, Exception, TRY_AGAIN_S, _log_lost_commands)
         self._following = asyncio.create_task(commands, context=Context())
 
     async def open(self, request: JobRequest, body: bytes) -> OpenedJob:
@@ -118,7 +118,7 @@ class JobRunner:
         task = asyncio.create_task(self._played(player), context=Context())
         if (before := self._players.get(job_id)) is not None:
             before.task.cancel()
-        self._players[job_id] = PlayedJob(claim.record.epoch, task)
+        self._players[job_id] = _PlayedJob(claim.record.epoch, task)
         task.add_done_callback(lambda _: self._forget(job_id, task))
         return player
 
@@ -174,7 +174,7 @@ class JobRunner:
             await asyncio.sleep(TRY_AGAIN_S)
 
 
-def log_lost_commands(failure: Exception, is_first: bool) -> None:
+def _log_lost_commands(failure: Exception, is_first: bool) -> None:
     if isinstance(failure, StoreLost):
         if is_first:
             logger.warning("The job store cannot be asked, trying again: %s", failure)

@@ -7,7 +7,6 @@ I/O.
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -45,16 +44,16 @@ def idempotency_key(headers: Headers) -> str | None:
     if not given:
         return None
     if len(given) > 1:
-        raise bad_key("it is there more than once; send it once", ", ".join(given))
+        raise _bad_key("it is there more than once; send it once", ", ".join(given))
     if BARE_KEY.fullmatch(given[0]):
         return given[0]
     try:
         parsed: Any = http_sf.parse(given[0].encode("latin-1"), tltype="item")
         key, parameters = parsed
     except ValueError as error:
-        raise bad_key(f'it is not of the form "KEY": {error}', given[0]) from error
+        raise _bad_key(f'it is not of the form "KEY": {error}', given[0]) from error
     if not isinstance(key, str) or parameters or not 1 <= len(key) <= MOST_CHARACTERS:
-        raise bad_key(f'it must be of the form "KEY", with 1 to {MOST_CHARACTERS} characters', given[0])
+        raise _bad_key(f'it must be of the form "KEY", with 1 to {MOST_CHARACTERS} characters', given[0])
     return key
 
 
@@ -62,15 +61,15 @@ def required_key(headers: Headers) -> str:
     """As `idempotency_key`; raises `RequestProblem`, 422, for a request without one."""
     key = idempotency_key(headers)
     if key is None:
-        raise bad_key("it is missing; send the one with which the request was posted", None)
+        raise _bad_key("it is missing; send the one with which the request was posted", None)
     return key
 
 
-def bad_key(message: str, value: str | None) -> RequestProblem:
+def _bad_key(message: str, value: str | None) -> RequestProblem:
     return invalid_request(FieldProblem(field=KEY_FIELD, message=message, value=shown(value)))
 
 
-def preferences(headers: Headers) -> dict[str, str]:
+def _preferences(headers: Headers) -> dict[str, str]:
     """The preferences of RFC 7240 by name, in lower case; the first of equal names counts."""
     found: dict[str, str] = {}
     for preference in ",".join(headers.getlist(PREFER)).split(","):
@@ -80,12 +79,12 @@ def preferences(headers: Headers) -> dict[str, str]:
 
 
 def responds_async(headers: Headers) -> bool:
-    return RESPOND_ASYNC in preferences(headers)
+    return RESPOND_ASYNC in _preferences(headers)
 
 
 def heartbeat_s(headers: Headers) -> float | None:
     """After how many seconds of silence a stream sends an empty line; `None` if the caller does not ask for it."""
-    asked = preferences(headers).get(HEARTBEAT)
+    asked = _preferences(headers).get(HEARTBEAT)
     if asked is None or not asked.isdecimal():
         return None
     return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S)
@@ -99,25 +98,15 @@ def last_event_id(headers: Headers) -> int | None:
 
 MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"
-ROLLOUT = "rollout"
-"""The kind of a job that plays one `RolloutRequest`, whichever route made it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The parts of a request beside its body."""
-
-    caller: Caller
-    request_id: str
-    key: str | None
-
-    @property
-    def namespace(self) -> str:
-        return self.caller.namespace
 
 
 async def submitted(
-    request: Request, submission: Submission, most_bytes: int, admitted: AdmittedRequest, jobs: JobRunner | None
+    request: Request,
+    request_id: str,
+    caller: Caller,
+    most_bytes: int,
+    admitted: AdmittedRequest,
+    jobs: JobRunner | None,
 ) -> OpenedJob:
     """Reads the body and opens its job; see `JobRunner.open`.
 
@@ -125,21 +114,20 @@ async def submitted(
         JobsNotConfigured: the service keeps no jobs.
         RequestProblem: whatever is wrong with the request.
     """
-    jobs = required(jobs)
+    jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
     if len(body) <= MOST_BYTES_INLINE:
-        fingerprint, compressed = fingerprint_of(body, media_type), compressed_body(body)
+        fingerprint, compressed = _fingerprint_of(body, media_type), compressed_body(body)
     else:
         fingerprint, compressed = await asyncio.to_thread(
-            lambda: (fingerprint_of(body, media_type), compressed_body(body))
+            lambda: (_fingerprint_of(body, media_type), compressed_body(body))
         )
     job_request = JobRequest(
-        namespace=submission.namespace,
-        kind=ROLLOUT,
+        namespace=caller.namespace,
         media_type=media_type,
-        request_id=submission.request_id,
-        key=submission.key,
+        request_id=request_id,
+        key=key,
         fingerprint=fingerprint,
     )
     # The job holds its own: what this request held would count twice.
@@ -155,7 +143,7 @@ def required(jobs: JobRunner | None) -> JobRunner:
     return jobs
 
 
-def fingerprint_of(body: bytes | bytearray, media_type: str) -> str:
+def _fingerprint_of(body: bytes | bytearray, media_type: str) -> str:
     digest = sha256(media_type.encode() + b"\n")
     digest.update(body)
     return digest.hexdigest()

@@ -130,7 +130,7 @@ def fault_of(results: Sequence[SampleResult], where: GroupConditions, full: int)
     if len(played) < full:
         return NOT_FULL
     for condition in where.conditions():
-        values = values_of(condition, played)
+        values = _values_of(condition, played)
         if not values:
             return f"rewards.{condition.reward}.missing"
         # Both compute with fractions: equal rewards have no spread by rounding, and are their own mean.
@@ -140,7 +140,7 @@ def fault_of(results: Sequence[SampleResult], where: GroupConditions, full: int)
     return None
 
 
-def values_of(condition: Condition, played: Sequence[SampleResult]) -> list[float]:
+def _values_of(condition: Condition, played: Sequence[SampleResult]) -> list[float]:
     if condition.reward is None:
         return [result.total_reward for result in played if result.total_reward is not None]
     return [result.rewards[condition.reward] for result in played if condition.reward in result.rewards]

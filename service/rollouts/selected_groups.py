@@ -20,7 +20,7 @@ DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]
 """Makes the episodes of the groups at these places."""
 
 
-class EndedEpisode(NamedTuple):
+class _EndedEpisode(NamedTuple):
     episode: Episode
     result: SampleResult
 
@@ -30,7 +30,7 @@ class JudgedGroup(NamedTuple):
 
     place: int
     is_kept: bool
-    rollouts: list[EndedEpisode]
+    rollouts: list[_EndedEpisode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ async def play_selected_groups(
         deadline_s: seconds after which the rollouts that run end as `deadline`, and nothing is drawn any more.
     """
     judged: asyncio.Queue[JudgedGroup | None] = asyncio.Queue()
-    selecting = SelectingGroups(first, groups, context, note_end, judged)
+    selecting = _SelectingGroups(first, groups, context, note_end, judged)
     if deadline_s is not None:
         selecting.running.cut_off_after(deadline_s)
     playing = asyncio.create_task(selecting.play())
@@ -75,7 +75,7 @@ async def play_selected_groups(
         await selecting.running.stop()
 
 
-class SelectingGroups:
+class _SelectingGroups:
     """The groups that are in flight, and those that have ended and are not decided."""
 
     def __init__(
@@ -89,11 +89,11 @@ class SelectingGroups:
         self._groups = groups
         self._note_end = note_end
         self._judged = judged
-        self._early_stopping: EarlyStopping[Episode] = EarlyStopping(groups.keep, groups_of(first))
+        self._early_stopping: EarlyStopping[Episode] = EarlyStopping(groups.keep, _groups_of(first))
         self.running = RunningEpisodes(first, context, self._early_stopping)
         self._in_flight: dict[int, set[Episode]] = defaultdict(set)
         """Those of each group that have not ended, by its place."""
-        self._ended: dict[int, list[EndedEpisode]] = defaultdict(list)
+        self._ended: dict[int, list[_EndedEpisode]] = defaultdict(list)
         """Those that have, until their group is decided."""
         self._drawing: set[asyncio.Task[Sequence[Episode]]] = set()
         self._note_begin(first)
@@ -126,7 +126,7 @@ class SelectingGroups:
     def _begin(self, drawn: Sequence[Episode]) -> None:
         unneeded = self._groups.selection.unneeded()
         episodes = [episode for episode in drawn if episode.identity.group not in unneeded]
-        self._early_stopping.add(groups_of(episodes))
+        self._early_stopping.add(_groups_of(episodes))
         self._note_begin(episodes)
         self.running.add(episodes)
 
@@ -137,7 +137,7 @@ class SelectingGroups:
     def _end(self, episode: Episode) -> None:
         place, result = episode.identity.group, episode.result()
         self._note_end(episode, result)
-        self._ended[place].append(EndedEpisode(episode, result))
+        self._ended[place].append(_EndedEpisode(episode, result))
         self._in_flight[place].discard(episode)
         if self._in_flight[place]:
             return
@@ -153,5 +153,5 @@ class SelectingGroups:
             self.running.cut_off(self._in_flight.get(unneeded, ()), "cancelled")
 
 
-def groups_of(episodes: Sequence[Episode]) -> dict[Episode, int]:
+def _groups_of(episodes: Sequence[Episode]) -> dict[Episode, int]:
     return {episode: episode.identity.group for episode in episodes}

@@ -40,9 +40,7 @@ from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, wit
 from service.jobs.cursor import cursor_of
 from service.jobs.events import job_event_lines, pages_of
 from service.jobs.submission import (
-    Submission,
     heartbeat_s,
-    idempotency_key,
     last_event_id,
     required_key,
     submitted,
@@ -124,9 +122,7 @@ async def submit_job(
     caller: AuthorizedCaller,
 ) -> Response:
     """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
-    key = idempotency_key(request.headers)
-    submission = Submission(caller, request_id, key)
-    opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
+    opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
     return accepted(opened.record)
 
 

@@ -30,7 +30,6 @@ from service.http.request_body import JSON
 from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import answer_of, pages_of
 from service.jobs.submission import (
-    Submission,
     heartbeat_s,
     idempotency_key,
     required,
@@ -105,10 +104,9 @@ async def rollout(
     responds in Arrow. With an `Idempotency-Key` the request can be posted again: it attaches to the one that runs, or
     gets its answer. With `Prefer: respond-async` it becomes a job (`/jobs`).
     """
-    key, is_async = idempotency_key(request.headers), responds_async(request.headers)
-    if key is not None or is_async:
-        submission = Submission(caller, request_id, key)
-        opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
+    is_async = responds_async(request.headers)
+    if is_async or idempotency_key(request.headers) is not None:
+        opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
         if is_async:
             return accepted(opened.record, RESPOND_ASYNC)
         runner, job_id = required(jobs), opened.record.job_id

@@ -32,14 +32,14 @@ class Flow(Generic[Item, Name]):
     weight: float
     virtual_time: float
     """The virtual time of its next item."""
-    waiting: "dict[Name, ItemsInLane[Item] | ItemsOfParts[Item, Name]]" = field(default_factory=dict)
+    waiting: "dict[Name, _ItemsInLane[Item] | _ItemsOfParts[Item, Name]]" = field(default_factory=dict)
     """By lane; only lanes in which items of the flow wait."""
     parts: "FairQueue[Item, Name] | None" = None
     """Which of its parts is next, if it is divided. Its parts are the flows of that queue."""
 
 
 @dataclass(slots=True, eq=False)
-class ItemsInLane(Generic[Item]):
+class _ItemsInLane(Generic[Item]):
     """The items of one flow in one lane."""
 
     by_rank: dict[int, "OrderedDict[Item, None]"] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class ItemsInLane(Generic[Item]):
 
 
 @dataclass(slots=True, eq=False)
-class ItemsOfParts(Generic[Item, Name]):
+class _ItemsOfParts(Generic[Item, Name]):
     """The items of one flow in one lane, where the flow is divided."""
 
     parts: "FairQueue[Item, Name]"
@@ -91,7 +91,7 @@ class ItemsOfParts(Generic[Item, Name]):
 
 
 @dataclass(slots=True, eq=False)
-class Place(Generic[Item, Name]):
+class _Place(Generic[Item, Name]):
     """The place where an item waits."""
 
     lane: Name
@@ -101,10 +101,10 @@ class Place(Generic[Item, Name]):
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[Item, Name]):
+class _Lane(Generic[Item, Name]):
     """The items that one server can start."""
 
-    flows: list[tuple[float, int, Flow[Item, Name], ItemsInLane[Item] | ItemsOfParts[Item, Name]]] = field(
+    flows: list[tuple[float, int, Flow[Item, Name], _ItemsInLane[Item] | _ItemsOfParts[Item, Name]]] = field(
         default_factory=list
     )
     """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
@@ -127,16 +127,13 @@ class FairQueue(Generic[Item, Name]):
         self.virtual_time = 0.0
         """The virtual time at which a flow begins."""
         self._flows: dict[str, Flow[Item, Name]] = {}
-        self._lanes: dict[Name, Lane[Item, Name]] = {}
+        self._lanes: dict[Name, _Lane[Item, Name]] = {}
         """Only those with waiting items."""
-        self._places: dict[Item, Place[Item, Name]] = {}
+        self._places: dict[Item, _Place[Item, Name]] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._places)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._places
 
     def __iter__(self) -> Iterator[Item]:
         """All items that wait, the oldest first."""
@@ -187,18 +184,18 @@ class FairQueue(Generic[Item, Name]):
             flow.virtual_time = self.virtual_time
         in_lane = self._lanes.get(lane)
         if in_lane is None:
-            in_lane = self._lanes[lane] = Lane()
+            in_lane = self._lanes[lane] = _Lane()
         items = flow.waiting.get(lane)
         if items is None:
-            items = flow.waiting[lane] = ItemsInLane() if flow.parts is None else ItemsOfParts(flow.parts, lane)
+            items = flow.waiting[lane] = _ItemsInLane() if flow.parts is None else _ItemsOfParts(flow.parts, lane)
             heapq.heappush(in_lane.flows, (flow.virtual_time, next(self._numbers), flow, items))
-        if isinstance(items, ItemsOfParts):
+        if isinstance(items, _ItemsOfParts):
             assert part is not None
             items.add(item, part, rank)
         else:
             items.add(item, rank)
         in_lane.size += 1
-        self._places[item] = Place(lane, flow, part, rank)
+        self._places[item] = _Place(lane, flow, part, rank)
 
     def start(self, item: Item, cost: float) -> float:
         """Takes out an item that starts and charges its flow; returns the virtual time of the item."""
@@ -244,10 +241,6 @@ class FairQueue(Generic[Item, Name]):
     def items_of(self, lane: Name) -> list[Item]:
         """All items that wait in the lane, the oldest first."""
         return [item for item, place in self._places.items() if place.lane == lane]
-
-    def lane_of(self, item: Item) -> Name:
-        """The lane in which the item waits. Raises `KeyError` if it does not wait."""
-        return self._places[item].lane
 
     def first_flow_of(self, name: Name) -> Flow[Item, Name]:
         """The flow that is next in the lane, in which items wait."""

@@ -111,8 +111,8 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
 
     def remove(self, item: ScheduledGeneration) -> None:
         """Takes out a generation that does not start where it waits. Raises `KeyError` if it does not wait."""
-        replica, policy = self.lane_of(item)
         super().remove(item)
+        replica, policy = item.replica, item.request.policy
         policies = self._policies[replica]
         policies[policy] -= item.sequences
         if not policies[policy]:

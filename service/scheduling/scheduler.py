@@ -253,7 +253,8 @@ class GenerationScheduler:
                 self._affinity.move(generation.request.rollout_id, other)
                 replica, window = other, self._replicas.windows[other]
         self._wait(generation, replica)
-        if self._queue.next_at(replica, window.turns, self._turn) is generation and self._has_room(window, generation):
+        has_room = self._has_room(window, generation)
+        if has_room and self._queue.next_at(replica, window.turns, self._turn) is generation:
             self._start(generation, window)
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
