@@ -33,7 +33,7 @@ RUNNING: set[str] = set()
 ASKED: list[dict[str, Any]] = []
 
 
-class OnThisMachine(BaseEnvironment):
+class OnThisMachine(BaseEnvironment):  # type: ignore[misc]
     """Has no walls: for this test alone."""
 
     broken = False
@@ -87,7 +87,7 @@ class OnThisMachine(BaseEnvironment):
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
-        code = process.returncode
+        code = await process.wait()
         return ExecResult(stdout=out.decode(), stderr=err.decode(), return_code=128 - code if code < 0 else code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -102,8 +102,9 @@ class OnThisMachine(BaseEnvironment):
 
 
 async def refusal(provider: SandboxProvider, **fields: Any) -> str:
+    fields = {"image": "debian", "network": True} | fields
     try:
-        await provider.open(SandboxSpec(**{"image": "debian", "network": True} | fields))
+        await provider.open(SandboxSpec(**fields))
     except (SandboxRefused, SandboxLost) as error:
         return f"{type(error).__name__}: {error}"
     return "made"
