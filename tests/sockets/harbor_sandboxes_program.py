@@ -102,9 +102,9 @@ class OnThisMachine(BaseEnvironment):  # type: ignore[misc]
 
 
 async def refusal(provider: SandboxProvider, **fields: Any) -> str:
-    fields = {"image": "debian", "network": True} | fields
+    asked: dict[str, Any] = {"image": "debian", "network": True} | fields
     try:
-        await provider.open(SandboxSpec(**fields))
+        await provider.open(SandboxSpec(**asked))
     except (SandboxRefused, SandboxLost) as error:
         return f"{type(error).__name__}: {error}"
     return "made"
