@@ -428,7 +428,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
-    "deployments/sandbox/providers/dockerfile.py::_copied": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
     "deployments/policy/uploads/published_folder.py::NUMBERED": "a name in the config's folder",
     "deployments/policy/versions/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::task_name_of": "the name of a class",

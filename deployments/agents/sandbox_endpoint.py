@@ -30,11 +30,11 @@ LARGEST_BODY_BYTES = 64 * 2**20
 T = TypeVar("T")
 
 
-class _BodyTooLarge(Exception):
+class BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
 
 
-class _CallerDisconnected(Exception):
+class CallerDisconnected(Exception):
     """Nobody waits for the answer any longer."""
 
 
@@ -45,7 +45,7 @@ class HarnessCall(AgentCall):
     """Address of the sandbox, for as long as the run lasts."""
 
 
-class _ExecBody(StrictSettings):
+class ExecBody(StrictSettings):
     """A command, as `RunningSandbox.exec` takes it."""
 
     argv: list[str] = Field(min_length=1)
@@ -85,26 +85,26 @@ class SandboxEndpoint:
 
     async def _exec(self, request: Request) -> Response:
         try:
-            excess = _BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
+            excess = BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
             body = await read_bounded(request.stream(), LARGEST_BODY_BYTES, excess)
-            asked = _ExecBody.model_validate_json(body)
+            asked = ExecBody.model_validate_json(body)
             sandbox, running = self._open[request.path_params["key"]]
             given = asked.model_dump(exclude={"argv"}) | {"stdin": asked.stdin.encode()}
             command = asyncio.ensure_future(sandbox.exec(asked.argv, **given))
             running.add(command)
             command.add_done_callback(running.discard)
-            return JSONResponse(asdict(await _while_connected(request, command)))
-        except (_BodyTooLarge, ValidationError) as error:
+            return JSONResponse(asdict(await while_connected(request, command)))
+        except (BodyTooLarge, ValidationError) as error:
             return PlainTextResponse(str(error), 422)
         except ExecTimedOut as error:
             return PlainTextResponse(str(error), 408)
         except (SandboxLost, OutOfMemory) as error:
             return PlainTextResponse(str(error), 410)
-        except (KeyError, _CallerDisconnected, asyncio.CancelledError):
+        except (KeyError, CallerDisconnected, asyncio.CancelledError):
             return PlainTextResponse(ENDED, 410)
 
 
-async def _while_connected(request: Request, run: Awaitable[T]) -> T:
+async def while_connected(request: Request, run: Awaitable[T]) -> T:
     """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
     running = asyncio.ensure_future(run)
     gone = asyncio.ensure_future(request.receive())
@@ -112,7 +112,7 @@ async def _while_connected(request: Request, run: Awaitable[T]) -> T:
     try:
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise _CallerDisconnected
+            raise CallerDisconnected
         return running.result()
     finally:
         running.cancel()

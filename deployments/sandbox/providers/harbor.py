@@ -79,10 +79,10 @@ class HarborProvider(OwningProvider):
                 async with asyncio.timeout(spec.build_timeout_s):
                     await environment.start(force_build=False)
         except TimeoutError as error:
-            await self.removed_or_left(name)
+            await self.remove_or_leave(name)
             raise SandboxLost(f"{self._label} did not start a sandbox within {spec.build_timeout_s:g} s.") from error
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
+            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
             raise
         return HarborSandbox(self, name, spec, environment)
 
@@ -121,7 +121,7 @@ class HarborProvider(OwningProvider):
             if not is_enforced:
                 spec.refuse_limits(f"the backend {self._label} of harbor does not bound it", limit)
 
-    async def owned(self) -> Mapping[str, str | None]:
+    async def owners_by_id(self) -> Mapping[str, str | None]:
         """The sandboxes of this process: Harbor knows of no others."""
         return dict.fromkeys(self._running, self.owner)
 
@@ -137,7 +137,7 @@ class HarborProvider(OwningProvider):
         """Has what is left destroyed by the event loop, if one runs: Harbor's backends are asynchronous alone."""
         for name in list(self._running):
             try:
-                self._closing = asyncio.get_running_loop().create_task(self.removed_or_left(name))
+                self._closing = asyncio.get_running_loop().create_task(self.remove_or_leave(name))
             except RuntimeError:
                 logger.warning("The sandbox %s was not destroyed: its vendor's time limit ends it.", name)
 
