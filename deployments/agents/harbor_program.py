@@ -21,7 +21,7 @@ from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import TIMES, HarborSettings
 from deployments.harbor.tasks import HarborTask, tasks_within
-from deployments.harbor.verifier import NotJudged, judged, prepare
+from deployments.harbor.verifier import NotJudged, judge, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
     ExecTimedOut,
@@ -119,7 +119,7 @@ class HarborProgram(AgentProgram):
             with _timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
             with _timed(said, "judge"):
-                rewards, ended = await judged(sandbox, task, first)
+                rewards, ended = await judge(sandbox, task, first)
             if ended:
                 said.metrics["agent_processes_ended"] = float(ended)
         except (NotJudged, ProcessesLeft) as error:

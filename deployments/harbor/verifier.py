@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
     """Processes that the agent had left, and that were ended before the verifier ran."""
 
 
-async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> Verdict:
+async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> Verdict:
     """Has the task's verifier judge what the agent has left.
 
     Args:
@@ -95,7 +95,7 @@ async def _reward_file(sandbox: RunningSandbox, path: str, sizes: str) -> bytes 
 async def prepare(sandbox: RunningSandbox) -> Set[str]:
     """Makes the folders that agent and verifier write to, and returns the processes that no agent has started.
 
-    Raises what `judged` raises.
+    Raises what `judge` raises.
     """
     await _checked(sandbox, ["mkdir", "-p", *LOGS])
     return await processes_of(sandbox)

@@ -64,8 +64,9 @@ class LimitJail:
         self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
     ) -> AsyncIterator[Launch]:
         """See `Bubblewrap.launch`."""
-        work = await asyncio.to_thread(_folder_with, files)
+        work = tempfile.mkdtemp(prefix="rollout-sandbox-")
         try:
+            _write_files(work, files)
             # Without an id of its own, the kernel counts all processes of the service's user.
             counted = await asyncio.to_thread(_processes_of_user, os.getuid()) if uid is None else 0
             specification: dict[str, Any] = {
@@ -85,16 +86,15 @@ class LimitJail:
             await asyncio.to_thread(_remove, work)
 
 
-def _folder_with(files: Mapping[str, bytes]) -> str:
-    """A private folder of the disk with the files, which the program may change."""
-    folder = Path(tempfile.mkdtemp(prefix="rollout-sandbox-"))
+def _write_files(work: str, files: Mapping[str, bytes]) -> None:
+    """Writes the files of a run, which the program may change, as it may their folder."""
+    folder = Path(work)
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    return str(folder)
 
 
 def _remove(folder: str) -> None:

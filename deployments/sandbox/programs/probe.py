@@ -1,7 +1,7 @@
 """Tries, from inside, what the walls should prevent. It is a program of the sandbox: the standard library alone.
 
-probe.py alone KNOWN        prints as JSON for each wall whether it stands; KNOWN is what must be out of reach
-probe.py many KNOWN TOKEN   leaves a process behind, then uses too much memory by many processes, a share each
+Its arguments are JSON, what must be out of reach, and a token. It prints as JSON whether each wall stands. Then it
+leaves a process behind, and uses too much memory by many processes, a share each.
 """
 
 import json
@@ -66,7 +66,7 @@ def _write(path: str) -> None:
         file.write(b"x")
 
 
-def _try_alone(known: dict[str, Any]) -> None:
+def _try_walls(known: dict[str, Any]) -> None:
     # The service looks whether it appears beside its own file.
     _refused(lambda: _write(known["file"] + ".written"))
     volume = os.statvfs(".")
@@ -83,7 +83,7 @@ def _try_alone(known: dict[str, Any]) -> None:
         "file_size": _bounded("FSIZE", known["file_bytes"]),
         "disk": volume.f_blocks * volume.f_frsize <= known["disk_bytes"],
     }
-    print(json.dumps(walls))
+    print(json.dumps(walls), flush=True)
 
 
 def _leave_behind() -> None:
@@ -96,8 +96,7 @@ def _leave_behind() -> None:
         os._exit(0)
 
 
-def _try_by_many(known: dict[str, Any]) -> None:
-    _leave_behind()
+def _use_memory(known: dict[str, Any]) -> None:
     filled, filled_by_child = os.pipe()
     for _ in range(PROCESSES):
         if os.fork() == 0:
@@ -112,4 +111,7 @@ def _try_by_many(known: dict[str, Any]) -> None:
     time.sleep(known["wait_s"])
 
 
-{"alone": _try_alone, "many": _try_by_many}[sys.argv[1]](json.loads(sys.argv[2]))
+KNOWN = json.loads(sys.argv[1])
+_try_walls(KNOWN)
+_leave_behind()
+_use_memory(KNOWN)

@@ -80,7 +80,7 @@ class DockerProvider(OwningProvider):
         self._folders = FolderStates()
 
     @asynccontextmanager
-    async def asked(
+    async def stream(
         self, method: str, path: str, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any
     ) -> AsyncIterator[httpx.Response]:
         """A streamed answer of the engine. Raises `SandboxLost` if it cannot be had."""
@@ -104,7 +104,7 @@ class DockerProvider(OwningProvider):
         Raises:
             SandboxLost: it has another status, or is too long (`_AnswerTooLong`).
         """
-        async with self.asked(method, path, limit_s, **options) as answer:
+        async with self.stream(method, path, limit_s, **options) as answer:
             body = await _body_of(answer)
             if not (answer.is_success or answer.status_code in also):
                 raise SandboxLost(
@@ -115,7 +115,7 @@ class DockerProvider(OwningProvider):
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        self.watched()
+        self.start_reaper()
         await self._refuse_unenforced(spec)
         image = spec.image or await self._built(spec)
         if spec.storage_mb is not None:
@@ -209,14 +209,14 @@ class DockerProvider(OwningProvider):
             {"content-type": "application/x-tar"},
             {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"},
         )
-        async with self.asked("POST", "/build", None, params=query, content=context, headers=headers) as answer:
+        async with self.stream("POST", "/build", None, params=query, content=context, headers=headers) as answer:
             async for line in answer.aiter_lines():
                 said = json.loads(line) if line.strip() else {}
                 if problem := said.get("error") or said.get("message"):
                     raise SandboxRefused(f"{spec.folder} cannot be built: {problem.strip()}.")
 
-    async def owned(self) -> dict[str, str | None]:
-        """See `OwningProvider.owned`."""
+    async def owners_by_id(self) -> dict[str, str | None]:
+        """See `OwningProvider.owners_by_id`."""
         query = {"all": "1", "filters": json.dumps({"label": [OWNER_LABEL]})}
         _, containers = await self.call("GET", "/containers/json", params=query)
         return {container["Id"]: container["Labels"][OWNER_LABEL] for container in containers}
@@ -267,7 +267,7 @@ class DockerSandbox(OwnedSandbox):
         }
         _, made = await self._call("POST", "/exec", json=body)
         output = {1: bytearray(), 2: bytearray()}
-        async with self.ended_early(path, timeout_s):
+        async with self.end_early(path, timeout_s):
             await self._read_output(made["Id"], output)
         _, ended = await self._provider.call("GET", f"/exec/{made['Id']}/json", 404)
         if not isinstance(ended, dict) or ended.get("ExitCode") in (None, KILLED):
@@ -284,7 +284,7 @@ class DockerSandbox(OwnedSandbox):
     async def _read_output(self, exec_id: str, output: Mapping[int, bytearray]) -> None:
         """Reads the frames of a command until it has ended: the stream in a byte, a length in bytes 4 to 8, bytes."""
         start, pending = {"Detach": False, "Tty": False}, bytearray()
-        async with self._provider.asked("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
+        async with self._provider.stream("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
             if not answer.is_success:
                 raise SandboxLost(f"The command was not started: {(await _body_of(answer))[:500]!r}.")
             async for part in answer.aiter_raw():

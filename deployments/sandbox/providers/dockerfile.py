@@ -120,7 +120,7 @@ def _carried_out(keyword: str, rest: str, state: _State, folder: Path, where: st
                 name, _, value = word.partition("=")
                 state.arguments[name] = state.expanded(value)
         case "COPY" | "ADD":
-            return Copy(_copied(rest, state, folder, where))
+            return Copy(copied(rest, state, folder, where))
         case "RUN":
             return Run(_argv_of(rest, where), {**state.arguments, **state.environment}, state.workdir, where)
         case _ if keyword not in WITHOUT_EFFECT:
@@ -155,7 +155,7 @@ def _argv_of(rest: str, where: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", rest)
 
 
-def _copied(rest: str, state: _State, folder: Path, where: str) -> dict[str, SandboxFile]:
+def copied(rest: str, state: _State, folder: Path, where: str) -> dict[str, SandboxFile]:
     """The files of `COPY` or `ADD`, by absolute path in the sandbox."""
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     executable: bool | None = None

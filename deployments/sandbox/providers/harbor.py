@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, SandboxBuildFailedError
 from harbor.environments.factory import EnvironmentFactory
 from harbor.models.environment_type import EnvironmentType
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
@@ -36,7 +36,7 @@ from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
 LONGEST_COMMAND_S = 86_400
 BOUNDS_FILES = ("daytona", "prime")
 """Backends that make a disk of `storage_mb`; Harbor has no flag that says so."""
-REFUSALS = (ValueError, RuntimeError, FileNotFoundError, ImportError)
+REFUSALS = (ValueError, FileNotFoundError, ImportError, SandboxBuildFailedError)
 """Errors by which a backend refuses what it is asked to make: another try would fail alike."""
 logger = logging.getLogger("rollout_service.sandbox")
 
@@ -66,6 +66,7 @@ class HarborProvider(OwningProvider):
             raise ProviderUnusable(f"the backend {type or import_path} of harbor cannot be used: {error}") from error
         self._label = type or str(import_path)
         self._running: dict[str, BaseEnvironment] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
@@ -73,16 +74,19 @@ class HarborProvider(OwningProvider):
         self._refuse_unenforced(spec)
         name = f"rollout-{uuid4().hex}"
         paths = TrialPaths(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{name}-")))
-        environment = self._running[name] = self._environment(name, spec, paths)
         try:
+            # A backend refuses at once what it does not support.
+            with _translated(self._label, refused=(*REFUSALS, RuntimeError)):
+                environment = self._running[name] = self._environment(name, spec, paths)
             with _translated(self._label, refused=REFUSALS):
                 async with asyncio.timeout(spec.build_timeout_s):
                     await environment.start(force_build=False)
         except TimeoutError as error:
-            await self.removed_or_left(name)
+            await self.remove_or_leave(name)
             raise SandboxLost(f"{self._label} did not start a sandbox within {spec.build_timeout_s:g} s.") from error
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
+            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
+            shutil.rmtree(paths.trial_dir, ignore_errors=True)
             raise
         return HarborSandbox(self, name, spec, environment)
 
@@ -97,17 +101,16 @@ class HarborProvider(OwningProvider):
             workdir=spec.workdir,
         )
         mode = NetworkMode.PUBLIC if spec.network else NetworkMode.NO_NETWORK
-        with _translated(self._label, refused=REFUSALS):
-            return self._backend(
-                environment_dir=spec.folder or paths.trial_dir / "environment",
-                environment_name=name,
-                session_id=name,
-                trial_paths=paths,
-                task_env_config=config,
-                persistent_env=dict(spec.environment),
-                network_policy=NetworkPolicy(network_mode=mode),
-                **self._backend_options,
-            )
+        return self._backend(
+            environment_dir=spec.folder or paths.trial_dir / "environment",
+            environment_name=name,
+            session_id=name,
+            trial_paths=paths,
+            task_env_config=config,
+            persistent_env=dict(spec.environment),
+            network_policy=NetworkPolicy(network_mode=mode),
+            **self._backend_options,
+        )
 
     def _refuse_unenforced(self, spec: SandboxSpec) -> None:
         """Raises `SandboxRefused` for a limit that the backend does not say it enforces."""
@@ -121,7 +124,7 @@ class HarborProvider(OwningProvider):
             if not is_enforced:
                 spec.refuse_limits(f"the backend {self._label} of harbor does not bound it", limit)
 
-    async def owned(self) -> Mapping[str, str | None]:
+    async def owners_by_id(self) -> Mapping[str, str | None]:
         """The sandboxes of this process: Harbor knows of no others."""
         return dict.fromkeys(self._running, self.owner)
 
@@ -137,9 +140,11 @@ class HarborProvider(OwningProvider):
         """Has what is left destroyed by the event loop, if one runs: Harbor's backends are asynchronous alone."""
         for name in list(self._running):
             try:
-                self._closing = asyncio.get_running_loop().create_task(self.removed_or_left(name))
+                loop = asyncio.get_running_loop()
             except RuntimeError:
                 logger.warning("The sandbox %s was not destroyed: its vendor's time limit ends it.", name)
+                continue
+            self._closing.add(loop.create_task(self.remove_or_leave(name)))
 
 
 class HarborSandbox(ShellSandbox):

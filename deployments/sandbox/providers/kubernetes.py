@@ -124,13 +124,13 @@ class KubernetesProvider(OwningProvider):
                 "network_mode is no-network, and the provider kubernetes cannot take the network from one pod: use "
                 "another provider."
             )
-        self.watched()
+        self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
         try:
             await self.checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
+            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
             raise
         return KubernetesSandbox(self, name, spec)
 
@@ -180,8 +180,8 @@ class KubernetesProvider(OwningProvider):
                 raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
             await asyncio.sleep(POLL_S)
 
-    async def owned(self) -> dict[str, str | None]:
-        """See `OwningProvider.owned`."""
+    async def owners_by_id(self) -> dict[str, str | None]:
+        """See `OwningProvider.owners_by_id`."""
         pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
 

@@ -20,7 +20,7 @@ import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,10 +47,10 @@ KILLED = 128 + signal.SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    archive: Path | None = None
-    """Its files; None for no files."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    workdir: str = "/"
+    archive: Path
+    """Its files."""
+    environment: Mapping[str, str]
+    workdir: str
 
 
 class LocalProvider(SandboxProvider):
@@ -71,8 +71,9 @@ class LocalProvider(SandboxProvider):
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         if spec.network:
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
-        image, archive = await self._image(spec)
-        return await self._started(spec, image, archive)
+        if spec.image == EMPTY_IMAGE:
+            return await self._start(spec)
+        return await self._start(spec, *await self._image(spec))
 
     async def reap(self) -> int:
         return await asyncio.to_thread(_reap_dead_owners)
@@ -82,9 +83,7 @@ class LocalProvider(SandboxProvider):
             sandbox.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO | None]:
-        if spec.image == EMPTY_IMAGE:
-            return _Image(), None
+    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO]:
         if spec.image is not None:
             raise SandboxRefused(
                 f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile. Use a provider "
@@ -109,7 +108,6 @@ class LocalProvider(SandboxProvider):
         image = self._images.get(key)
         if image is None:
             return None
-        assert image.archive is not None
         try:
             archive = image.archive.open("rb")
         except FileNotFoundError:
@@ -119,7 +117,7 @@ class LocalProvider(SandboxProvider):
         return image, archive
 
     async def _build(self, key: str, plan: BuildPlan, spec: SandboxSpec) -> None:
-        sandbox = await self._started(replace(spec, workdir=None, environment={}), _Image())
+        sandbox = await self._start(replace(spec, workdir=None, environment={}))
         try:
             for step in plan.steps:
                 if isinstance(step, Copy):
@@ -144,13 +142,14 @@ class LocalProvider(SandboxProvider):
         self._images[key] = _Image(archive, variables, workdir)
         while len(self._images) > MOST_IMAGES:
             _, oldest = self._images.popitem(last=False)
-            assert oldest.archive is not None
             oldest.archive.unlink(missing_ok=True)
 
-    async def _started(self, spec: SandboxSpec, image: _Image, archive: BinaryIO | None = None) -> LocalRunningSandbox:
+    async def _start(
+        self, spec: SandboxSpec, image: _Image | None = None, archive: BinaryIO | None = None
+    ) -> LocalRunningSandbox:
         """A sandbox with the files of the archive, which is closed."""
-        variables = {**FIRST_VARIABLES, **image.environment, **spec.environment}
-        workdir = spec.workdir or image.workdir
+        variables = {**FIRST_VARIABLES, **(image.environment if image else {}), **spec.environment}
+        workdir = spec.workdir or (image.workdir if image else "/")
         sandbox = LocalRunningSandbox(self._walls, self._processors, spec, variables, workdir)
         self._running.add(sandbox)
         try:

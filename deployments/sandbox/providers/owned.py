@@ -1,4 +1,4 @@
-"""Providers whose sandboxes outlive the process that created them: they are labelled, and a process beside it watches.
+"""Providers whose sandboxes outlive the process that created them: they are labelled, and a reaper beside it watches.
 
 `Reaper` is that process. It reads from a pipe whose other end its owner holds, and destroys all sandboxes of the owner
 when the pipe is closed: at the owner's end, however it came. Owners of other machines are left to their own reapers.
@@ -52,7 +52,7 @@ class OwningProvider(SandboxProvider):
         self.owner = f"{this_machine()}.{owner_of_process(os.getpid())}.{uuid4().hex[:8]}"
 
     @abstractmethod
-    async def owned(self) -> Mapping[str, str | None]:
+    async def owners_by_id(self) -> Mapping[str, str | None]:
         """The owners of all sandboxes that the provider knows, by the id of each; None for one that has no label.
 
         Raises `SandboxLost`.
@@ -62,7 +62,7 @@ class OwningProvider(SandboxProvider):
     async def remove(self, sandbox_id: str) -> None:
         """Destroys a sandbox; returns also if it is gone. Raises `SandboxLost`."""
 
-    def watched(self) -> None:
+    def start_reaper(self) -> None:
         """Starts the reaper, before the first sandbox exists."""
         if self._reaper is None:
             argv = [sys.executable, "-c", REAPER, self.name, json.dumps(dict(self._options)), self.owner]
@@ -77,17 +77,17 @@ class OwningProvider(SandboxProvider):
 
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
-        found = await self.owned()
+        found = await self.owners_by_id()
         dead = [sandbox_id for sandbox_id, owner in found.items() if owner is not None and _has_died(owner)]
         await asyncio.gather(*map(self.remove, dead))
         return len(dead)
 
     async def remove_all_of(self, owner: str) -> int:
-        of_owner = [sandbox_id for sandbox_id, other in (await self.owned()).items() if other == owner]
+        of_owner = [sandbox_id for sandbox_id, other in (await self.owners_by_id()).items() if other == owner]
         await asyncio.gather(*map(self.remove, of_owner))
         return len(of_owner)
 
-    async def removed_or_left(self, sandbox_id: str) -> None:
+    async def remove_or_leave(self, sandbox_id: str) -> None:
         """Destroys a sandbox of this owner. If the provider does not answer, it is left to the reaper."""
         for _ in range(REMOVE_TRIES):
             try:
@@ -139,7 +139,7 @@ class OwnedSandbox(RunningSandbox):
         return path, f"{path}.stdin"
 
     @asynccontextmanager
-    async def ended_early(self, path: str, timeout_s: float | None) -> AsyncIterator[None]:
+    async def end_early(self, path: str, timeout_s: float | None) -> AsyncIterator[None]:
         """Ends the command if the block, which waits for it, is left before, or takes longer. Raises `ExecTimedOut`."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -164,7 +164,7 @@ class OwnedSandbox(RunningSandbox):
 
     async def close(self) -> None:
         """See `RunningSandbox.close`."""
-        await self._provider.removed_or_left(self._id)
+        await self._provider.remove_or_leave(self._id)
 
 
 def _has_died(owner: str) -> bool:

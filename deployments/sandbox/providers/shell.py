@@ -57,7 +57,7 @@ class ShellSandbox(OwnedSandbox):
         line = f"mkdir -p {FOLDER}; echo $$ > {path}; "
         line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
         line += f"exec {shlex.join(['env', *variables, *argv])} < {stdin_path}"
-        async with self.ended_early(path, timeout_s):
+        async with self.end_early(path, timeout_s):
             done = await self.run_shell(line, timeout_s)
         return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
 

@@ -25,17 +25,14 @@ BY = dict.fromkeys(WALLS, "a moat")
 TRIED_BY_ONE = [name for name in WALLS if name not in ("total_memory", "ends_whole")]
 
 
-def fake_run(*broken: str, memory: str = "memory") -> "list[Outcome]":
-    """The outcomes of both probes, where the walls `broken` do not hold."""
+def fake_run(*broken: str, ended_by: str = "memory", stderr: str = "", exit_code: int = 0) -> Outcome:
+    """The outcome of the probe, where the walls `broken` do not hold."""
     found = json.dumps({name: name not in broken for name in TRIED_BY_ONE})
-    return [Outcome("exit", 0, found, "", 0.1), outcome_of_many(memory)]
+    code = exit_code if ended_by == "exit" else None
+    return Outcome(ended_by, code, found, stderr, 0.1)  # type: ignore[arg-type]
 
 
-def outcome_of_many(ended_by: str, exit_code: int = 0, stderr: str = "") -> Outcome:
-    return Outcome(ended_by, exit_code if ended_by == "exit" else None, "", stderr, 0.1)  # type: ignore[arg-type]
-
-
-def report_of(outcomes: list[Outcome], by: Mapping[WallName, str] = BY) -> WallReport:
+def report_of(*outcomes: Outcome, by: Mapping[WallName, str] = BY) -> WallReport:
     remaining = iter(outcomes)
 
     def run(_program: Program, _limits: Limits) -> Outcome:
@@ -52,7 +49,7 @@ def test_all_walls_stand_if_every_try_failed() -> None:
 
 
 def test_a_wall_that_was_got_over_does_not_stand() -> None:
-    report = report_of(fake_run("files", memory="exit"))
+    report = report_of(fake_run("files", ended_by="exit"))
     assert report.missing() == [
         Wall("files", False, "a moat did not hold it"),
         Wall("total_memory", False, "a moat did not hold it: the try ended by exit after 0.1 s with exit code 0"),
@@ -61,24 +58,23 @@ def test_a_wall_that_was_got_over_does_not_stand() -> None:
 
 @pytest.mark.parametrize("ended_by", ["time", "processor_time", "exit"])
 def test_a_try_that_did_not_come_to_use_all_memory_is_made_again(ended_by: str) -> None:
-    one, held = fake_run()
-    told_nothing = outcome_of_many(ended_by, exit_code=1, stderr="no process left\n")
-    assert report_of([one, told_nothing, told_nothing, held]).missing() == []
-    (wall,) = report_of([one, told_nothing, told_nothing, told_nothing]).missing()
+    told_nothing = fake_run(ended_by=ended_by, exit_code=1, stderr="no process left\n")
+    assert report_of(told_nothing, told_nothing, fake_run()).missing() == []
+    (wall,) = report_of(told_nothing, told_nothing, told_nothing).missing()
     why = " with exit code 1 no process left" if ended_by == "exit" else ""
     assert wall.by == f"a moat did not hold it: the try ended by {ended_by} after 0.1 s{why}"
 
 
 def test_a_wall_that_nothing_enforces_does_not_stand_even_if_the_try_failed() -> None:
     by: dict[WallName, str] = {name: means for name, means in BY.items() if name != "disk"}
-    assert report_of(fake_run(), by).missing() == [
+    assert report_of(fake_run(), by=by).missing() == [
         Wall("disk", False, "nothing enforces it here, although this one try was refused")
     ]
 
 
 def test_a_sandbox_in_which_no_program_runs_is_lost() -> None:
     with pytest.raises(SandboxLost, match=r"it ended by exit with exit code 126 and wrote 'no interpreter'\."):
-        report_of([Outcome("exit", 126, "", "no interpreter", 0.1)])
+        report_of(Outcome("exit", 126, "", "no interpreter", 0.1))
 
 
 def test_the_report_is_a_line_a_wall() -> None:

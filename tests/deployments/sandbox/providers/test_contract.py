@@ -97,7 +97,7 @@ def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) 
             provider = open_provider(provider_name, options)
             if name in STAND_INS:
                 # A reaper would look for a while after each test.
-                provider.watched = lambda: None  # type: ignore[attr-defined]
+                provider.start_reaper = lambda: None  # type: ignore[attr-defined]
             closing.callback(provider.close)
             return await work(provider)
 

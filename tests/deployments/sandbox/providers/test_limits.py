@@ -89,7 +89,7 @@ async def provided(
         elif name == "kubernetes":
             options = {"kubectl": str(await closing.enter_async_context(cluster(folder))), "template": template}
         provider = open_provider(name, options)
-        provider.watched = lambda: None  # type: ignore[attr-defined]
+        provider.start_reaper = lambda: None  # type: ignore[attr-defined]
         closing.callback(provider.close)
         yield provider
 
