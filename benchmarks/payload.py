@@ -217,7 +217,13 @@ def serve(port: int) -> None:
     rollouts = EndedRollouts(ended_rollouts())
     unused: Any = None
     services = AppServices(
-        rollouts=rollouts, access=OPEN_TO_ALL, readiness=AlwaysReady(), scoring=unused, replayer=unused
+        rollouts=rollouts,
+        access=OPEN_TO_ALL,
+        readiness=AlwaysReady(),
+        scoring=unused,
+        replayer=unused,
+        calls=unused,
+        tinker=unused,
     )
     uvicorn.run(build_http_app(services), port=port, log_level="critical")
 

@@ -48,7 +48,7 @@ QUESTIONS = (
 )
 
 
-class LlmJudgeInfo(BaseModel):
+class _LlmJudgeInfo(BaseModel):
     """The `extra_env_info` of a sample; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -67,7 +67,7 @@ class VerdictMissing(Exception):
     """The judge gave no verdict that can be read. The reward is unknown, which is not zero."""
 
 
-class JudgeVerdict(NamedTuple):
+class _JudgeVerdict(NamedTuple):
     score: float
     reason: str
 
@@ -80,7 +80,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
     """
 
     description: ClassVar[str] = "Replies that another model judges by a rubric."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = LlmJudgeInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _LlmJudgeInfo
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
         if self.judge not in chat_models:
             raise ModelMissing(f"the entry of the environment in the config needs {self.judge!r} under models")
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: LlmJudgeInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _LlmJudgeInfo) -> StepOutcome:
         """Asks the judge.
 
         Raises:
@@ -144,7 +144,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
             )
         raise VerdictMissing(f"The judge gave no verdict in {calls} answers: {problem}.")
 
-    def _question(self, message_log: list[ChatMessage], info: LlmJudgeInfo) -> str:
+    def _question(self, message_log: list[ChatMessage], info: _LlmJudgeInfo) -> str:
         """The mark differs for each conversation, so that no reply can contain the end of the data.
 
         Nothing in the question is a control token of the judge, whatever its server.
@@ -182,7 +182,7 @@ def numbered(question: str, place: int) -> str:
     return question if place < len(QUESTIONS) else f"{question} (Answer {1 + place // len(QUESTIONS)} of yours.)"
 
 
-def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
+def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:
     """The verdict at the end of a judge's answer, which may be in a code block.
 
     Raises:
@@ -196,7 +196,7 @@ def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
         raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
-    return JudgeVerdict(float(score), str(value.get("reason") or ""))
+    return _JudgeVerdict(float(score), str(value.get("reason") or ""))
 
 
 def last_object(text: str) -> dict[str, Any]:

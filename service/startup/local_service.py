@@ -61,7 +61,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 logger = logging.getLogger("rollout_service.startup")
 
 
-def finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
+def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     """Has the ingress refuse new requests, and waits for those under way as long as its `graceful_shutdown_timeout_s`.
 
     Serve shuts all deployments of an application down at once: without this, an ingress replica would go on with
@@ -69,10 +69,10 @@ def finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     """
     for application in config.applications:
         if application.import_path == APP_BUILDER:
-            finish_rollouts_of(application, console)
+            _finish_rollouts_of(application, console)
 
 
-def finish_rollouts_of(application: ServeApplicationSchema, console: Console) -> None:
+def _finish_rollouts_of(application: ServeApplicationSchema, console: Console) -> None:
     bound_s = shutdown_bound_s(application)
     try:
         handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
@@ -162,7 +162,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
             try:
                 yield url
             except SystemExit:
-                finish_rollouts(config, console)
+                _finish_rollouts(config, console)
                 raise
 
 
@@ -268,11 +268,11 @@ def _close_to_others(path: Path) -> None:
 def stop(console: Console) -> None:
     with stages_shown(console) as show:
         show("Stopping the service")
-        stop_ray()
+        _stop_ray()
     console.print("The service has stopped.")
 
 
-def stop_ray() -> None:
+def _stop_ray() -> None:
     """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights, jobs,
     sessions, sockets and shared memory. Their logs stay."""
     folders: list[Path] = []
