@@ -24,7 +24,7 @@ WORDS_IN_QUOTE = 8
 Item = TypeVar("Item")
 
 
-class _RetrievalInfo(BaseModel):
+class RetrievalInfo(BaseModel):
     """The `extra_env_info` of a question; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -58,7 +58,7 @@ class RetrievalEnvironment(TaskEnvironment):
     """
 
     description: ClassVar[str] = "Questions to answer with a search of documents."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = _RetrievalInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = RetrievalInfo
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RetrievalEnvironment(TaskEnvironment):
         self._tool_set = ToolSet([tool])
 
     def step_batch(
-        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[_RetrievalInfo]
+        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[RetrievalInfo]
     ) -> list[StepOutcome]:
         """Makes the searches of all replies together."""
         replies = [message_log[-1] for message_log in message_logs]
@@ -104,7 +104,7 @@ class RetrievalEnvironment(TaskEnvironment):
             for each, reply, info in zip(asked, replies, extra_env_infos, strict=True)
         ]
 
-    def _asked(self, reply: ChatMessage, info: _RetrievalInfo) -> _SearchCalls:
+    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> _SearchCalls:
         asked = _SearchCalls([], [], [], 0)
         malformed = 0
         for call in map(self._tool_set.checked, tool_calls_of(reply, self.tools)):
@@ -119,7 +119,7 @@ class RetrievalEnvironment(TaskEnvironment):
                 asked.messages.append(tool_message("", call))
         return asked._replace(malformed=malformed)
 
-    def _shown(self, asked: _SearchCalls, hits: list[list[Document]], info: _RetrievalInfo) -> StepOutcome:
+    def _shown(self, asked: _SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
         """The documents that were found. The rollout goes on."""
         texts = map(self._text, hits)
         searched = iter([{**frame, "content": text} for frame, text in zip(asked.messages, texts, strict=True)])
@@ -140,7 +140,7 @@ class RetrievalEnvironment(TaskEnvironment):
         texts = (f"[{document.id}] {document.whole}"[: self.longest_document] for document in documents)
         return "\n".join(texts) or NOTHING_FOUND
 
-    def _judged(self, reply: ChatMessage, info: _RetrievalInfo) -> StepOutcome:
+    def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
         answer = answer_in(reply_text(reply))
         given = normalized(answer)
         right = given != "" and given in map(normalized, info.answers)

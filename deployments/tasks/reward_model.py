@@ -13,7 +13,7 @@ from deployments.tasks.replies import text_outcome
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 
 
-class _RewardModelInfo(BaseModel):
+class RewardModelInfo(BaseModel):
     """The `extra_env_info` of a sample: a reward model needs nothing but the conversation."""
 
     model_config = ConfigDict(extra="ignore")
@@ -23,7 +23,7 @@ class RewardModelEnvironment(TaskEnvironment):
     """One turn, whose reward `score` is that of the reward model for the conversation with the reply."""
 
     description: ClassVar[str] = "Conversations that a reward model scores."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = _RewardModelInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = RewardModelInfo
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RewardModelEnvironment(TaskEnvironment):
         """
         self.model, self.scaling, self.weight = model, scaling, weight
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: _RewardModelInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: RewardModelInfo) -> StepOutcome:  # noqa: ARG002
         """Asks the reward model. Raises what it raises."""
         started = time.monotonic()
         assert self.model is not None

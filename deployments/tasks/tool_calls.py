@@ -57,7 +57,7 @@ CALCULATOR = ToolSettings(
 )
 
 
-class _ExpectedCall(BaseModel):
+class ExpectedCall(BaseModel):
     """A call that a sample wants, and what answers it if no tool computes that."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -74,7 +74,7 @@ class ToolCallsInfo(BaseModel):
 
     ground_truth: StrictStr | StrictInt | StrictFloat | None = None
     """The right answer of the reply that makes no call. Without it the sample has one turn, whose calls are judged."""
-    expected_calls: Annotated[list[_ExpectedCall], Field(max_length=64)] = []
+    expected_calls: Annotated[list[ExpectedCall], Field(max_length=64)] = []
     """The calls that must be made, in any order: all of them, and without `ground_truth` no others."""
     tools: Annotated[list[JsonObject], Field(max_length=128)] = []
     """Schemas of further tools, whose results are those of `expected_calls`. For the model to see them, they belong
@@ -198,7 +198,7 @@ def _matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int,
     return found
 
 
-def _key_of(call: ToolCall | _ExpectedCall) -> tuple[str, str]:
+def _key_of(call: ToolCall | ExpectedCall) -> tuple[str, str]:
     """Equal for equal calls; 1 and 1.0 are equal."""
     return call.name, json.dumps(_plain_numbers(call.arguments), sort_keys=True)
 

@@ -27,7 +27,7 @@ SYSTEM_ROLES = ("system", "developer")
 REWARD = TypeAdapter(FiniteFloat)
 
 
-class _NeMoGymInfo(BaseModel):
+class NeMoGymInfo(BaseModel):
     """The `extra_env_info` of a sample: a row of a data set of the server. Its further fields go to the server."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
@@ -44,7 +44,7 @@ class NeMoGymEnvironment(TaskEnvironment):
     """Each tool call is answered by the server. A response without a call is verified, and ends the rollout."""
 
     description: ClassVar[str] = "A resources server of NeMo-Gym."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = _NeMoGymInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = NeMoGymInfo
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class NeMoGymEnvironment(TaskEnvironment):
         self.ssl = httpx.create_ssl_context()
         """Shared by all sessions, because making one blocks the event loop for tens of milliseconds."""
         self._rows = _rows_of(Path(rows))
-        self.tools = [_chat_tool(tool) for tool in _tools_of(_NeMoGymInfo.model_validate(self._rows[0]))]
+        self.tools = [_chat_tool(tool) for tool in _tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
 
-    def start(self, message_log: list[ChatMessage], extra_env_info: _NeMoGymInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> StartOutcome:
         """Adds the input of the row, unless the sample has messages of its own."""
         if message_log:
             return StartOutcome()
@@ -88,7 +88,7 @@ class NeMoGymEnvironment(TaskEnvironment):
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
         return StartOutcome(observation=[_chat_message(message) for message in messages])
 
-    async def open_session(self, message_log: list[ChatMessage], extra_env_info: _NeMoGymInfo) -> Session:  # noqa: ARG002
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> Session:  # noqa: ARG002
         """Seeds a session. Raises `TemporaryFailure` if the server cannot be reached."""
         session = _NeMoGymSession(self, extra_env_info)
         try:
@@ -113,7 +113,7 @@ class NeMoGymEnvironment(TaskEnvironment):
 class _NeMoGymSession(Session):
     """The cookies of one session, and what the model has answered in it."""
 
-    def __init__(self, task: NeMoGymEnvironment, info: _NeMoGymInfo) -> None:
+    def __init__(self, task: NeMoGymEnvironment, info: NeMoGymInfo) -> None:
         self._task = task
         self._row = info.model_dump()
         self._tools = _tools_of(info)
@@ -128,7 +128,7 @@ class _NeMoGymSession(Session):
     async def seed(self) -> None:
         (await self._posted("/seed_session", self._row)).raise_for_status()
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: _NeMoGymInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> StepOutcome:  # noqa: ARG002
         """Makes the calls of the response in their order, or has it verified.
 
         Raises:
@@ -215,7 +215,7 @@ def _rows_of(file: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in numbered_lines(file):
         try:
-            rows.append(_NeMoGymInfo.model_validate_json(line).model_dump())
+            rows.append(NeMoGymInfo.model_validate_json(line).model_dump())
         except ValidationError as error:
             raise ValueError(f"{file}, line {number}: {error}") from error
     if not rows:
@@ -223,7 +223,7 @@ def _rows_of(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _tools_of(info: _NeMoGymInfo) -> list[dict[str, Any]]:
+def _tools_of(info: NeMoGymInfo) -> list[dict[str, Any]]:
     """The functions of the row; tools of other types are the model provider's."""
     tools = info.responses_create_params.get("tools") or []
     return [tool for tool in tools if tool.get("type") == "function"]

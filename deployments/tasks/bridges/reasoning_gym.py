@@ -43,7 +43,7 @@ EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", *FUNCTIONS])
 DEFAULT_INSTRUCTION = "Write your final answer between <answer> and </answer>."
 
 
-class _ReasoningGymInfo(BaseModel):
+class ReasoningGymInfo(BaseModel):
     """The `extra_env_info` of a puzzle, from which it is made; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -62,7 +62,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
     """One turn. The start makes the question; the reward is the score of the library, from 0 to 1."""
 
     description: ClassVar[str] = "Puzzles of reasoning-gym, made from a seed; reward by the score of the library."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = _ReasoningGymInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = ReasoningGymInfo
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
     async def start(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - the question follows whatever prompt there is
-        extra_env_info: _ReasoningGymInfo,
+        extra_env_info: ReasoningGymInfo,
     ) -> StartOutcome:
         """Adds the question to the prompt.
 
@@ -128,7 +128,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         state = {**extra_env_info.model_dump(), "digest": digest}
         return StartOutcome(observation={"role": "user", "content": text}, metadata=state)
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: _ReasoningGymInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: ReasoningGymInfo) -> StepOutcome:
         """Scores what the last `<answer>` of the response holds. An answer that takes too long to score is worth 0.
 
         Raises:
@@ -148,7 +148,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
             raise SampleRejected(f"The task {extra_env_info.task} made another puzzle from the same seed.")
         return text_outcome(f"Environment: the score is {score:g}.", score, terminated=True, answer=answer)
 
-    def puzzle_of(self, info: _ReasoningGymInfo) -> tuple[str, int, int | None, str]:
+    def puzzle_of(self, info: ReasoningGymInfo) -> tuple[str, int, int | None, str]:
         """Task, seed, level and settings as JSON. Raises `SampleRejected` for a task that the environment lacks."""
         if info.task not in self.tasks:
             raise SampleRejected(f"extra_env_info.task: there is no {info.task!r}; there is {', '.join(self.tasks)}.")

@@ -240,11 +240,11 @@ def rewards_of(episode: Any) -> dict[str, float]:
     return rewards or {"reward": 0.0}
 
 
-class _StepsHarnessConfig(vf.HarnessConfig):
-    """The config of `_StepsHarness`, without further fields."""
+class StepsHarnessConfig(vf.HarnessConfig):
+    """The config of `StepsHarness`, without further fields."""
 
 
-class _StepsHarness(vf.Harness[_StepsHarnessConfig]):
+class StepsHarness(vf.Harness[StepsHarnessConfig]):
     """Asks the model once in this process for each segment, without a program and without tools."""
 
     APPENDS_SYSTEM_PROMPT = True
@@ -279,5 +279,5 @@ class _StepsHarness(vf.Harness[_StepsHarnessConfig]):
 def _register_harness() -> None:
     """Lets verifiers find the harness by its id: it imports plugins by name."""
     module = ModuleType(HARNESS_ID)
-    module.__dict__.update(__all__=["StepsHarness"], StepsHarness=_StepsHarness)
+    module.__dict__.update(__all__=["StepsHarness"], StepsHarness=StepsHarness)
     sys.modules[HARNESS_ID] = module
