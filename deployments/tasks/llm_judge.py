@@ -38,7 +38,7 @@ AGAIN = (
 )
 MOST_BRACES = 64
 """Opening braces at the end of an answer that may begin the verdict."""
-QUESTIONS = (
+_QUESTIONS = (
     "Explain to a child why the sky is blue.",
     "Write a polite note that declines an invitation.",
     "Give three reasons to keep a diary.",
@@ -166,20 +166,17 @@ class LlmJudgeEnvironment(TaskEnvironment):
         )
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Open questions, numbered where there are more than these."""
-        draw = random.Random(seed)
-        questions = draw.sample(QUESTIONS, len(QUESTIONS))
-        return [
-            {
-                "messages": [{"role": "user", "content": numbered(questions[place % len(questions)], place)}],
-                "extra_env_info": {},
-            }
-            for place in range(count)
-        ]
+        """Open questions."""
+        return open_questions(count, seed)
 
 
-def numbered(question: str, place: int) -> str:
-    return question if place < len(QUESTIONS) else f"{question} (Answer {1 + place // len(QUESTIONS)} of yours.)"
+def open_questions(count: int, seed: int) -> list[dict[str, Any]]:
+    """Samples without fields, whose questions are numbered where there are more than these."""
+    questions = random.Random(seed).sample(_QUESTIONS, len(_QUESTIONS))
+    texts = [questions[place % len(questions)] for place in range(count)]
+    for place in range(len(questions), count):
+        texts[place] += f" (Answer {1 + place // len(questions)} of yours.)"
+    return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
 
 
 def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:

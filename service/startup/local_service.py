@@ -67,24 +67,19 @@ def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     Serve shuts all deployments of an application down at once: without this, an ingress replica would go on with
     rollouts whose engines and environments are gone.
     """
-    for application in config.applications:
-        if application.import_path == APP_BUILDER:
-            _finish_rollouts_of(application, console)
-
-
-def _finish_rollouts_of(application: ServeApplicationSchema, console: Console) -> None:
-    bound_s = shutdown_bound_s(application)
-    try:
-        handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
-        route_in_own_loop(handle)
-        with stages_shown(console) as show:
-            show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
-            left = drain_replicas(handle, bound_s)
-    except (RayError, RayServeException, TimeoutError) as error:
-        console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)
-        return
-    if left:
-        console.print(f"{left} rollouts have not ended within {bound_s:g} s.")
+    for application in (each for each in config.applications if each.import_path == APP_BUILDER):
+        bound_s = shutdown_bound_s(application)
+        try:
+            handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
+            route_in_own_loop(handle)
+            with stages_shown(console) as show:
+                show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
+                left = drain_replicas(handle, bound_s)
+        except (RayError, RayServeException, TimeoutError) as error:
+            console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)
+            continue
+        if left:
+            console.print(f"{left} rollouts have not ended within {bound_s:g} s.")
 
 
 @retry(
