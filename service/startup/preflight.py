@@ -255,7 +255,7 @@ class _Demand:
 
 
 def _demand_of(name: str, entry: DeploymentSchema | None, default_options: Mapping[str, float]) -> _Demand:
-    """_Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
+    """Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
     given = {} if entry is None else entry.model_dump(exclude_unset=True)
     options: Mapping[str, Any] = given.get("ray_actor_options") or default_options
     if bundles := given.get("placement_group_bundles"):
