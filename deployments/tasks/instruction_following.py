@@ -61,7 +61,7 @@ WORDS = ("river", "quiet", "seven", "light", "stone", "morning", "paper", "green
 logger = logging.getLogger("rollout_service.environments")
 
 
-class Followed(NamedTuple):
+class _Followed(NamedTuple):
     """Whether one instruction was followed."""
 
     strict: bool
@@ -124,7 +124,7 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         workers = assigned_cores() if workers is None else workers
         self.max_concurrent_steps = STEPS_PER_WORKER * workers
         preloaded = ["if_verifiable", "punkt", __name__]
-        self._pool = WorkerPool(workers, prepare_worker, preloaded, lost_after_s)
+        self._pool = WorkerPool(workers, _prepare_worker, preloaded, lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: InstructionInfo) -> StepOutcome:
         """Judges the reply without its reasoning (`</think>`).
@@ -138,7 +138,7 @@ class InstructionFollowingEnvironment(TaskEnvironment):
             judged = await self._pool.run(self._processor_time_limit_s, judge, reply, names, extra_env_info.kwargs)
         except ProcessorTimeExceeded as error:
             logger.info("A reply was judged to follow no instruction because judging it took %s.", error)
-            judged = [Followed(strict=False, loose=False)] * len(names)
+            judged = [_Followed(strict=False, loose=False)] * len(names)
         followed = [one.strict if self._strict else one.loose for one in judged]
         broken = [name for name, is_followed in zip(names, followed, strict=True) if not is_followed]
         share = sum(followed) / len(followed)
@@ -152,10 +152,10 @@ class InstructionFollowingEnvironment(TaskEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Short texts to write with one or two instructions."""
         draw = random.Random(seed)
-        return [example_sample(draw, seed * count + number) for number in range(count)]
+        return [_example_sample(draw, seed * count + number) for number in range(count)]
 
 
-def example_sample(draw: random.Random, number: int) -> dict[str, Any]:
+def _example_sample(draw: random.Random, number: int) -> dict[str, Any]:
     word, most_words = draw.choice(WORDS), draw.randint(10, 60)
     instructions: list[tuple[str, str, dict[str, JsonValue]]] = [
         (f"Include the word {word}.", "keywords:existence", {"keywords": [word]}),
@@ -179,7 +179,7 @@ def example_sample(draw: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def prepare_worker() -> None:
+def _prepare_worker() -> None:
     """Gives the library the sentence tokenizer of a package, where it would download it, and loads what it needs."""
     import langdetect  # type: ignore[import-untyped]
     import punkt
@@ -199,12 +199,12 @@ def prepare_worker() -> None:
     judge("One sentence in English.", ["language:response_language"], [{"language": "en"}])
 
 
-def judge(reply: str, names: list[str], kwargs: list[dict[str, Any]]) -> list[Followed]:
+def judge(reply: str, names: list[str], kwargs: list[dict[str, Any]]) -> list[_Followed]:
     """Whether each instruction was followed; an empty reply follows none."""
     from if_verifiable.common import evaluate_instructions  # type: ignore[import-untyped]
     from if_verifiable.ifeval import INSTRUCTION_DICT
 
     results, _ = evaluate_instructions(reply, names, kwargs, "", INSTRUCTION_DICT)
     if not results:
-        return [Followed(strict=False, loose=False)] * len(names)
-    return [Followed(result.strict_pass, result.loose_pass) for result in results]
+        return [_Followed(strict=False, loose=False)] * len(names)
+    return [_Followed(result.strict_pass, result.loose_pass) for result in results]

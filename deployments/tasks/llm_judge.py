@@ -38,7 +38,7 @@ AGAIN = (
 )
 MOST_BRACES = 64
 """Opening braces at the end of an answer that may begin the verdict."""
-QUESTIONS = (
+_QUESTIONS = (
     "Explain to a child why the sky is blue.",
     "Write a polite note that declines an invitation.",
     "Give three reasons to keep a diary.",
@@ -67,7 +67,7 @@ class VerdictMissing(Exception):
     """The judge gave no verdict that can be read. The reward is unknown, which is not zero."""
 
 
-class JudgeVerdict(NamedTuple):
+class _JudgeVerdict(NamedTuple):
     score: float
     reason: str
 
@@ -166,23 +166,20 @@ class LlmJudgeEnvironment(TaskEnvironment):
         )
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Open questions, numbered where there are more than these."""
-        draw = random.Random(seed)
-        questions = draw.sample(QUESTIONS, len(QUESTIONS))
-        return [
-            {
-                "messages": [{"role": "user", "content": numbered(questions[place % len(questions)], place)}],
-                "extra_env_info": {},
-            }
-            for place in range(count)
-        ]
+        """Open questions."""
+        return open_questions(count, seed)
 
 
-def numbered(question: str, place: int) -> str:
-    return question if place < len(QUESTIONS) else f"{question} (Answer {1 + place // len(QUESTIONS)} of yours.)"
+def open_questions(count: int, seed: int) -> list[dict[str, Any]]:
+    """Samples without fields, whose questions are numbered where there are more than these."""
+    questions = random.Random(seed).sample(_QUESTIONS, len(_QUESTIONS))
+    texts = [questions[place % len(questions)] for place in range(count)]
+    for place in range(len(questions), count):
+        texts[place] += f" (Answer {1 + place // len(questions)} of yours.)"
+    return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
 
 
-def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
+def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:
     """The verdict at the end of a judge's answer, which may be in a code block.
 
     Raises:
@@ -196,7 +193,7 @@ def verdict_in(text: str, lowest: float, highest: float) -> JudgeVerdict:
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
         raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
-    return JudgeVerdict(float(score), str(value.get("reason") or ""))
+    return _JudgeVerdict(float(score), str(value.get("reason") or ""))
 
 
 def last_object(text: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ COMPARISON_MEMORY_BYTES = 2**30
 DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
-class MathComparison(NamedTuple):
+class _MathComparison(NamedTuple):
     """The result of a worker."""
 
     correct: bool | None
@@ -49,7 +49,7 @@ def ground_truth_text(ground_truth: str | int | float) -> str:
     return str(ground_truth).strip()
 
 
-def prepare_worker() -> None:
+def _prepare_worker() -> None:
     """Bounds this worker's memory, and loads what the first comparison needs."""
     # It warns in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -59,33 +59,33 @@ def prepare_worker() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def compare(ground_truth: str, response: str) -> MathComparison:
+def compare(ground_truth: str, response: str) -> _MathComparison:
     """Compares the answer in `response` with `ground_truth`, without a time limit."""
     from deployments.tasks.math_exact import is_equal
 
-    expected = expected_of(ground_truth)
+    expected = _expected_of(ground_truth)
     if not expected:
-        return MathComparison(correct=None, extracted=None)
+        return _MathComparison(correct=None, extracted=None)
     for text in dict.fromkeys((normalized(response, keeps_words=True), normalized(response))):
         given = parsed(text)
         extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
-        correct = is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
+        correct = _is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
         if correct:
             break
-    return MathComparison(correct, extracted)
+    return _MathComparison(correct, extracted)
 
 
-def is_same_text(ground_truth: str, answer: str | None) -> bool:
+def _is_same_text(ground_truth: str, answer: str | None) -> bool:
     """Whether the answer is the ground truth to the letter, as is `even` for `\\text{even}`; an empty one is not."""
     return answer is not None and as_text(answer) == as_text(ground_truth) != ""
 
 
 @lru_cache(maxsize=256)
-def expected_of(ground_truth: str) -> list[Any]:
+def _expected_of(ground_truth: str) -> list[Any]:
     """The parsed ground truth, which the rollouts of a group share; empty if math-verify cannot read it."""
-    expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
+    expected = next(filter(_has_expression, map(read, _readings(ground_truth))), [])
     # A text between delimiters that is not an expression is compared as a text.
-    return expected or (read(ground_truth) if has_delimiters(ground_truth) else [])
+    return expected or (read(ground_truth) if _has_delimiters(ground_truth) else [])
 
 
 def read(text: str) -> list[Any]:
@@ -97,10 +97,10 @@ def parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
     limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
-    return [with_imaginary_unit(item) for item in parse(text, **limited, parsing_timeout=None)]
+    return [_with_imaginary_unit(item) for item in parse(text, **limited, parsing_timeout=None)]
 
 
-def with_imaginary_unit(item: Any) -> Any:
+def _with_imaginary_unit(item: Any) -> Any:
     """The expression with i as the imaginary unit: math-verify takes it for one of two variables, by what is beside."""
     from sympy import I  # type: ignore[import-untyped]
 
@@ -112,19 +112,19 @@ def with_imaginary_unit(item: Any) -> Any:
         return item
 
 
-def readings(ground_truth: str) -> tuple[str, str]:
+def _readings(ground_truth: str) -> tuple[str, str]:
     """The texts as which a ground truth is tried to be read: one that has delimiters of LaTeX first as it is."""
     boxed = f"\\boxed{{{ground_truth}}}"
-    return (ground_truth, boxed) if has_delimiters(ground_truth) else (boxed, ground_truth)
+    return (ground_truth, boxed) if _has_delimiters(ground_truth) else (boxed, ground_truth)
 
 
-def has_delimiters(text: str) -> bool:
+def _has_delimiters(text: str) -> bool:
     # The dollar sign of a price is not a delimiter.
     formula = text.replace(r"\$", "")
     return any(delimiter in formula for delimiter in DELIMITERS)
 
 
-def has_expression(parsed: list[Any]) -> bool:
+def _has_expression(parsed: list[Any]) -> bool:
     """Whether math-verify found more than texts."""
     return any(not isinstance(item, str) for item in parsed)
 
@@ -137,7 +137,7 @@ def addition_prompt(left: int, right: int) -> str:
     return f"What is {left} + {right}?"
 
 
-def addition_sample(left: int, right: int) -> dict[str, Any]:
+def _addition_sample(left: int, right: int) -> dict[str, Any]:
     """One addition as a sample of a rollout request."""
     return {
         "messages": [{"role": "user", "content": addition_prompt(left, right)}],
@@ -182,7 +182,7 @@ class MathInfo(BaseModel):
         return given
 
 
-class MathVerdict(NamedTuple):
+class _MathVerdict(NamedTuple):
     """The result of a check."""
 
     correct: bool
@@ -231,7 +231,7 @@ class MathEnvironment(TaskEnvironment):
         self.format_reward = format_reward
         workers = assigned_cores() if workers is None else workers
         self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", __name__, EXACT], lost_after_s)
+        self.pool = WorkerPool(workers, _prepare_worker, ["math_verify", __name__, EXACT], lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
@@ -244,11 +244,11 @@ class MathEnvironment(TaskEnvironment):
         response, ground_truth = message_log[-1]["content"], extra_env_info.ground_truth
         answer = answer_in(response, form)
         if form == "choice":
-            choice = choice_of(ground_truth)
-            verdict = verdict_of(answer.text == choice, choice, answer.text)
+            choice = _choice_of(ground_truth)
+            verdict = _verdict_of(answer.text == choice, choice, answer.text)
         elif isinstance(ground_truth, str) and is_prose(ground_truth):
             text = response if answer.text is None and form == "any" else answer.text
-            verdict = verdict_of(is_same_text(ground_truth, text), ground_truth, text)
+            verdict = _verdict_of(_is_same_text(ground_truth, text), ground_truth, text)
         else:
             verdict = await self._verdict(answer, ground_truth)
         rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
@@ -256,17 +256,17 @@ class MathEnvironment(TaskEnvironment):
             rewards["format"] = self.format_reward if answer.is_formatted else 0.0
         return text_outcome(f"Environment: {verdict.reason}", rewards, terminated=True, answer=verdict.answer)
 
-    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> MathVerdict:
+    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> _MathVerdict:
         expected = ground_truth_text(ground_truth)
         try:
             found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:
             logger.info("An answer was judged wrong because comparing it took %s.", error)
-            return MathVerdict(False, f"incorrect. The check took {error}.", answer.text)
+            return _MathVerdict(False, f"incorrect. The check took {error}.", answer.text)
         if found.correct is None:
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
-        return verdict_of(found.correct, expected, text)
+        return _verdict_of(found.correct, expected, text)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -278,15 +278,15 @@ class MathEnvironment(TaskEnvironment):
         per_operand = LARGEST_OPERAND + 1
         repeats = -(-count // per_operand**2)
         pairs = draw.sample(range(per_operand**2), k=count, counts=[repeats] * per_operand**2)
-        return [addition_sample(*divmod(pair, per_operand)) for pair in pairs]
+        return [_addition_sample(*divmod(pair, per_operand)) for pair in pairs]
 
 
-def choice_of(ground_truth: str | int | float) -> str:
+def _choice_of(ground_truth: str | int | float) -> str:
     """The letter of the right choice. Raises `SampleRejected` if the ground truth is not a letter."""
     if (letter := letter_of(str(ground_truth))) is None:
         raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")
     return letter
 
 
-def verdict_of(correct: bool, expected: str, answer: str | None) -> MathVerdict:
-    return MathVerdict(correct, "correct" if correct else f"incorrect. Expected {expected}.", answer)
+def _verdict_of(correct: bool, expected: str, answer: str | None) -> _MathVerdict:
+    return _MathVerdict(correct, "correct" if correct else f"incorrect. Expected {expected}.", answer)

@@ -21,36 +21,36 @@ _numerically, _symbolically = grader.sympy_numeric_eq, grader.sympy_symbolic_eq
 
 def is_equal(expected: list[Any], given: list[Any]) -> bool:
     """Whether any of the readings are equal, without a limit of time."""
-    grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numerically_equal, symbolically_equal
+    grader.sympy_numeric_eq, grader.sympy_symbolic_eq = _numerically_equal, _symbolically_equal
     return bool(verify(expected, given, timeout_seconds=None))
 
 
-def numerically_equal(gold: Any, pred: Any, float_rounding: int, numeric_precision: int) -> bool:
-    if are_numbers(gold, pred):
-        return numbers_equal(gold, pred)
+def _numerically_equal(gold: Any, pred: Any, float_rounding: int, numeric_precision: int) -> bool:
+    if _are_numbers(gold, pred):
+        return _numbers_equal(gold, pred)
     if isinstance(gold, Expr) and isinstance(pred, Expr) and not (gold.has(Float) or pred.has(Float)):
         # Simplifying their difference comes next, which is exact.
         return False
     return bool(_numerically(gold, pred, float_rounding, numeric_precision))
 
 
-def symbolically_equal(gold: Any, pred: Any) -> bool:
-    return not are_numbers(gold, pred) and bool(_symbolically(gold, pred))
+def _symbolically_equal(gold: Any, pred: Any) -> bool:
+    return not _are_numbers(gold, pred) and bool(_symbolically(gold, pred))
 
 
-def are_numbers(*parts: Any) -> bool:
+def _are_numbers(*parts: Any) -> bool:
     return all(isinstance(part, Expr) and not part.free_symbols and not part.has(*LABORIOUS) for part in parts)
 
 
-def numbers_equal(gold: Expr, pred: Expr) -> bool:
+def _numbers_equal(gold: Expr, pred: Expr) -> bool:
     """Where one is a percentage, 50% is both a half and the answer 50 to a question for a percentage."""
     percents = [grader.get_pct_val(number) for number in (gold, pred)]
-    if percents.count(None) == 1 and values_equal(percents[0] or gold, percents[1] or pred):
+    if percents.count(None) == 1 and _values_equal(percents[0] or gold, percents[1] or pred):
         return True
-    return values_equal(gold, pred)
+    return _values_equal(gold, pred)
 
 
-def values_equal(gold: Expr, pred: Expr) -> bool:
+def _values_equal(gold: Expr, pred: Expr) -> bool:
     left, right = grader.safe_sympy_doit(gold), grader.safe_sympy_doit(pred)
     if left == right:
         return True

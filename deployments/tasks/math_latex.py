@@ -67,39 +67,39 @@ NO_UNIT = re.compile(
 WORD_OR_VARIABLES = re.compile(r"(?=.*[aeiouy])[a-z'\u2019-]{3,}+|(?=.*[^\x00-\x7f])[^\u0370-\u03ff万萬億亿百千分半]++")
 
 
-def digits_of(number: re.Match[str]) -> str:
+def _digits_of(number: re.Match[str]) -> str:
     return "".join(filter(str.isdigit, number[0].replace(r"\!", "")))
 
 
-def without_commas(number: re.Match[str]) -> str:
+def _without_commas(number: re.Match[str]) -> str:
     return number[0].replace(",", "")
 
 
-def number_and_words(text: re.Match[str]) -> str:
+def _number_and_words(text: re.Match[str]) -> str:
     """`\\text{13 cm}` as a number and its unit; a text with several numbers as it is."""
     number, words = text.groups()
     return f"{number}{words}" if any(map(str.isdigit, words)) or not words.strip() else rf"{number}\text{{{words}}}"
 
 
-def mixed_number(number: re.Match[str]) -> str:
+def _mixed_number(number: re.Match[str]) -> str:
     """A fraction; `2 4/3` stays a product."""
     whole, numerator, denominator = map(int, number.groups())
     return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else number[0]
 
 
-def repeating_decimal(number: re.Match[str]) -> str:
+def _repeating_decimal(number: re.Match[str]) -> str:
     whole, fixed, period = number.groups()
     scale = 10 ** len(fixed)
     value = Fraction(int(whole + fixed), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def number_alone(text: re.Match[str]) -> str:
+def _number_alone(text: re.Match[str]) -> str:
     """A number without the words behind it that say what is counted: `73 people per hour` is 73."""
     between, words = text.groups()
     first, *others = words.replace("/", " ").lower().split()
     if (
-        not (is_word(first, is_attached=between == "") or (first in ("of", "in") and others))
+        not (_is_word(first, is_attached=between == "") or (first in ("of", "in") and others))
         or any(word not in CONNECTIVES and (len(word) < 2 or NO_UNIT.fullmatch(word)) for word in others)
         or NUMBER.search(text.string[max(0, text.start() - LONGEST_NUMBER) : text.start()]) is None
     ):
@@ -111,7 +111,7 @@ CONNECTIVES = ("a", "and", "or", "all")
 """Words that may stand among those that say what is counted."""
 
 
-def is_word(letters: str, is_attached: bool) -> bool:
+def _is_word(letters: str, is_attached: bool) -> bool:
     """Whether small letters behind a number are a word, not variables: these stand in the order of the alphabet."""
     if not WORD_OR_VARIABLES.fullmatch(letters) or NO_UNIT.fullmatch(letters):
         return False
@@ -122,7 +122,7 @@ def is_word(letters: str, is_attached: bool) -> bool:
 
 RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     (r"\fbox", r"\\fbox(?=\s*+\{)", r"\\boxed"),
-    ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", digits_of),
+    ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", _digits_of),
     (r"\!", r"(?<!\\)\\!", ""),
     ("", SPACE, " "),
     ("}{", r"\\(?:SI|qty)\s*+(?:\[[^\]{}]{0,99}+\])?+\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
@@ -138,7 +138,7 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     (" i", r"(?<=\d) ++i(?![a-zA-Z])", "i"),
     (r"\text", r"\\text\{\s*+\\\$\s*+\}", ""),
     (r"\text", r"(?:,\s*+)?+\\text\{\s*+(?:,\s*+)?+(?:and|or)\s*+\}", ", "),
-    ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", number_and_words),
+    ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", _number_and_words),
     ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+\([^{{}}\d]*+\d[^{{}}]*\))\s*+\}}", r"\1"),
     (r"\text", r"\\text(?=\{\s*+[-+(]?+[\d\\])", ""),
     ("\\", rf"{BOLD}(?![a-zA-Z])", ""),
@@ -150,21 +150,21 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("", rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
     ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
     ("sqrt", r"(?<![\\a-zA-Z])sqrt\s*+\(([^()]*+)\)", r"\\sqrt{\1}"),
-    ("", COUNTED, number_alone),
+    ("", COUNTED, _number_alone),
     ("!!", r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
     ("", r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
     (
         ",",
         rf"(?<![\d.,(\[])(?<!\\\{{)\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=\s*+\\[dt]?frac\s*+\{{| ++\d{{1,4}} *+/)",
-        digits_of,
+        _digits_of,
     ),
-    ("/", r"(?<![\w.,/^)}])(\d{1,12}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
+    ("/", r"(?<![\w.,/^)}])(\d{1,12}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", _mixed_number),
     *(
-        (rf"\{above}{{", rf"(?<![\d.])(\d{{1,20}})\.(\d{{0,20}})\\{above}\{{(\d{{1,20}})\}}", repeating_decimal)
+        (rf"\{above}{{", rf"(?<![\d.])(\d{{1,20}})\.(\d{{0,20}})\\{above}\{{(\d{{1,20}})\}}", _repeating_decimal)
         for above in ("overline", "bar", "dot")
     ),
     (".", r"(?<=[\d}])\.(?=\s*+[}$])", ""),
-    ("=", rf"(?<==)\s*+-?+\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=(?:\.\d++)?+{NO_LIST}{END})", without_commas),
+    ("=", rf"(?<==)\s*+-?+\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=(?:\.\d++)?+{NO_LIST}{END})", _without_commas),
     (r"\boxed", r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
     (r"\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"\log_", r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),
@@ -179,7 +179,7 @@ def normalized(text: str, keeps_words: bool = False) -> str:
     """The text with these forms brought to those of math-verify; words behind numbers stay if they may be variables."""
     text = text.translate(CHARACTERS)
     for literal, pattern, replacement in COMPILED:
-        if literal in text and not (keeps_words and replacement is number_alone):
+        if literal in text and not (keeps_words and replacement is _number_alone):
             text = pattern.sub(replacement, text)
     return text
 

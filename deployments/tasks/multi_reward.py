@@ -44,14 +44,14 @@ class PartSettings(EnvironmentPart):
     there: an unfinished reply is then neither right nor wrong."""
 
 
-def refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
+def _refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
     """Returns `parts`. Raises `ValueError` if one has the name of the field that is there beside them."""
     if "ended" in parts:
         raise ValueError("a part cannot be named 'ended', which is a field of extra_env_info: give it another name")
     return parts
 
 
-Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(refuse_name_of_a_field)]
+Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
 
 
 class MultiRewardEnvironment(TaskEnvironment):
@@ -75,7 +75,7 @@ class MultiRewardEnvironment(TaskEnvironment):
         limits = [part.max_concurrent_steps for part in self._environments.values() if part.max_concurrent_steps]
         self.max_concurrent_steps = min(limits, default=None)
         self.description = self._described()  # type: ignore[misc]
-        self.ExtraEnvInfo = fields_of(self._environments)  # type: ignore[misc]
+        self.ExtraEnvInfo = _fields_of(self._environments)  # type: ignore[misc]
 
     def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
         """Every part may ask all of them."""
@@ -89,7 +89,7 @@ class MultiRewardEnvironment(TaskEnvironment):
         ended = given.get("ended", [])
         state = {name: given.get(name, {}) for name in self._environments}
         judging = [name for name in self._environments if name not in ended]
-        outcomes = await outcomes_of(
+        outcomes = await _outcomes_of(
             {
                 name: validated_step(self._environments[name], [message.copy() for message in message_log], state[name])
                 for name in judging
@@ -149,7 +149,7 @@ class MultiRewardEnvironment(TaskEnvironment):
         return f"Several judges of one reply. {parts}"
 
 
-async def outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> dict[str, StepOutcome]:
+async def _outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> dict[str, StepOutcome]:
     """Runs the steps at once. Raises what the first that fails raises, when the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -161,7 +161,7 @@ async def outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> 
     raise error  # Here, because the group would be its context there.
 
 
-def fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
+def _fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
     """A model with a field for the `extra_env_info` of each part."""
     fields: dict[str, Any] = {name: (part.ExtraEnvInfo, field_of(part)) for name, part in environments.items()}
     _, *others = environments

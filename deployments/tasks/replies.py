@@ -19,7 +19,7 @@ PYTHON = re.compile(r"(?:i?python|py)(?:3[\d.]*)?")
 TAB = 4
 
 
-class Fence(NamedTuple):
+class _Fence(NamedTuple):
     """The line that opens a Markdown block, as CommonMark has it; within a list it may be indented further."""
 
     indent: int
@@ -30,7 +30,7 @@ class Fence(NamedTuple):
     """The first word of the rest of the line, in lower case."""
 
     @classmethod
-    def opened_by(cls, line: str) -> "Fence | None":
+    def opened_by(cls, line: str) -> "_Fence | None":
         found = OPENING.match(line)
         # Behind backticks, further ones are those of inline code.
         if found is None or (found[2][0] == "`" and "`" in line[found.end(2) :]):
@@ -57,19 +57,19 @@ def last_code_block(reply: str) -> str | None:
 
     Takes linear time: each line is read once.
     """
-    blocks = list(code_blocks(reply))
+    blocks = list(_code_blocks(reply))
     marked = [code for language, code in blocks if PYTHON.fullmatch(language)]
     candidates = marked or [code for language, code in blocks if language == ""]
     return candidates[-1] if candidates else None
 
 
-def code_blocks(reply: str) -> Iterator[tuple[str, str]]:
+def _code_blocks(reply: str) -> Iterator[tuple[str, str]]:
     """Language and content of each block. The end of the reply ends the last one, if there is anything in it."""
-    fence: Fence | None = None
+    fence: _Fence | None = None
     lines: list[str] = []
     for line in reply.removesuffix("\n").split("\n"):
         if fence is None:
-            fence, lines = Fence.opened_by(line), []
+            fence, lines = _Fence.opened_by(line), []
             continue
         inner = fence.inside(line)
         if fence.is_closed_by(inner):
@@ -103,16 +103,16 @@ class Answer(NamedTuple):
 
 def answer_in(response: str, form: AnswerForm) -> Answer:
     if form == "choice":
-        return choice_in(response)
+        return _choice_in(response)
     if form == "answer_line":
-        return answer_of_line(response)
+        return _answer_of_line(response)
     boxed = last_box(response)
     latex = response if form == "any" else "" if boxed is None else f"\\boxed{{{boxed}}}"
     return Answer(boxed, latex, is_formatted=boxed is not None)
 
 
-def answer_of_line(response: str) -> Answer:
-    line = last_answer_line(response)
+def _answer_of_line(response: str) -> Answer:
+    line = _last_answer_line(response)
     if line is None:
         return Answer(None, "", is_formatted=False)
     boxed = last_box(line)
@@ -124,14 +124,14 @@ def answer_of_line(response: str) -> Answer:
     return Answer(inner, latex, is_formatted=begun is not None and begun.end() < len(last_line))
 
 
-def choice_in(response: str) -> Answer:
-    for given in (last_box(response), last_answer_line(response)):
+def _choice_in(response: str) -> Answer:
+    for given in (last_box(response), _last_answer_line(response)):
         if given is not None and (letter := letter_of(given)) is not None:
             return Answer(letter, letter, is_formatted=True)
     return Answer(None, "", is_formatted=False)
 
 
-def last_answer_line(response: str) -> str | None:
+def _last_answer_line(response: str) -> str | None:
     """The text after the last `Answer:` up to the end of its line; None if that is empty."""
     lines = ANSWER_LINE.findall(response)
     return lines[-1].strip(EMPHASIS) or None if lines else None

@@ -39,7 +39,7 @@ class RetrievalInfo(BaseModel):
     """Ids of the relevant documents that were found so far."""
 
 
-class SearchCalls(NamedTuple):
+class _SearchCalls(NamedTuple):
     """The searches of one reply."""
 
     answers: list[ChatMessage | None]
@@ -88,7 +88,7 @@ class RetrievalEnvironment(TaskEnvironment):
             documents = read_corpus(REPOSITORY / corpus)
         self.corpus = Corpus(documents, stopwords)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
-        tool = Tool(search_schema(), str)
+        tool = Tool(_search_schema(), str)
         self.tools: list[JsonObject] = [tool.schema]
         self._tool_set = ToolSet([tool])
 
@@ -104,8 +104,8 @@ class RetrievalEnvironment(TaskEnvironment):
             for each, reply, info in zip(asked, replies, extra_env_infos, strict=True)
         ]
 
-    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> SearchCalls:
-        asked = SearchCalls([], [], [], 0)
+    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> _SearchCalls:
+        asked = _SearchCalls([], [], [], 0)
         malformed = 0
         for call in map(self._tool_set.checked, tool_calls_of(reply, self.tools)):
             if isinstance(call, MalformedCall):
@@ -119,7 +119,7 @@ class RetrievalEnvironment(TaskEnvironment):
                 asked.messages.append(tool_message("", call))
         return asked._replace(malformed=malformed)
 
-    def _shown(self, asked: SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
+    def _shown(self, asked: _SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
         """The documents that were found. The rollout goes on."""
         texts = map(self._text, hits)
         searched = iter([{**frame, "content": text} for frame, text in zip(asked.messages, texts, strict=True)])
@@ -160,18 +160,18 @@ class RetrievalEnvironment(TaskEnvironment):
         """
         draw = random.Random(seed)
         if self._samples is not None:
-            return drawn(self._samples, count, draw)
-        return [known_item(document) for document in drawn(self.corpus.documents, count, draw)]
+            return _drawn(self._samples, count, draw)
+        return [_known_item(document) for document in _drawn(self.corpus.documents, count, draw)]
 
 
-def drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
+def _drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
     """So many items in a random order, none a second time before all were drawn."""
     rounds, rest = divmod(count, len(pool))
     sizes = [len(pool)] * rounds + [rest]
     return [item for size in sizes for item in draw.sample(pool, size)]
 
 
-def search_schema() -> JsonObject:
+def _search_schema() -> JsonObject:
     parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
     return {
         "type": "function",
@@ -179,7 +179,7 @@ def search_schema() -> JsonObject:
     }
 
 
-def known_item(document: Document) -> dict[str, Any]:
+def _known_item(document: Document) -> dict[str, Any]:
     quote = " ".join(document.text.split()[:WORDS_IN_QUOTE])
     question = f"Which document begins with the words: {quote}? Answer with the id in square brackets before it."
     return {
@@ -189,11 +189,11 @@ def known_item(document: Document) -> dict[str, Any]:
 
 
 def answer_in(text: str) -> str:
-    boxed, tagged = last_box(text), last_closed_answer(text)
+    boxed, tagged = last_box(text), _last_closed_answer(text)
     return (boxed if boxed is not None else tagged if tagged is not None else text).strip()
 
 
-def last_closed_answer(text: str) -> str | None:
+def _last_closed_answer(text: str) -> str | None:
     """The text of the last closed tag, `None` without one. Takes linear time."""
     before, closed, _ = text.rpartition(CLOSE_TAG)
     _, opened, rest = before.rpartition(OPEN_TAG)
@@ -208,8 +208,8 @@ def normalized(answer: str) -> str:
     """
     lowered = answer.lower()
     words = lowered.translate(PUNCTUATION)
-    return next(filter(None, map(one_spaced, (ARTICLES.sub(" ", words), words, lowered))), "")
+    return next(filter(None, map(_one_spaced, (ARTICLES.sub(" ", words), words, lowered))), "")
 
 
-def one_spaced(text: str) -> str:
+def _one_spaced(text: str) -> str:
     return " ".join(text.split())

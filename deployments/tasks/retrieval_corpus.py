@@ -44,13 +44,13 @@ def read_corpus(path: Path) -> list[Document]:
     """
     documents: list[Document] = []
     try:
-        documents += [document_of(line, f"{path}, line {number}") for number, line in numbered_lines(path)]
+        documents += [_document_of(line, f"{path}, line {number}") for number, line in numbered_lines(path)]
     except OSError as error:
         raise CorpusInvalid(f"{path} cannot be read: {error.strerror}") from error
     return documents
 
 
-def document_of(line: bytes, place: str) -> Document:
+def _document_of(line: bytes, place: str) -> Document:
     try:
         return Document.model_validate(orjson.loads(line))
     except ValidationError as error:
@@ -111,7 +111,7 @@ PEOPLE, TOWNS = 200, 40
 def invented_corpus(seed: int = 0) -> tuple[list[Document], list[dict[str, Any]]]:
     """Documents about people and towns, and samples about them, some of which need two searches."""
     draw = random.Random(seed)
-    names = invented_names(draw, 2 * PEOPLE + 2 * TOWNS)
+    names = _invented_names(draw, 2 * PEOPLE + 2 * TOWNS)
     people = [f"{first} {last}" for first, last in zip(names[:PEOPLE], names[PEOPLE : 2 * PEOPLE], strict=True)]
     towns, countries = names[2 * PEOPLE : 2 * PEOPLE + TOWNS], names[2 * PEOPLE + TOWNS :]
     documents = [
@@ -133,7 +133,7 @@ def invented_corpus(seed: int = 0) -> tuple[list[Document], list[dict[str, Any]]
     return documents, samples
 
 
-def invented_names(draw: random.Random, count: int) -> list[str]:
+def _invented_names(draw: random.Random, count: int) -> list[str]:
     names: dict[str, None] = {}
     while len(names) < count:
         names["".join(draw.choices(SYLLABLES, k=3)).capitalize()] = None

@@ -1,14 +1,13 @@
 """Conversations that a reward model of the service scores."""
 
 import math
-import random
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.tasks.llm_judge import QUESTIONS, ModelMissing, numbered
+from deployments.tasks.llm_judge import ModelMissing, open_questions
 from deployments.tasks.replies import text_outcome
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 
@@ -62,10 +61,8 @@ class RewardModelEnvironment(TaskEnvironment):
             raise ModelMissing(f"the entry of the environment in the config needs {self.model!r} under reward_models")
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Open questions, numbered where there are more than these."""
-        questions = random.Random(seed).sample(QUESTIONS, len(QUESTIONS))
-        texts = [numbered(questions[place % len(questions)], place) for place in range(count)]
-        return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
+        """Open questions."""
+        return open_questions(count, seed)
 
 
 def sigmoid(score: float) -> float:

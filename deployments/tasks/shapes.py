@@ -80,7 +80,7 @@ class ShapesInfo(BaseModel):
                     f"{name} is a field of the kind {FIELDS[name]}, and the kind of this sample is {self.kind}"
                 )
         if self.kind == "maze":
-            require_solvable(self.maze(), self)
+            _require_solvable(self.maze(), self)
         return self
 
     def scene(self) -> Scene:
@@ -93,7 +93,7 @@ class ShapesInfo(BaseModel):
         return maze(self.seed, self.cells)
 
 
-def require_solvable(shown: Maze, state: ShapesInfo) -> None:
+def _require_solvable(shown: Maze, state: ShapesInfo) -> None:
     """Raises ValueError unless `place` is a cell, and `max_moves` allows for the shortest way from the start."""
     if state.place is not None and not all(0 <= index < shown.cells for index in state.place):
         raise ValueError(f"place must be row and column of one of {shown.cells}x{shown.cells} cells, got {state.place}")
@@ -106,7 +106,7 @@ def place_of(state: ShapesInfo, shown: Maze) -> Cell:
     return shown.start if state.place is None else (state.place[0], state.place[1])
 
 
-def moves_allowed(state: ShapesInfo, shown: Maze) -> int:
+def _moves_allowed(state: ShapesInfo, shown: Maze) -> int:
     return 2 * len(shown.shortest_way(shown.start)) if state.max_moves is None else state.max_moves
 
 
@@ -137,13 +137,13 @@ class ShapesEnvironment(TaskEnvironment):
         state = extra_env_info
         if state.kind == "count":
             shapes = state.scene()
-            picture, question = scene_picture(shapes, state.size), count_prompt(shapes)
+            picture, question = scene_picture(shapes, state.size), _count_prompt(shapes)
         elif state.kind == "bar":
             bars = state.chart()
-            picture, question = chart_picture(bars, state.size), bar_prompt(bars)
+            picture, question = chart_picture(bars, state.size), _bar_prompt(bars)
         else:
             walls = state.maze()
-            require_unfinished(state, walls)
+            _require_unfinished(state, walls)
             picture, question = maze_picture(walls, place_of(state, walls), state.size), MAZE_PROMPT
         return StartOutcome(observation={"role": "user", "content": question, "images": [picture]})
 
@@ -155,10 +155,10 @@ class ShapesEnvironment(TaskEnvironment):
         """
         answer = boxed_or_whole(reply_text(message_log[-1]))
         if extra_env_info.kind == "maze":
-            return moved(extra_env_info, answer.lower())
+            return _moved(extra_env_info, answer.lower())
         is_count = extra_env_info.kind == "count"
         expected = extra_env_info.scene().count if is_count else value_asked_for(extra_env_info.chart())
-        return judged(answer, expected)
+        return _judged(answer, expected)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Samples of the kinds in turn, of the default difficulty, each with a seed of its own."""
@@ -169,11 +169,11 @@ class ShapesEnvironment(TaskEnvironment):
         ]
 
 
-def count_prompt(shown: Scene) -> str:
+def _count_prompt(shown: Scene) -> str:
     return f"How many {shown.color} {shown.form}s are there? Answer with one digit."
 
 
-def bar_prompt(shown: Chart) -> str:
+def _bar_prompt(shown: Chart) -> str:
     return f"Each line is 1. What is the value of bar {shown.name}? Answer with one digit."
 
 
@@ -181,7 +181,7 @@ def value_asked_for(shown: Chart) -> int:
     return shown.values[shown.asked]
 
 
-def judged(answer: str, expected: int) -> StepOutcome:
+def _judged(answer: str, expected: int) -> StepOutcome:
     if answer not in tuple("0123456789"):
         text = f"Environment: the reply is not one digit. Expected {expected}."
         return text_outcome(text, terminated=True)
@@ -190,18 +190,18 @@ def judged(answer: str, expected: int) -> StepOutcome:
     return text_outcome(text, float(right), terminated=True, answer=answer)
 
 
-def require_unfinished(state: ShapesInfo, shown: Maze) -> None:
+def _require_unfinished(state: ShapesInfo, shown: Maze) -> None:
     """Raises SampleRejected if the maze is over."""
     if place_of(state, shown) == shown.exit:
         raise SampleRejected(f"extra_env_info.place is the exit already: {list(shown.exit)}")
-    if state.moves >= moves_allowed(state, shown):
-        raise SampleRejected(f"extra_env_info.moves is {state.moves}, and {moves_allowed(state, shown)} are allowed")
+    if state.moves >= _moves_allowed(state, shown):
+        raise SampleRejected(f"extra_env_info.moves is {state.moves}, and {_moves_allowed(state, shown)} are allowed")
 
 
-def moved(state: ShapesInfo, answer: str) -> StepOutcome:
+def _moved(state: ShapesInfo, answer: str) -> StepOutcome:
     """The outcome of a reply in a maze. One that is not a move, or runs into a wall, is counted and moves nothing."""
     shown = state.maze()
-    require_unfinished(state, shown)
+    _require_unfinished(state, shown)
     place = place_of(state, shown)
     direction = next((each for each in STEPS if each == answer), None)
     after = shown.after(place, direction) if direction else None
@@ -214,7 +214,7 @@ def moved(state: ShapesInfo, answer: str) -> StepOutcome:
     further: dict[str, Any] = {"metadata": metadata, "answer": direction}
     if place == shown.exit:
         return text_outcome(f"The exit is reached in {moves} move{'s'[: moves > 1]}.", 1.0, terminated=True, **further)
-    if moves >= moves_allowed(state, shown):
+    if moves >= _moves_allowed(state, shown):
         return text_outcome("No moves left.", terminated=True, **further)
     picture = maze_picture(shown, place, state.size)
     message: ChatMessage = {"role": "user", "content": text, "images": [picture]}

@@ -82,7 +82,7 @@ def scene(seed: int, size: int, most_counted: int, most_others: int) -> Scene:
 
 def scene_picture(shown: Scene, size: int) -> bytes:
     """The scene as a PNG file of `size` x `size` pixels, on white."""
-    image, draw = blank(size)
+    image, draw = _blank(size)
     for shape in shown.shapes:
         x, y, radius = shape.x, shape.y, shape.radius
         box = (x - radius, y - radius, x + radius, y + radius)
@@ -104,10 +104,10 @@ class Chart:
 
     @property
     def name(self) -> str:
-        return bar_name(self.asked)
+        return _bar_name(self.asked)
 
 
-def bar_name(place: int) -> str:
+def _bar_name(place: int) -> str:
     return chr(ord("A") + place)
 
 
@@ -118,7 +118,7 @@ def chart(seed: int, bars: int) -> Chart:
 
 def chart_picture(shown: Chart, size: int) -> bytes:
     """The chart as a PNG file: bars in front of a grid with a line for each number, and a letter below each bar."""
-    image, draw = blank(size)
+    image, draw = _blank(size)
     bottom = size - LABEL_HEIGHT - 2
     unit = (bottom - 1) // LARGEST_VALUE
     for value in range(LARGEST_VALUE + 1):
@@ -131,7 +131,7 @@ def chart_picture(shown: Chart, size: int) -> bytes:
         if value:
             right = (place + 1) * slot - slot // 5 - 1
             draw.rectangle((left, bottom - value * unit, right, bottom), colors[place % len(colors)])
-        draw.text((place * slot + slot // 2 - 3, bottom + 1), bar_name(place), BLACK, font)
+        draw.text((place * slot + slot // 2 - 3, bottom + 1), _bar_name(place), BLACK, font)
     return png(image)
 
 
@@ -190,7 +190,7 @@ def maze(seed: int, cells: int) -> Maze:
 
 def maze_picture(shown: Maze, place: Cell, size: int) -> bytes:
     """The maze as a PNG file: black walls, a green square at the exit, a red dot at `place`."""
-    image, draw = blank(size)
+    image, draw = _blank(size)
     side = (size - 1) // shown.cells
     margin = max(2, side // 4)
     for cell, color in ((shown.exit, COLORS["green"]), (place, COLORS["red"])):
@@ -209,7 +209,7 @@ def maze_picture(shown: Maze, place: Cell, size: int) -> bytes:
     return png(image)
 
 
-def blank(size: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+def _blank(size: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     image = Image.new("RGB", (size, size), WHITE)
     return image, ImageDraw.Draw(image)
 

@@ -112,7 +112,7 @@ class SlidingPuzzleState(BaseModel):
         if self.board is not None and len(missing) < len(shuffle):
             raise ValueError("board is given together with size, seed or shuffle_moves: send one or the other")
         if self.board is not None:
-            require_playable(self.board)
+            _require_playable(self.board)
         return self
 
     def current_board(self) -> Board:
@@ -125,7 +125,7 @@ class SlidingPuzzleState(BaseModel):
         return shuffled_board(self.size, self.seed, self.shuffle_moves)
 
 
-def require_playable(board: Board) -> None:
+def _require_playable(board: Board) -> None:
     """Raises ValueError, naming `board`, unless it is a square permutation of 0..n²-1 that can be solved."""
     if any(len(row) != len(board) for row in board):
         raise ValueError(f"board must be square, got rows of {[len(row) for row in board]} tiles")
@@ -148,7 +148,7 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
             SampleRejected: the game is over already.
         """
         board = extra_env_info.current_board()
-        require_unfinished(board, extra_env_info)
+        _require_unfinished(board, extra_env_info)
         actions = ACTION_TAG.findall(message_log[-1]["content"])
         action = actions[-1].strip().lower() if actions else None
         if action == "view":
@@ -175,7 +175,7 @@ def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
     }
 
 
-def require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
+def _require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
     """Raises SampleRejected if the game is over."""
     if board == solved_board(len(board)):
         raise SampleRejected(f"extra_env_info.board is solved already: {board}")

@@ -140,7 +140,7 @@ class ToolCallsEnvironment(TaskEnvironment):
             return text_outcome(TOO_MANY, {"correct": 0.0}, terminated=True)
         tools = self._set_of(json.dumps(info.tools)) if info.tools else self._set_of("[]")
         answered = [tools.answered(call) for call in calls]
-        expected = matched(answered, info)
+        expected = _matched(answered, info)
         malformed = sum(not each.was_made for each in answered)
         done = info.ground_truth is None
         right = done and len(expected) == len(calls) == len(info.expected_calls)
@@ -149,7 +149,7 @@ class ToolCallsEnvironment(TaskEnvironment):
             rewards["malformed"] = self.malformed_reward * malformed
         made = info.model_copy(update={"made": [*info.made, *expected.values()], "calls": info.calls + len(calls)})
         return StepOutcome(
-            [with_expected_result(each, expected.get(place), info) for place, each in enumerate(answered)],
+            [_with_expected_result(each, expected.get(place), info) for place, each in enumerate(answered)],
             rewards,
             terminated=done,
             metadata=made.model_dump(),
@@ -173,10 +173,10 @@ class ToolCallsEnvironment(TaskEnvironment):
         draw = random.Random(seed)
         numbers = range(1, LARGEST_OPERAND + 1)
         drawn = draw.sample(range(len(numbers) ** 2), count)
-        return [calculation(*divmod(number, len(numbers)), draw.choice("+-*")) for number in drawn]
+        return [_calculation(*divmod(number, len(numbers)), draw.choice("+-*")) for number in drawn]
 
 
-def calculation(left: int, right: int, sign: str) -> dict[str, Any]:
+def _calculation(left: int, right: int, sign: str) -> dict[str, Any]:
     expression = f"{left + 1} {sign} {right + 1}"
     return {
         "messages": [{"role": "user", "content": f"What is {expression}?"}],
@@ -184,13 +184,13 @@ def calculation(left: int, right: int, sign: str) -> dict[str, Any]:
     }
 
 
-def matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int, int]:
+def _matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int, int]:
     """For places of the calls that were expected, the places in `expected_calls`; each of these once."""
-    left = {place: key_of(call) for place, call in enumerate(info.expected_calls) if place not in info.made}
+    left = {place: _key_of(call) for place, call in enumerate(info.expected_calls) if place not in info.made}
     found: dict[int, int] = {}
     for place, each in enumerate(answered):
         if isinstance(each.call, ToolCall):
-            key = key_of(each.call)
+            key = _key_of(each.call)
             match = next((expected for expected, wanted in left.items() if wanted == key), None)
             if match is not None:
                 found[place] = match
@@ -198,24 +198,24 @@ def matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int, 
     return found
 
 
-def key_of(call: ToolCall | ExpectedCall) -> tuple[str, str]:
+def _key_of(call: ToolCall | ExpectedCall) -> tuple[str, str]:
     """Equal for equal calls; 1 and 1.0 are equal."""
-    return call.name, json.dumps(plain_numbers(call.arguments), sort_keys=True)
+    return call.name, json.dumps(_plain_numbers(call.arguments), sort_keys=True)
 
 
-def plain_numbers(value: Any) -> Any:
+def _plain_numbers(value: Any) -> Any:
     match value:
         case dict():
-            return {key: plain_numbers(item) for key, item in value.items()}
+            return {key: _plain_numbers(item) for key, item in value.items()}
         case list():
-            return [plain_numbers(item) for item in value]
+            return [_plain_numbers(item) for item in value]
         case float() if value.is_integer():
             return int(value)
         case _:
             return value
 
 
-def with_expected_result(each: AnsweredCall, expected: int | None, info: ToolCallsInfo) -> ChatMessage:
+def _with_expected_result(each: AnsweredCall, expected: int | None, info: ToolCallsInfo) -> ChatMessage:
     """The answer to a call: what its sample says, for a tool that only the sample has."""
     own = {Tool(schema, str).name for schema in info.tools}
     if not isinstance(each.call, ToolCall) or each.call.name not in own:
@@ -236,26 +236,26 @@ def calculate(expression: str) -> str:
     if len(expression) > LONGEST_EXPRESSION:
         raise ValueError(f"the expression is longer than {LONGEST_EXPRESSION} characters")
     try:
-        value = value_of(ast.parse(expression.strip(), mode="eval").body)
+        value = _value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(f"this is not an arithmetic expression: {expression}") from error
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def value_of(node: ast.expr) -> int | float:
+def _value_of(node: ast.expr) -> int | float:
     match node:
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() | float() as value):
-            return bounded(value)
+            return _bounded(value)
         case ast.UnaryOp(op, operand) if type(op) in OPERATORS:
-            return bounded(OPERATORS[type(op)](value_of(operand)))
+            return _bounded(OPERATORS[type(op)](_value_of(operand)))
         case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            return bounded(OPERATORS[type(op)](value_of(left), value_of(right)))
+            return _bounded(OPERATORS[type(op)](_value_of(left), _value_of(right)))
     raise ValueError("only numbers, +, -, *, /, //, % and brackets are known")
 
 
-def bounded(value: int | float) -> int | float:
+def _bounded(value: int | float) -> int | float:
     if not abs(value) <= LARGEST_VALUE:
         raise ValueError("a number is too large")
     return value

@@ -59,7 +59,7 @@ class ToolSet:
         self.tools = {tool.name: tool for tool in tools}
         if "" in self.tools or len(self.tools) < len(tools):
             raise ToolInvalid(f"each tool needs a name of its own, got {[tool.name for tool in tools]}")
-        self._validators = {name: validator_of(tool) for name, tool in self.tools.items()}
+        self._validators = {name: _validator_of(tool) for name, tool in self.tools.items()}
 
     def answered(self, call: AnyCall) -> AnsweredCall:
         """Runs the call, if it is one that the tools permit."""
@@ -88,7 +88,7 @@ class ToolSet:
         return MalformedCall(f"The call of {call.name} is not valid: {where}: {error.message}.", call.name, call.id)
 
 
-def validator_of(tool: Tool) -> jsonschema_rs.Validator:
+def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
     """Raises `ToolInvalid`."""
     try:
         return jsonschema_rs.validator_for(tool.function.get("parameters") or NO_PARAMETERS)

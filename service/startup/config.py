@@ -59,11 +59,11 @@ def config_of(content: Any, path: Path) -> ServeDeploySchema:
     try:
         config = ServeDeploySchema.model_validate(content)
     except ValidationError as error:
-        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems_in(error)])) from error
+        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *_problems_in(error)])) from error
     if unknown := list(unknown_keys(content)):
         raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
     set_environment(path)
-    resolve_models(config, path.resolve().parent)
+    _resolve_models(config, path.resolve().parent)
     return config
 
 
@@ -79,7 +79,7 @@ def set_access(config: ServeDeploySchema, keys_file: Path | None, guarded_by: st
             application.args["access"] = {**own, **{name: value for name, value in given.items() if value is not None}}
 
 
-def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
+def _resolve_models(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
     Those of data, keys and Harbor's tasks are relative to the config alone.
@@ -99,20 +99,20 @@ def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
         for environment in (application.args.get("environments") or {}).values():
             data = environment.get("data") if isinstance(environment, dict) else None
             if isinstance(data, dict) and "files" in data:
-                data["files"] = resolved_files(data["files"], folder)
+                data["files"] = _resolved_files(data["files"], folder)
             agent = environment.get("agent") if isinstance(environment, dict) else None
             harbor = agent.get("harbor") if isinstance(agent, dict) else None
             if isinstance(harbor, dict):
                 named = {name: harbor[name] for name in ("tasks", "checkouts") if name in harbor}
-                harbor.update({name: resolved_files(paths, folder) for name, paths in named.items()})
+                harbor.update({name: _resolved_files(paths, folder) for name, paths in named.items()})
 
 
-def resolved_files(names: Any, folder: Path) -> Any:
+def _resolved_files(names: Any, folder: Path) -> Any:
     """Paths and patterns of files, relative to `folder`; what has another type is left for validation to refuse."""
     if isinstance(names, dict):
-        return {split: resolved_files(of_split, folder) for split, of_split in names.items()}
+        return {split: _resolved_files(of_split, folder) for split, of_split in names.items()}
     if isinstance(names, list):
-        return [resolved_files(name, folder) for name in names]
+        return [_resolved_files(name, folder) for name in names]
     return str(folder / Path(names).expanduser()) if isinstance(names, str) else names
 
 
@@ -125,7 +125,7 @@ def set_environment(config_path: Path) -> None:
     load_dotenv(beside if beside.is_file() else BUNDLED / ENVIRONMENT_FILE)
 
 
-def problems_in(error: ValidationError) -> list[str]:
+def _problems_in(error: ValidationError) -> list[str]:
     """One line for each problem: the field, what is wrong, and the value that was given."""
     return [problem_line(".".join(map(str, problem["loc"])), problem) for problem in error.errors()]
 
@@ -138,23 +138,23 @@ def problem_line(field: str, problem: ErrorDetails) -> str:
 
 def unknown_keys(content: dict[str, Any]) -> Iterator[str]:
     """One line for each key that Serve's schemas do not have; Serve itself would ignore it."""
-    yield from unknown_keys_of(ServeDeploySchema, content, "")
-    yield from unknown_keys_of(HTTPOptionsSchema, content.get("http_options"), "http_options.")
+    yield from _unknown_keys_of(ServeDeploySchema, content, "")
+    yield from _unknown_keys_of(HTTPOptionsSchema, content.get("http_options"), "http_options.")
     for position, application in enumerate(content["applications"]):
         at = f"applications.{position}."
-        yield from unknown_keys_of(ServeApplicationSchema, application, at)
+        yield from _unknown_keys_of(ServeApplicationSchema, application, at)
         for deployment in application.get("deployments") or ():
             named = f"{at}deployments.{deployment['name']}."
-            yield from unknown_keys_of(DeploymentSchema, deployment, named)
-            yield from unknown_keys_of(
+            yield from _unknown_keys_of(DeploymentSchema, deployment, named)
+            yield from _unknown_keys_of(
                 RayActorOptionsSchema, deployment.get("ray_actor_options"), f"{named}ray_actor_options."
             )
-            yield from unknown_keys_of(
+            yield from _unknown_keys_of(
                 AutoscalingConfig, deployment.get("autoscaling_config"), f"{named}autoscaling_config."
             )
 
 
-def unknown_keys_of(schema: type[BaseModel], content: dict[str, Any] | None, at: str) -> Iterator[str]:
+def _unknown_keys_of(schema: type[BaseModel], content: dict[str, Any] | None, at: str) -> Iterator[str]:
     for key in (content or {}).keys() - schema.model_fields.keys():
         yield f"  {at}{key} (permitted: {', '.join(sorted(schema.model_fields))})"
 

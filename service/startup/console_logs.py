@@ -22,9 +22,6 @@ POLL_S = 0.5
 MOST_RECORDS_AT_ONCE = 50
 """Most records of one replica per read of its log: a failure of every rollout must not drown the rest."""
 
-NOISE = frozenset({("mcp.client.stdio", "Failed to parse JSONRPC message from server")})
-"""Errors that say nothing to the user, by logger and message: MCP's of each line that a server logs on its output."""
-
 
 @contextmanager
 def stages_shown(console: Console) -> Iterator[Callable[[str], None]]:
@@ -94,17 +91,17 @@ class ReplicaLogs:
         file = self._open_files.get(path)
         if file is None:
             file = self._open_files[path] = path.open("rb")
-        yield from complete_lines(file)
+        yield from _complete_lines(file)
         # A log that has grown too long goes on in a new file under the same name, which may be about to be made.
         if not path.exists():
             return
         if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
             file.close()
             self._open_files[path] = path.open("rb")
-            yield from complete_lines(self._open_files[path])
+            yield from _complete_lines(self._open_files[path])
 
 
-def complete_lines(file: BinaryIO) -> Iterator[bytes]:
+def _complete_lines(file: BinaryIO) -> Iterator[bytes]:
     """Reads to the end of the file, and leaves a line that is being written for the next time."""
     while (line := file.readline()).endswith(b"\n"):
         yield line
@@ -112,10 +109,8 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def text_for_the_console(record: dict[str, Any]) -> str | None:
-    """A printed line, or a warning or an error with its traceback; None for everything else, and for noise."""
+    """A printed line, or a warning or an error with its traceback; None for everything else."""
     name = f"[{record['deployment']}]"
-    if (record["logger"], record["message"]) in NOISE:
-        return None
     if record["logger"] in OUTPUT_LOGGERS:
         # A progress bar writes over itself.
         return None if record["message"].startswith("\r") else f"{name} {record['message']}"

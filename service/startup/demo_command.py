@@ -64,22 +64,22 @@ def show(response: RolloutResponse, tasks: Sequence[str], console: Console) -> N
     """Prints the best and the worst rollout of each task, how many were rewarded, and the metrics of the request."""
     for task_name in tasks:
         rollouts = [sample for sample in response.samples if sample.task_name == task_name]
-        for sample in best_and_worst(rollouts):
+        for sample in _best_and_worst(rollouts):
             console.print(transcript(sample))
-        rewarded = sum(reward_of(sample) > 0 for sample in rollouts)
+        rewarded = sum(_reward_of(sample) > 0 for sample in rollouts)
         failed = sum(sample.status == "error" for sample in rollouts)
         console.print(f"{task_name}: {rewarded} of {len(rollouts)} rollouts rewarded, {failed} failed\n")
     console.print(metrics_table(response.metrics))
 
 
-def best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
+def _best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
     """The longest of the highest and the shortest of the lowest reward."""
     return [
-        max(rollouts, key=lambda sample: (reward_of(sample), sample.metrics.turn_count)),
-        min(rollouts, key=lambda sample: (reward_of(sample), sample.metrics.turn_count)),
+        max(rollouts, key=lambda sample: (_reward_of(sample), sample.metrics.turn_count)),
+        min(rollouts, key=lambda sample: (_reward_of(sample), sample.metrics.turn_count)),
     ]
 
 
-def reward_of(sample: SampleResult) -> float:
+def _reward_of(sample: SampleResult) -> float:
     """The total reward; -1 for a rollout that failed, whose reward is unknown."""
     return -1.0 if sample.total_reward is None else sample.total_reward

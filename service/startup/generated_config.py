@@ -145,7 +145,7 @@ def engine_fields(given: Sequence[str]) -> dict[str, Any]:
 
 def longest_context(model: str) -> int:
     """Positions that a model has, by its config; what cannot be looked up is taken for large enough."""
-    config = hugging_face_config(model)
+    config = _hugging_face_config(model)
     of_text = config.get("text_config")
     positions = (of_text if isinstance(of_text, dict) else config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else 2**31
@@ -158,10 +158,10 @@ def needs_images(tasks: Sequence[str]) -> bool:
 
 def sees(model: str) -> bool:
     """Whether a model takes images: its config has a `vision_config`."""
-    return isinstance(hugging_face_config(model).get("vision_config"), dict)
+    return isinstance(_hugging_face_config(model).get("vision_config"), dict)
 
 
-def hugging_face_config(model: str) -> dict[str, Any]:
+def _hugging_face_config(model: str) -> dict[str, Any]:
     """The `config.json` of a folder, or of a model of the Hub that is on this machine already; else empty."""
     path = Path(model) / "config.json"
     if not path.is_file():
@@ -180,14 +180,14 @@ def environments_of(tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:
     """The entries of `environments`, by task name."""
     environments: dict[str, Mapping[str, str]] = {}
     for task in tasks:
-        name, import_path = named_import_path(task)
+        name, import_path = _named_import_path(task)
         if name in environments:
             raise ServiceNotStarted(f"--env: there are two tasks {name!r}; give one another name: OTHER={import_path}.")
         environments[name] = {"import_path": import_path}
     return environments
 
 
-def named_import_path(task: str) -> tuple[str, str]:
+def _named_import_path(task: str) -> tuple[str, str]:
     name, _, import_path = task.rpartition("=")
     if ":" in import_path:
         return name or task_name_of(import_path.rpartition(":")[2]), import_path

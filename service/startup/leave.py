@@ -55,7 +55,7 @@ def replicas_on(node_id: str, applications: Mapping[str, Any]) -> list[str]:
     return sorted(replica["actor_name"] for replica in replicas if replica.get("node_id") == node_id)
 
 
-def replicas_left(node_id: str, cluster: ReloadableCluster, within_s: float) -> Iterator[list[str]]:
+def _replicas_left(node_id: str, cluster: ReloadableCluster, within_s: float) -> Iterator[list[str]]:
     """Yields the replicas that are still on the node, twice a second, until there are none or the time is over."""
     until = time.monotonic() + within_s
     while (left := replicas_on(node_id, cluster.applications())) and time.monotonic() < until:
@@ -82,7 +82,7 @@ def leave(node_id: str | None, within_s: float, cluster: ReloadableCluster, cons
         raise ServiceNotStarted(f"Ray refuses the notice: {refusal}")
     left: list[str] = []
     with console.status("") as status:
-        for left in replicas_left(leaving, cluster, within_s):
+        for left in _replicas_left(leaving, cluster, within_s):
             status.update(f"{len(left)} replicas leave node {leaving}")
     if left:
         raise ServiceNotStarted(f"After {within_s:g} s there are still on node {leaving}: {', '.join(left)}.")

@@ -61,30 +61,25 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 logger = logging.getLogger("rollout_service.startup")
 
 
-def finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
+def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     """Has the ingress refuse new requests, and waits for those under way as long as its `graceful_shutdown_timeout_s`.
 
     Serve shuts all deployments of an application down at once: without this, an ingress replica would go on with
     rollouts whose engines and environments are gone.
     """
-    for application in config.applications:
-        if application.import_path == APP_BUILDER:
-            finish_rollouts_of(application, console)
-
-
-def finish_rollouts_of(application: ServeApplicationSchema, console: Console) -> None:
-    bound_s = shutdown_bound_s(application)
-    try:
-        handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
-        route_in_own_loop(handle)
-        with stages_shown(console) as show:
-            show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
-            left = drain_replicas(handle, bound_s)
-    except (RayError, RayServeException, TimeoutError) as error:
-        console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)
-        return
-    if left:
-        console.print(f"{left} rollouts have not ended within {bound_s:g} s.")
+    for application in (each for each in config.applications if each.import_path == APP_BUILDER):
+        bound_s = shutdown_bound_s(application)
+        try:
+            handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
+            route_in_own_loop(handle)
+            with stages_shown(console) as show:
+                show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
+                left = drain_replicas(handle, bound_s)
+        except (RayError, RayServeException, TimeoutError) as error:
+            console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)
+            continue
+        if left:
+            console.print(f"{left} rollouts have not ended within {bound_s:g} s.")
 
 
 @retry(
@@ -162,7 +157,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
             try:
                 yield url
             except SystemExit:
-                finish_rollouts(config, console)
+                _finish_rollouts(config, console)
                 raise
 
 
@@ -268,11 +263,11 @@ def _close_to_others(path: Path) -> None:
 def stop(console: Console) -> None:
     with stages_shown(console) as show:
         show("Stopping the service")
-        stop_ray()
+        _stop_ray()
     console.print("The service has stopped.")
 
 
-def stop_ray() -> None:
+def _stop_ray() -> None:
     """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights, jobs,
     sessions, sockets and shared memory. Their logs stay."""
     folders: list[Path] = []

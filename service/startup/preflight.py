@@ -59,40 +59,40 @@ def check_config(config: ServeDeploySchema) -> None:
             try:
                 settings = ServiceSettings.model_validate(application.args)
             except ValidationError as error:
-                problems += [f"The settings of {application.name} are wrong:", *settings_problems(error)]
+                problems += [f"The settings of {application.name} are wrong:", *_settings_problems(error)]
                 continue
-            problems += problems_of(application, settings)
-            problems += access_problems(settings, config.http_options.host)
+            problems += _problems_of(application, settings)
+            problems += _access_problems(settings, config.http_options.host)
             problems += filter(None, [tls_problem(config.http_options.ssl_certfile)])
-        demands += demands_of(application, settings)
+        demands += _demands_of(application, settings)
     if not problems and (missing := _missing_resources(demands, resources_of_this_machine())):
         problems.append(missing)
     if problems:
         raise ServiceNotStarted("\n".join(problems))
 
 
-def settings_problems(error: ValidationError) -> Iterator[str]:
+def _settings_problems(error: ValidationError) -> Iterator[str]:
     for problem in error.errors():
         yield problem_line(".".join(map(str, ["args", *problem["loc"]])), problem)
 
 
-def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
+def _problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
     """One text for each thing that would not start."""
     known = [*settings.ray_actor_options()]
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is not a deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
-    yield from filter(None, [shared_card_problem(application, settings.engine)])
-    yield from parser_problems(settings.responses)
+    yield from filter(None, [_shared_card_problem(application, settings.engine)])
+    yield from _parser_problems(settings.responses)
     if settings.sessions is not None:
         try:
-            refuse_unrecordable(local_model_type(settings.engine.model))
+            refuse_unrecordable(_local_model_type(settings.engine.model))
         except ModelNotRecordable as error:
             yield f"args.sessions: {error}."
-    yield from policy_problems(settings)
+    yield from _policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
-    yield from key_problems(settings)
+    yield from _key_problems(settings)
     for task_name, environment in settings.environments.items():
         try:
             environment_class = load_environment_class(environment.import_path)
@@ -112,11 +112,11 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
             yield f"args.environments.{task_name}: {error}"
         except DataNotLoadable as error:
             yield f"args.environments.{task_name}.data: {error}"
-        if environment.agent is not None and (problem := agent_problem(environment.agent)):
+        if environment.agent is not None and (problem := _agent_problem(environment.agent)):
             yield f"args.environments.{task_name}.agent.{problem}"
 
 
-def agent_problem(agent: AgentSettings) -> str | None:
+def _agent_problem(agent: AgentSettings) -> str | None:
     """The reason why the agent could not run, as far as this machine shows it."""
     try:
         if agent.import_path is not None:
@@ -162,7 +162,7 @@ def engine_problems(engine: EngineSettings) -> Iterator[str]:
         )
 
 
-def parser_problems(responses: ResponseSettings) -> Iterator[str]:
+def _parser_problems(responses: ResponseSettings) -> Iterator[str]:
     named: dict[ParserKind, tuple[str, str | None]] = {
         "tool": ("tool_call_parser", responses.tool_call_parser),
         "reasoning": ("reasoning_parser", responses.reasoning_parser),
@@ -173,7 +173,7 @@ def parser_problems(responses: ResponseSettings) -> Iterator[str]:
             yield f"args.responses.{field}: vLLM has no parser {name!r}; it has {', '.join(sorted(known))}."
 
 
-def key_problems(settings: ServiceSettings) -> Iterator[str]:
+def _key_problems(settings: ServiceSettings) -> Iterator[str]:
     for task_name, environment in settings.environments.items():
         for name, model in environment.all_models.items():
             try:
@@ -182,7 +182,7 @@ def key_problems(settings: ServiceSettings) -> Iterator[str]:
                 yield f"args.environments.{task_name}.{name}.api_key_variable: {error}."
 
 
-def policy_problems(settings: ServiceSettings) -> Iterator[str]:
+def _policy_problems(settings: ServiceSettings) -> Iterator[str]:
     """Problems that the policy store would find in its folder, if the folder is on this machine."""
     model = settings.engine.model
     path = REPOSITORY / model
@@ -192,14 +192,14 @@ def policy_problems(settings: ServiceSettings) -> Iterator[str]:
         yield f"args.policy.folder: {folder} {problem}"
 
 
-def access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
+def _access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
     try:
         AccessControl.of(settings.access, host)
     except (KeysNotReadable, ServiceExposed) as error:
         yield str(error)
 
 
-def local_model_type(model: str) -> str | None:
+def _local_model_type(model: str) -> str | None:
     """The type of the model in a local folder; `None` for one of the hub, whose replica says it at its start."""
     try:
         config: Any = json.loads((REPOSITORY / model / "config.json").read_bytes())
@@ -224,7 +224,7 @@ def folder_problem(name: str) -> str | None:
     return None
 
 
-def shared_card_problem(application: ServeApplicationSchema, engine: EngineSettings) -> str | None:
+def _shared_card_problem(application: ServeApplicationSchema, engine: EngineSettings) -> str | None:
     """The problem with several replicas on one GPU, whose engines start at once."""
     if (engine.model_extra or {}).get("kv_cache_memory_bytes"):
         return None
@@ -251,7 +251,7 @@ class _Demand:
 
 
 def _demand_of(name: str, entry: DeploymentSchema | None, default_options: Mapping[str, float]) -> _Demand:
-    """_Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
+    """Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
     given = {} if entry is None else entry.model_dump(exclude_unset=True)
     options: Mapping[str, Any] = given.get("ray_actor_options") or default_options
     if bundles := given.get("placement_group_bundles"):
@@ -299,7 +299,7 @@ def _sum_of(amounts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
-def demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[_Demand]:
+def _demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[_Demand]:
     entries = {entry.name: entry for entry in application.deployments}
     defaults = {} if settings is None else settings.ray_actor_options()
     names = dict.fromkeys([*defaults, *entries])

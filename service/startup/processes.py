@@ -90,7 +90,7 @@ def interruptible() -> Iterator[None]:
 
     Ray, or a parent process, may have installed other handlers; they are back when the block is left.
     """
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: exit_on_signal}
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _exit_on_signal}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -99,5 +99,5 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def exit_on_signal(_number: int, _frame: object) -> None:
+def _exit_on_signal(_number: int, _frame: object) -> None:
     raise SystemExit(0)

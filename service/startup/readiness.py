@@ -30,10 +30,10 @@ RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re
 def deploy(config: ServeDeploySchema) -> None:
     """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    deploy_apps(behind_the_port(config))
+    deploy_apps(_behind_the_port(config))
 
 
-def behind_the_port(config: ServeDeploySchema) -> ServeDeploySchema:
+def _behind_the_port(config: ServeDeploySchema) -> ServeDeploySchema:
     """The config for Serve, whose own proxy listens elsewhere where the ingress replicas have the port."""
     if own_port() is None:
         return config
@@ -70,7 +70,7 @@ class Startup:
                 waited `room_timeout_s` for resources that the Ray cluster does not have.
         """
         started = [applications[name] for name in self._application_names if name in applications]
-        if failures := [failure for app in started for failure in failures_of(app)]:
+        if failures := [failure for app in started for failure in _failures_of(app)]:
             raise ServiceNotStarted("\n".join(failures))
         if len(started) == len(self._application_names) and all(
             app.status == ApplicationStatus.RUNNING for app in started
@@ -83,7 +83,7 @@ class Startup:
             if deployment.status != "HEALTHY"
         }
         without_room = {
-            name: needs for name, deployment in starting.items() if (needs := missing_room(name, deployment))
+            name: needs for name, deployment in starting.items() if (needs := _missing_room(name, deployment))
         }
         self._give_up_waiting(without_room, now)
         return ", ".join(without_room.get(name, name) for name in starting) or "Ray Serve"
@@ -95,7 +95,7 @@ class Startup:
                 raise ServiceNotStarted(f"Given up after {now - since:.0f} s: {without_room[name]}.")
 
 
-def failures_of(app: ApplicationStatusOverview) -> list[str]:
+def _failures_of(app: ApplicationStatusOverview) -> list[str]:
     """Reasons why an application will not run: one for each failed deployment, or Serve's own for the application."""
     failed = [
         f"{name} failed to start. {reason_in(deployment.message)}"
@@ -108,7 +108,7 @@ def failures_of(app: ApplicationStatusOverview) -> list[str]:
     return failed
 
 
-def missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
+def _missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
     """The resources that a deployment waits for; `None` if the Ray cluster has them free."""
     if (match := NO_ROOM.search(deployment.message)) is None:
         return None

@@ -7,9 +7,8 @@ imported, or does not take its arguments, is said here, and the running environm
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import ray
@@ -18,9 +17,8 @@ from ray import serve
 from rich.console import Console
 
 from deployments.environments.shadows import refuse_unloadable
-from deployments.rpc.own_address import own_address
 from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
-from deployments.upstream.ray_serve.serve_internals import forget_serve_client, running_http_options, serve_client
+from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.commands import ServiceNotStarted
@@ -52,11 +50,6 @@ class ServeCluster(ReloadableCluster):
         except serve.exceptions.RayServeException as error:
             raise ServiceNotStarted(NO_SERVICE) from error
 
-    def url(self) -> str:
-        options = running_http_options()
-        assert options is not None, "the constructor has found a Serve that runs"
-        return own_address(options)
-
     def applications(self) -> Mapping[str, Any]:
         applications: Mapping[str, Any] = self._client.get_serve_details()["applications"]
         return applications
@@ -79,28 +72,7 @@ def connected(address: str) -> Iterator[ServeCluster]:
         ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class RunningService:
-    """A service that runs in one of the Ray clusters of this machine."""
-
-    address: str
-    """Address of the Ray cluster."""
-    url: str
-    tasks: Sequence[str]
-
-
-def services_at(addresses: Sequence[str]) -> Iterator[RunningService]:
-    for address in addresses:
-        try:
-            with connected(address) as cluster:
-                tasks = [task for config in cluster.applications().values() for task in environments_of(config)]
-                yield RunningService(address, cluster.url(), tasks)
-        except (ServiceNotStarted, RuntimeError) as error:
-            # Ray raises a RuntimeError for a cluster of another version of Ray or Python, which is another program's.
-            logging.getLogger("rollout_service.startup").warning("A Ray cluster is left out (%s): %s", address, error)
-
-
-def address_of_service(task_name: str) -> str:
+def cluster_of(task_name: str) -> str:
     """The Ray cluster that `RAY_ADDRESS` names, or the one of this machine whose service plays the task.
 
     Raises:
@@ -108,29 +80,28 @@ def address_of_service(task_name: str) -> str:
     """
     named = os.environ.get("RAY_ADDRESS")
     addresses = [named] if named else clusters_of_this_machine()
-    if len(addresses) == 1:
-        return addresses[0]
-    return only_service(task_name, list(services_at(addresses))).address
-
-
-def only_service(task_name: str, services: Sequence[RunningService]) -> RunningService:
-    """The one that plays the task. Raises `ServiceNotStarted` if there is not one only."""
-    if not services:
+    playing = addresses if len(addresses) == 1 else [each for each in addresses if _plays(each, task_name)]
+    if not addresses:
         raise ServiceNotStarted(NO_SERVICE)
-    playing = [service for service in services if task_name in service.tasks]
-    if not playing:
-        raise not_played(task_name, [task for service in services for task in service.tasks])
-    if len(playing) > 1:
-        listed = "\n".join(f"  RAY_ADDRESS={service.address} ({service.url})" for service in playing)
-        raise ServiceNotStarted(f"{len(playing)} services play {task_name!r}: say which one is meant.\n{listed}")
+    if len(playing) != 1:
+        found = f"{len(playing)} services here play" if playing else "No service here plays"
+        raise ServiceNotStarted(
+            f"{found} {task_name!r}: name the Ray cluster of one in RAY_ADDRESS, of {', '.join(addresses)}."
+        )
     return playing[0]
 
 
-def not_played(task_name: str, tasks: Sequence[str]) -> ServiceNotStarted:
-    return ServiceNotStarted(f"No running service plays {task_name!r}; there is {', '.join(tasks) or 'no task'}.")
+def _plays(address: str, task_name: str) -> bool:
+    try:
+        with connected(address) as cluster:
+            return any(task_name in _environments_of(each) for each in cluster.applications().values())
+    except (ServiceNotStarted, RuntimeError) as error:
+        # Ray raises a RuntimeError for a cluster of another version of Ray or Python, which is another program's.
+        logging.getLogger("rollout_service.startup").warning("A Ray cluster is left out (%s): %s", address, error)
+        return False
 
 
-def environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
+def _environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the environments of one application, by task."""
     return ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
 
@@ -142,25 +113,61 @@ def reload_environment(task_name: str, cluster: ReloadableCluster) -> int:
         ServiceNotStarted: no running service has the task, the environment cannot be loaded, or a new replica does not
             start.
     """
-    application_name = application_of(task_name, cluster.applications())
-    old = running_replicas(cluster, application_name, task_name)
-    deployment = deployment_of(cluster, application_name, task_name)
-    before = deployment["message"]
+    reloading = _Reloading(cluster, _application_of(task_name, cluster.applications()), task_name)
+    old = reloading.running()
     for actor_name in old:
         cluster.kill(actor_name)
-        wait_for_new(cluster, application_name, task_name, actor_name, len(old), before)
-    if old or not deployment["target_num_replicas"]:
+        reloading.wait_for(len(old), actor_name)
+    if old or not reloading.deployment()["target_num_replicas"]:
         return len(old)
     # Those with the code before this one have not started: Serve tries again by itself, with the code as it is now.
-    wait_for_new(cluster, application_name, task_name, "", 1, before)
+    reloading.wait_for(1)
     return 1
 
 
-def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
+class _Reloading:
+    """The deployment of an environment while its replicas are replaced."""
+
+    def __init__(self, cluster: ReloadableCluster, application_name: str, task_name: str) -> None:
+        self._cluster, self._application_name, self._task_name = cluster, application_name, task_name
+        self._said_before: str = self.deployment()["message"]
+
+    def deployment(self) -> Mapping[str, Any]:
+        """Serve's details of it."""
+        details: Mapping[str, Any] = self._cluster.applications()[self._application_name]["deployments"]
+        return details[self._task_name]  # type: ignore[no-any-return]
+
+    def running(self) -> list[str]:
+        """The names of the actors of its replicas that run."""
+        return [each["actor_name"] for each in self.deployment()["replicas"] if each["state"] == "RUNNING"]
+
+    def wait_for(self, replicas: int, replaced: str | None = None) -> None:
+        """Waits until as many replicas run, without the one that is replaced.
+
+        Raises:
+            ServiceNotStarted: the constructor of the new one raised, or it takes longer than `STARTED_WITHIN_S`.
+        """
+        give_up_at = time.monotonic() + STARTED_WITHIN_S
+        while replaced in (running := self.running()) or len(running) < replicas:
+            said = self.deployment()["message"]
+            if said != self._said_before and said.startswith(REPLICA_FAILED):
+                raise ServiceNotStarted(
+                    f"The new replica of {self._task_name!r} failed to start. Serve tries again: correct the code.\n"
+                    f"{reason_in(said)}"
+                )
+            if time.monotonic() > give_up_at:
+                raise ServiceNotStarted(
+                    f"No new replica of {self._task_name!r} has started after {STARTED_WITHIN_S:g} s. "
+                    f"Serve says: {said or 'nothing'}"
+                )
+            time.sleep(POLL_S)
+
+
+def _application_of(task_name: str, applications: Mapping[str, Any]) -> str:
     """The application that plays the task, whose environment can be loaded."""
     tasks: list[str] = []
     for name, application in applications.items():
-        environments = environments_of(application)
+        environments = _environments_of(application)
         if task_name in environments:
             settings = EnvironmentSettings.model_validate(environments[task_name])
             try:
@@ -172,48 +179,7 @@ def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
                 raise ServiceNotStarted(f"{error} The running environment goes on as it is.") from error
             return name
         tasks += environments
-    raise not_played(task_name, tasks)
-
-
-def running_replicas(cluster: ReloadableCluster, application_name: str, task_name: str) -> list[str]:
-    """The names of their actors."""
-    replicas = deployment_of(cluster, application_name, task_name)["replicas"]
-    return [replica["actor_name"] for replica in replicas if replica["state"] == "RUNNING"]
-
-
-def deployment_of(cluster: ReloadableCluster, application_name: str, task_name: str) -> Mapping[str, Any]:
-    deployment: Mapping[str, Any] = cluster.applications()[application_name]["deployments"][task_name]
-    return deployment
-
-
-def wait_for_new(
-    cluster: ReloadableCluster, application_name: str, task_name: str, old: str, replicas: int, before: str
-) -> None:
-    """Waits until as many replicas run as before, without the old one.
-
-    Args:
-        before: what Serve said of the deployment before the reload.
-
-    Raises:
-        ServiceNotStarted: the constructor of the new one raised, or it takes longer than `STARTED_WITHIN_S`.
-    """
-    give_up_at = time.monotonic() + STARTED_WITHIN_S
-    while True:
-        running = running_replicas(cluster, application_name, task_name)
-        if old not in running and len(running) >= replicas:
-            return
-        said = deployment_of(cluster, application_name, task_name)["message"]
-        if said != before and said.startswith(REPLICA_FAILED):
-            raise ServiceNotStarted(
-                f"The new replica of {task_name!r} failed to start. Serve tries again: correct the code.\n"
-                f"{reason_in(said)}"
-            )
-        if time.monotonic() > give_up_at:
-            raise ServiceNotStarted(
-                f"No new replica of {task_name!r} has started after {STARTED_WITHIN_S:g} s. "
-                f"Serve says: {said or 'nothing'}"
-            )
-        time.sleep(POLL_S)
+    raise ServiceNotStarted(f"No running service plays {task_name!r}; there is {', '.join(tasks) or 'no task'}.")
 
 
 def main(task: Annotated[str, typer.Argument(help="A name under `environments` of the service's config.")]) -> None:
@@ -222,7 +188,7 @@ def main(task: Annotated[str, typer.Argument(help="A name under `environments` o
     with sentences_for_the_user(console), console.status(f"Reloading {task}"):
         started_at = time.monotonic()
         require_cluster_token()
-        with connected(address_of_service(task)) as cluster:
+        with connected(cluster_of(task)) as cluster:
             count = reload_environment(task, cluster)
         took_s = time.monotonic() - started_at
     console.print(f"{task}: {count} {'replica' if count == 1 else 'replicas'} anew after {took_s:.0f} s.")

@@ -96,12 +96,12 @@ class GymnasiumEnvironment(TaskEnvironment):
         self.max_sessions = max_sessions
         env = self.made()
         try:
-            self.actions = action_names(env.action_space, actions)
+            self.actions = _action_names(env.action_space, actions)
             if self.shows_image:
                 self._check_pictures(env)
         finally:
             env.close()
-        self.instruction = instruction_of(self.actions) if instruction is None else instruction
+        self.instruction = _instruction_of(self.actions) if instruction is None else instruction
         played_in = {"text": "text", "image": "pictures", "both": "text and pictures"}[observation]
         self.description = f"{env_id} of Gymnasium, played in {played_in}."  # type: ignore[misc]
 
@@ -110,7 +110,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 
     def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = GymnasiumEpisode(self, extra_env_info)
+        episode = _GymnasiumEpisode(self, extra_env_info)
         episode.close()
         shown = episode.shown.message("\n\n".join(filter(None, (self.instruction, episode.shown.text))))
         return StartOutcome(
@@ -119,7 +119,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
-        episode = GymnasiumEpisode(self, extra_env_info)
+        episode = _GymnasiumEpisode(self, extra_env_info)
         for message in message_log[extra_env_info.prompt_messages :]:
             if message["role"] == "assistant":
                 episode.play(reply_text(message))
@@ -154,7 +154,7 @@ class GymnasiumEnvironment(TaskEnvironment):
             rendered = env.render()
         except self._gymnasium.error.DependencyNotInstalled as error:
             raise PackageMissing(f"{self.env_id} needs a package to draw: {error}") from error
-        if not is_picture(rendered):
+        if not _is_picture(rendered):
             raise ValueError(
                 f"{self.env_id} renders {type(rendered).__name__} of shape {getattr(rendered, 'shape', None)} and not "
                 "uint8 pixels of shape [height, width, 3]: leave out observation"
@@ -162,7 +162,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class _Shown:
     """The text and the picture of one moment of an episode."""
 
     text: str
@@ -173,7 +173,7 @@ class Shown:
         return message if self.picture is None else {**message, "images": [self.picture]}
 
 
-class GymnasiumEpisode(Session):
+class _GymnasiumEpisode(Session):
     """One environment of Gymnasium, from its reset on."""
 
     def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
@@ -195,7 +195,7 @@ class GymnasiumEpisode(Session):
 
     def play(self, reply: str) -> StepOutcome:
         named = last_tagged(reply, "action")
-        action = None if named is None else action_of(named, self._task.actions, self._env.action_space)
+        action = None if named is None else _action_of(named, self._task.actions, self._env.action_space)
         if action is None:
             message = self.shown.message("\n".join(filter(None, (NO_ACTION, self.shown.text))))
             return StepOutcome(message, reward=0.0, terminated=False, answer=named)
@@ -207,9 +207,9 @@ class GymnasiumEpisode(Session):
     def close(self) -> None:
         self._env.close()
 
-    def _shown(self, observation: Any) -> Shown:
+    def _shown(self, observation: Any) -> _Shown:
         picture = png(Image.fromarray(self._rendered(IMAGE_MODE))) if self._task.shows_image else None
-        return Shown(self._text_of(observation) if self._task.shows_text else "", picture)
+        return _Shown(self._text_of(observation) if self._task.shows_text else "", picture)
 
     def _text_of(self, observation: Any) -> str:
         if isinstance(observation, str):
@@ -224,12 +224,12 @@ class GymnasiumEpisode(Session):
         return self._env.render()
 
 
-def is_picture(rendered: Any) -> bool:
+def _is_picture(rendered: Any) -> bool:
     shape: Sequence[int] = getattr(rendered, "shape", ())
     return len(shape) == len("hwc") and shape[-1] == len("rgb") and str(rendered.dtype) == "uint8"
 
 
-def action_names(space: Any, names: list[str] | None) -> list[str] | None:
+def _action_names(space: Any, names: list[str] | None) -> list[str] | None:
     """The names of the actions of a discrete space; `None` for another space.
 
     Raises:
@@ -247,13 +247,13 @@ def action_names(space: Any, names: list[str] | None) -> list[str] | None:
     return names
 
 
-def instruction_of(actions: list[str] | None) -> str:
+def _instruction_of(actions: list[str] | None) -> str:
     if actions is None:
         return "Answer with <action>...</action>."
     return f"Answer with <action>NAME</action>. The actions are: {', '.join(actions)}."
 
 
-def action_of(named: str, actions: list[str] | None, space: Any) -> Any:
+def _action_of(named: str, actions: list[str] | None, space: Any) -> Any:
     """The action of this name; `None` if there is none in the space."""
     if actions is not None:
         names = [name.lower() for name in actions]
@@ -269,10 +269,10 @@ def action_of(named: str, actions: list[str] | None, space: Any) -> Any:
 
 def plain_text(rendered: str) -> str:
     """A rendering without escape sequences: square brackets around what is highlighted, colours in words."""
-    return COLOURED.sub(described, rendered).strip("\n")
+    return COLOURED.sub(_described, rendered).strip("\n")
 
 
-def described(coloured: "re.Match[str]") -> str:
+def _described(coloured: "re.Match[str]") -> str:
     codes = [int(code) for code in coloured[1].split(";") if code]
     text = coloured[2]
     for code in codes:

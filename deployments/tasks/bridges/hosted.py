@@ -112,14 +112,14 @@ class HostedEnvironment(TaskEnvironment):
         """
         if (host is None) == (url is None):
             raise ValueError("give either host or url")
-        self._process = None if host is None else HostProcess(host, start_timeout_s)
+        self._process = None if host is None else _HostProcess(host, start_timeout_s)
         self._address = HostAddress(url or "") if self._process is None else self._process.address
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         with self._address.client(start_timeout_s) as client:
             described = client.get("/description").raise_for_status().json()
         self.description = described["description"]  # type: ignore[misc]
-        self.ExtraEnvInfo = fields_model(described["fields"])  # type: ignore[misc]
+        self.ExtraEnvInfo = _fields_model(described["fields"])  # type: ignore[misc]
         self.tools = described["tools"]
         self.lost_session = described["lost_session"]
         self.max_sessions = described["max_sessions"]
@@ -141,17 +141,17 @@ class HostedEnvironment(TaskEnvironment):
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
         await self._host_runs()
-        return HostedSession(self, (await self.request("/sessions"))["session_id"])
+        return _HostedSession(self, (await self.request("/sessions"))["session_id"])
 
     async def _forked(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
         await self._host_runs()
-        return HostedSession(self, (await self.request("/sessions", forks=True))["session_id"])
+        return _HostedSession(self, (await self.request("/sessions", forks=True))["session_id"])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:
             self._process.ensure()
         with self._address.client(timeout_s=None) as client:
-            samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
+            samples: list[dict[str, Any]] = _result_of(client.post("/examples", json={"count": count, "seed": seed}))
         return samples
 
     async def request(self, path: str, method: Literal["POST", "DELETE"] = "POST", **body: Any) -> Any:
@@ -160,7 +160,7 @@ class HostedEnvironment(TaskEnvironment):
             response = await self._client_of_this_loop().request(method, path, json=body)
         except httpx.TransportError as error:
             raise TemporaryFailure(f"The host of the environment does not answer: {error!r}") from error
-        return result_of(response)
+        return _result_of(response)
 
     async def close(self) -> None:
         """Ends the host that was started."""
@@ -181,7 +181,7 @@ class HostedEnvironment(TaskEnvironment):
         return self._client
 
 
-class HostedSession(Session):
+class _HostedSession(Session):
     def __init__(self, environment: HostedEnvironment, session_id: str) -> None:
         self._environment = environment
         self._session_id = session_id
@@ -198,7 +198,7 @@ class HostedSession(Session):
         await self._environment.request(f"/sessions/{self._session_id}", "DELETE")
 
 
-class HostProcess:
+class _HostProcess:
     """The process of a host, which is started anew when it has ended. It ends with this process, however that ends."""
 
     def __init__(self, settings: HostSettings, start_timeout_s: float) -> None:
@@ -283,7 +283,7 @@ def variables_of(settings: HostSettings, own: Mapping[str, str]) -> dict[str, st
     return {**passed, **settings.variables}
 
 
-def result_of(response: httpx.Response) -> Any:
+def _result_of(response: httpx.Response) -> Any:
     """The answer as JSON. Raises what the hosted environment raised."""
     if response.status_code == 409:
         problem = response.json()
@@ -302,7 +302,7 @@ def result_of(response: httpx.Response) -> Any:
     return response.json() if response.content else None
 
 
-def fields_model(schema: dict[str, Any]) -> type[BaseModel]:
+def _fields_model(schema: dict[str, Any]) -> type[BaseModel]:
     """A model that accepts what the JSON schema does, keeps it as it is, and has this schema."""
     validator = jsonschema_rs.validator_for(schema)
 

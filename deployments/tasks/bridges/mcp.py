@@ -72,12 +72,12 @@ class McpEnvironment(TaskEnvironment):
         names = list(known) if tools is None else tools
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"the server has no tools {', '.join(unknown)}; it has {', '.join(known)}")
-        self.tools = [schema_of(known[name]) for name in names]
+        self.tools = [_schema_of(known[name]) for name in names]
         self.names = frozenset(names)
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> Session:  # noqa: ARG002
         opening = McpConnection.open(self.server, self.call_timeout_s)
-        return McpSession(self, await self.connections.run(opening))
+        return _McpSession(self, await self.connections.run(opening))
 
     def close(self) -> None:
         self.connections.stop()
@@ -94,7 +94,7 @@ class McpEnvironment(TaskEnvironment):
         return [{"messages": [{"role": "user", "content": prompt}], "extra_env_info": {}} for prompt in prompts]
 
 
-class McpSession(Session):
+class _McpSession(Session):
     """The connection of one rollout."""
 
     def __init__(self, task: McpEnvironment, connection: McpConnection) -> None:
@@ -139,7 +139,7 @@ class McpSession(Session):
         await self._task.connections.run(self._connection.close())
 
 
-def schema_of(tool: Any) -> dict[str, Any]:
+def _schema_of(tool: Any) -> dict[str, Any]:
     """The tool as chat templates expect it."""
     described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
     return {"type": "function", "function": described}

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import logging
 import shlex
 import sys
 import threading
@@ -120,7 +121,7 @@ class McpConnection:
         result = await self._answer(self.client.call_tool(name, arguments, read_timeout_seconds=self._call_timeout_s))
         if isinstance(result, str):
             return f"Error: {result}"
-        return f"Error: {text_of(result)}" if result.is_error else text_of(result)
+        return f"Error: {_text_of(result)}" if result.is_error else _text_of(result)
 
     async def _answer(self, request: Awaitable[Any]) -> Any:
         """The result; a message, as a text, where the server answers with an error, or with what breaks the protocol.
@@ -138,7 +139,7 @@ class McpConnection:
             # The client raises anything on what a server answers.
             if self._task.done():
                 raise TemporaryFailure(f"The connection to the MCP server broke: {error}") from error
-            return problem_of(error)
+            return _problem_of(error)
 
     async def close(self) -> None:
         """Ends the connection and a server that was started for it; ignores what that raises."""
@@ -156,12 +157,12 @@ class McpConnection:
         except Exception as error:
             if self._opened.done():
                 raise
-            failure = TemporaryFailure(f"The MCP server cannot be reached: {innermost(error)}")
+            failure = TemporaryFailure(f"The MCP server cannot be reached: {_innermost(error)}")
             failure.__cause__ = error
             self._opened.set_exception(failure)
 
 
-def problem_of(error: Exception) -> str:
+def _problem_of(error: Exception) -> str:
     """A sentence about an answer that breaks MCP's schema or the one that its tool gives for its results."""
     if not isinstance(error, ValidationError):
         said = str(error).partition("\n\n")[0] or type(error).__name__
@@ -174,7 +175,7 @@ def problem_of(error: Exception) -> str:
     return f"The server's answer breaks MCP's schema: {'.'.join(map(str, place))}: {said}."[:LONGEST_PROBLEM]
 
 
-def innermost(error: BaseException) -> BaseException:
+def _innermost(error: BaseException) -> BaseException:
     """The first exception of a group of groups: the client raises all of its own in groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -200,7 +201,7 @@ async def listed_tools(server: McpServer, call_timeout_s: float) -> list[Any]:
         await connection.close()
 
 
-class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
+class _PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
     """Another policy, with a watcher by which Python's own event loop notices the end of a process that it started.
 
     uvloop's policy, that of a replica, has none: Python's own loop then starts no process. Needed with uvloop 0.23 and
@@ -227,7 +228,7 @@ class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
         self._policy.set_child_watcher(watcher)
 
 
-def let_loops_start_processes() -> None:
+def _let_loops_start_processes() -> None:
     """Gives this process a child watcher, which uvloop's policy (that of a replica) does not have."""
     if sys.version_info >= (3, 14):
         return
@@ -235,7 +236,12 @@ def let_loops_start_processes() -> None:
     try:
         policy.get_child_watcher()
     except NotImplementedError:
-        asyncio.set_event_loop_policy(PolicyWithChildWatcher(policy))
+        asyncio.set_event_loop_policy(_PolicyWithChildWatcher(policy))
+
+
+def _is_no_printed_line(record: logging.LogRecord) -> bool:
+    """False for the traceback that the official client logs of each line that a server prints beside its messages."""
+    return record.getMessage() != "Failed to parse JSONRPC message from server"
 
 
 class ConnectionThread:
@@ -246,7 +252,8 @@ class ConnectionThread:
     """
 
     def __init__(self) -> None:
-        let_loops_start_processes()
+        _let_loops_start_processes()
+        logging.getLogger("mcp.client.stdio").addFilter(_is_no_printed_line)
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP connections", daemon=True)
         self._thread.start()
@@ -260,13 +267,13 @@ class ConnectionThread:
 
     def stop(self) -> None:
         """Cancels what still runs in the thread, and ends it."""
-        self.start(cancel_others()).result()
+        self.start(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def cancel_others() -> None:
+async def _cancel_others() -> None:
     """Cancels all tasks of the loop but this one, and waits for them."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -274,18 +281,18 @@ async def cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def text_of(result: Any) -> str:
+def _text_of(result: Any) -> str:
     """The parts of a result as text; its structured content as JSON where no part has a text that is not blank."""
     # An embedded resource is a text or a blob.
     texts = [getattr(getattr(block, "resource", block), "text", None) for block in result.content]
-    parts = [name_of(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
+    parts = [_name_of(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
     if result.structured_content is None or any(text and not text.isspace() for text in texts):
         return "\n".join(parts)
     shown = [part for part in parts if part and not part.isspace()]
     return "\n".join([*shown, json.dumps(result.structured_content, ensure_ascii=False)])
 
 
-def name_of(block: Any) -> str:
+def _name_of(block: Any) -> str:
     """The type of a part that is not a text, and its place and media type as far as it has them."""
     known = [getattr(getattr(block, "resource", block), field, None) for field in ("uri", "mime_type")]
     return f"({' '.join(filter(None, [block.type, *known]))})"

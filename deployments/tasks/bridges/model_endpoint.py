@@ -90,15 +90,15 @@ class ModelEndpoint:
             return JSONResponse({"error": {"message": "The episode has ended."}}, status_code=410)
         body = await request.json()
         try:
-            message = completion_message(await session.ask(body))
+            message = _completion_message(await session.ask(body))
         except asyncio.CancelledError:
             return JSONResponse({"error": {"message": "The episode was cut off."}}, status_code=410)
         if body.get("stream"):
-            return StreamingResponse(chunks_of(message), media_type="text/event-stream")
-        return JSONResponse(completion("chat.completion", message=message))
+            return StreamingResponse(_chunks_of(message), media_type="text/event-stream")
+        return JSONResponse(_completion("chat.completion", message=message))
 
 
-def completion_message(response: ChatMessage) -> dict[str, Any]:
+def _completion_message(response: ChatMessage) -> dict[str, Any]:
     """The response in OpenAI's form, with the calls that the service has parsed."""
     message: dict[str, Any] = {"role": "assistant", "content": response.get("parsed_content", response["content"])}
     if calls := response.get("tool_calls"):
@@ -106,7 +106,7 @@ def completion_message(response: ChatMessage) -> dict[str, Any]:
     return message
 
 
-def completion(kind: str, **choice: Any) -> dict[str, Any]:
+def _completion(kind: str, **choice: Any) -> dict[str, Any]:
     message = choice.get("message") or choice.get("delta") or {}
     reason = None if kind.endswith("chunk") and message else "tool_calls" if message.get("tool_calls") else "stop"
     choices = [{"index": 0, "finish_reason": reason, **choice}]
@@ -114,13 +114,13 @@ def completion(kind: str, **choice: Any) -> dict[str, Any]:
     return {"id": uuid4().hex, "object": kind, "created": 0, "model": MODEL, "choices": choices, "usage": usage}
 
 
-async def chunks_of(message: dict[str, Any]) -> AsyncIterator[str]:
+async def _chunks_of(message: dict[str, Any]) -> AsyncIterator[str]:
     """The message as a stream of one piece."""
     calls = [{**call, "index": place} for place, call in enumerate(message.get("tool_calls", []))]
     delta = {**message, "tool_calls": calls} if calls else message
     for chunk in (
-        completion("chat.completion.chunk", delta=delta),
-        completion("chat.completion.chunk", delta={}, finish_reason="tool_calls" if calls else "stop"),
+        _completion("chat.completion.chunk", delta=delta),
+        _completion("chat.completion.chunk", delta={}, finish_reason="tool_calls" if calls else "stop"),
     ):
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
@@ -129,10 +129,10 @@ async def chunks_of(message: dict[str, Any]) -> AsyncIterator[str]:
 def new_messages(messages: list[dict[str, Any]]) -> list[ChatMessage]:
     """Those after the last response."""
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    return [chat_message(message) for message in messages[places[-1] + 1 if places else 0 :]]
+    return [_chat_message(message) for message in messages[places[-1] + 1 if places else 0 :]]
 
 
-def chat_message(message: dict[str, Any]) -> ChatMessage:
+def _chat_message(message: dict[str, Any]) -> ChatMessage:
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "\n".join(part.get("text", "") for part in content)

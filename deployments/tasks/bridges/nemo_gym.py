@@ -77,8 +77,8 @@ class NeMoGymEnvironment(TaskEnvironment):
         self.max_sessions = max_sessions
         self.ssl = httpx.create_ssl_context()
         """Shared by all sessions, because making one blocks the event loop for tens of milliseconds."""
-        self._rows = rows_of(Path(rows))
-        self.tools = [chat_tool(tool) for tool in tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
+        self._rows = _rows_of(Path(rows))
+        self.tools = [_chat_tool(tool) for tool in _tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
 
     def start(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> StartOutcome:
         """Adds the input of the row, unless the sample has messages of its own."""
@@ -86,11 +86,11 @@ class NeMoGymEnvironment(TaskEnvironment):
             return StartOutcome()
         given = extra_env_info.responses_create_params.get("input", [])
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        return StartOutcome(observation=[chat_message(message) for message in messages])
+        return StartOutcome(observation=[_chat_message(message) for message in messages])
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> Session:  # noqa: ARG002
         """Seeds a session. Raises `TemporaryFailure` if the server cannot be reached."""
-        session = NeMoGymSession(self, extra_env_info)
+        session = _NeMoGymSession(self, extra_env_info)
         try:
             await session.seed()
         except BaseException:
@@ -110,13 +110,13 @@ class NeMoGymEnvironment(TaskEnvironment):
         return samples
 
 
-class NeMoGymSession(Session):
+class _NeMoGymSession(Session):
     """The cookies of one session, and what the model has answered in it."""
 
     def __init__(self, task: NeMoGymEnvironment, info: NeMoGymInfo) -> None:
         self._task = task
         self._row = info.model_dump()
-        self._tools = tools_of(info)
+        self._tools = _tools_of(info)
         self._names = {str(tool.get("name")) for tool in self._tools} - OTHER_ROUTES
         self._output: list[dict[str, Any]] = []
         """The items of the response so far: messages, calls and their results."""
@@ -210,7 +210,7 @@ class NeMoGymSession(Session):
         await self._client.aclose()
 
 
-def rows_of(file: Path) -> list[dict[str, Any]]:
+def _rows_of(file: Path) -> list[dict[str, Any]]:
     """Raises `ValueError` if the file has none, or an invalid line."""
     rows: list[dict[str, Any]] = []
     for number, line in numbered_lines(file):
@@ -223,19 +223,19 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def tools_of(info: NeMoGymInfo) -> list[dict[str, Any]]:
+def _tools_of(info: NeMoGymInfo) -> list[dict[str, Any]]:
     """The functions of the row; tools of other types are the model provider's."""
     tools = info.responses_create_params.get("tools") or []
     return [tool for tool in tools if tool.get("type") == "function"]
 
 
-def chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool as chat templates expect it."""
     described = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
     return {"type": "function", "function": described}
 
 
-def chat_message(message: dict[str, Any]) -> ChatMessage:
+def _chat_message(message: dict[str, Any]) -> ChatMessage:
     content = message["content"]
     text = content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
     return {"role": "system" if message["role"] in SYSTEM_ROLES else message["role"], "content": text}

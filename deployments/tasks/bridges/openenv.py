@@ -99,12 +99,12 @@ class OpenEnvEnvironment(TaskEnvironment):
         self.observation_field = observation_field
         self.is_seeded = is_seeded
         self.max_sessions = max_sessions
-        schema = schema_of_action(self.url)
+        schema = _schema_of_action(self.url)
         if action_field is not None and action_field not in schema.get("properties", {}):
             raise ValueError(
                 f"the actions of {self.url} have no field {action_field}, but {list(schema['properties'])}"
             )
-        self.instruction = instruction_of(schema, action_field) if instruction is None else instruction
+        self.instruction = _instruction_of(schema, action_field) if instruction is None else instruction
         self.description = f"The OpenEnv environment at {self.url}."  # type: ignore[misc]
 
     async def start(
@@ -113,10 +113,10 @@ class OpenEnvEnvironment(TaskEnvironment):
         extra_env_info: OpenEnvInfo,
     ) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = await OpenEnvEpisode.opened(self, extra_env_info)
+        episode = await _OpenEnvEpisode.opened(self, extra_env_info)
         await episode.close()
         text = "\n\n".join(filter(None, (self.instruction, episode.first)))
-        state = {**extra_env_info.model_dump(), "digest": digest_of(episode.first)}
+        state = {**extra_env_info.model_dump(), "digest": _digest_of(episode.first)}
         return StartOutcome(observation={"role": "user", "content": text or "Begin."}, metadata=state)
 
     async def open_session(
@@ -130,8 +130,8 @@ class OpenEnvEnvironment(TaskEnvironment):
             TemporaryFailure: the server cannot be reached, or has no room for another socket.
             SampleRejected: the first observation is not the one that the prompt shows.
         """
-        episode = await OpenEnvEpisode.opened(self, extra_env_info)
-        if self.is_seeded and extra_env_info.digest not in (None, digest_of(episode.first)):
+        episode = await _OpenEnvEpisode.opened(self, extra_env_info)
+        if self.is_seeded and extra_env_info.digest not in (None, _digest_of(episode.first)):
             await episode.close()
             raise SampleRejected(
                 f"{self.url} gave another first observation for the seed {extra_env_info.seed}: it is not seeded, so "
@@ -161,7 +161,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         return [{"extra_env_info": {"seed": first + number}} for number in range(count)]
 
 
-class OpenEnvEpisode(Session):
+class _OpenEnvEpisode(Session):
     """One socket and the environment behind it."""
 
     def __init__(self, task: OpenEnvEnvironment, socket: ClientConnection) -> None:
@@ -171,7 +171,7 @@ class OpenEnvEpisode(Session):
         """The observation of the reset."""
 
     @classmethod
-    async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "OpenEnvEpisode":
+    async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "_OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
         address = urlsplit(task.url)
         url = urlunsplit(
@@ -240,7 +240,7 @@ class OpenEnvEpisode(Session):
             await self._socket.close()
 
 
-def schema_of_action(url: str) -> dict[str, Any]:
+def _schema_of_action(url: str) -> dict[str, Any]:
     """Raises `TemporaryFailure` if the server does not say it."""
     try:
         answer = httpx.get(f"{url}/schema", trust_env=not is_loopback(url)).raise_for_status().json()
@@ -250,12 +250,12 @@ def schema_of_action(url: str) -> dict[str, Any]:
     return schema
 
 
-def instruction_of(schema: dict[str, Any], action_field: str | None) -> str:
+def _instruction_of(schema: dict[str, Any], action_field: str | None) -> str:
     if action_field is not None:
         return ""
     fields = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     return f"Answer with <action>JSON</action>. The fields of the JSON object are: {json.dumps(fields)}"
 
 
-def digest_of(text: str) -> str:
+def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]

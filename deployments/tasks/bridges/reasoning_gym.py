@@ -89,7 +89,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
             PackageMissing: reasoning-gym is not installed.
             ValueError: there is no such task, or its dataset does not take the settings.
         """
-        known = known_tasks()
+        known = _known_tasks()
         self.tasks = known if tasks == "all" else tasks
         self.configs = configs or {}
         if unknown := sorted({*self.tasks, *self.configs} - set(known)):
@@ -104,7 +104,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         # Some tasks iterate over sets of texts: with equal hashes, all workers of all replicas make equal puzzles.
         os.environ["PYTHONHASHSEED"] = "0"
         self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, prepare_worker, ["reasoning_gym", __name__], lost_after_s)
+        self.pool = WorkerPool(workers, _prepare_worker, ["reasoning_gym", __name__], lost_after_s)
 
     async def start(
         self,
@@ -119,7 +119,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         """
         puzzle = self.puzzle_of(extra_env_info)
         try:
-            question, digest = await self.pool.run(self.processor_time_limit_s, question_of, *puzzle)
+            question, digest = await self.pool.run(self.processor_time_limit_s, _question_of, *puzzle)
         except ProcessorTimeExceeded as error:
             raise SampleRejected(f"The puzzle of task {extra_env_info.task} took {error} to make.") from error
         except ValueError as error:
@@ -140,7 +140,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         if answer is None:
             return text_outcome("Environment: there is no <answer>.", terminated=True)
         try:
-            score, digest = await self.pool.run(self.processor_time_limit_s, score_of, *puzzle, answer)
+            score, digest = await self.pool.run(self.processor_time_limit_s, _score_of, *puzzle, answer)
         except ProcessorTimeExceeded as error:
             text = f"Environment: the score is 0. To compute it took {error}."
             return text_outcome(text, terminated=True, answer=answer)
@@ -169,18 +169,18 @@ class ReasoningGymEnvironment(TaskEnvironment):
         self.pool.close()
 
 
-def known_tasks() -> list[str]:
+def _known_tasks() -> list[str]:
     """The names of all tasks of the installed version. Raises `PackageMissing`."""
     return sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
 
 
-def prepare_worker() -> None:
+def _prepare_worker() -> None:
     """Called in each worker before its first call."""
     resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
-    let_verifiers_evaluate_no_code()
+    _let_verifiers_evaluate_no_code()
 
 
-def let_verifiers_evaluate_no_code() -> None:
+def _let_verifiers_evaluate_no_code() -> None:
     """Replaces what verifiers call with an answer: `eval` by one for literals, `parse_expr` by one for known names."""
     sympy = imported("sympy", "sympy")
     modules = {name: module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")}
@@ -232,17 +232,17 @@ def entry_of(task: str, seed: int, level: int | None, config: str) -> Any:
     return dataset_of(task, seed, level, config)[0]
 
 
-def question_of(task: str, seed: int, level: int | None, config: str) -> tuple[str, str]:
+def _question_of(task: str, seed: int, level: int | None, config: str) -> tuple[str, str]:
     """The question of a puzzle, and the puzzle's digest."""
     entry = entry_of(task, seed, level, config)
-    return entry["question"], digest_of(entry)
+    return entry["question"], _digest_of(entry)
 
 
-def score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> tuple[float, str]:
+def _score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> tuple[float, str]:
     """The library's score for the answer, and the puzzle's digest."""
     entry = entry_of(task, seed, level, config)
-    return float(dataset_of(task, seed, level, config).score_answer(answer, entry)), digest_of(entry)
+    return float(dataset_of(task, seed, level, config).score_answer(answer, entry)), _digest_of(entry)
 
 
-def digest_of(entry: Mapping[str, Any]) -> str:
+def _digest_of(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(repr((entry["question"], entry["answer"])).encode()).hexdigest()[:16]

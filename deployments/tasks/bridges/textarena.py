@@ -89,7 +89,7 @@ class TextArenaEnvironment(TaskEnvironment):
         self.policy_is_all = opponent == "policy"
         self._opponent = opponent
         try:
-            Game(self, TextArenaInfo(seed=0)).close()
+            _Game(self, TextArenaInfo(seed=0)).close()
         except Exception as error:
             raise ValueError(f"the game {game} cannot be begun with {players} players: {error}") from error
         self.description = f"{game} of TextArena."  # type: ignore[misc]
@@ -99,7 +99,7 @@ class TextArenaEnvironment(TaskEnvironment):
         raw = f"{self.game}-raw"
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
         made = self._textarena.make(raw if raw in registry else self.game, **self.kwargs)
-        give_games_random_numbers()
+        _give_games_random_numbers()
         return made
 
     def opponent_of(self) -> Opponent:
@@ -121,7 +121,7 @@ class TextArenaEnvironment(TaskEnvironment):
         """
         if extra_env_info.player >= self.players:
             raise SampleRejected(f"extra_env_info.player: {self.game} has {self.players} players, from 0.")
-        game = Game(self, extra_env_info)
+        game = _Game(self, extra_env_info)
         if game.is_over:
             raise SampleRejected(f"{self.game} was over before the first turn of player {extra_env_info.player}.")
         state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
@@ -129,7 +129,7 @@ class TextArenaEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
-        game = Game(self, extra_env_info)
+        game = _Game(self, extra_env_info)
         for message in message_log[extra_env_info.prompt_messages :]:
             if message["role"] == "assistant":
                 game.play(reply_text(message))
@@ -141,7 +141,7 @@ class TextArenaEnvironment(TaskEnvironment):
         return [{"extra_env_info": {"seed": first + number, "player": number % players}} for number in range(count)]
 
 
-class Game(Session):
+class _Game(Session):
     """One game, which stands at a turn of the policy or is over."""
 
     def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
@@ -198,7 +198,7 @@ class Game(Session):
         """Lets the opponents move until it is the policy's turn."""
         for _ in range(MOST_OPPONENT_MOVES):
             player, observation = self._env.get_observation()
-            seen = text_of(observation, player, self._env.state.role_mapping)
+            seen = _text_of(observation, player, self._env.state.role_mapping)
             if self.is_over or self._task.policy_is_all or player == self._player:
                 self.player, self.seen = player, self._told(player, seen)
                 return
@@ -210,7 +210,7 @@ class Game(Session):
         if self.is_over:
             # It may have ended with the move of another player, to whom the observation belongs.
             observation = self._env.state.observations.get(self._player, [])
-            own = text_of(observation, self._player, self._env.state.role_mapping)
+            own = _text_of(observation, self._player, self._env.state.role_mapping)
             reason = self._env.state.game_info.get(self._player, {}).get("reason")
             return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
         return f"You are player {player} now.\n{seen}" if self._names_player else seen
@@ -228,7 +228,7 @@ class SeatedGame:
 
     def __init__(self, seed: int, game: str, players: int = 2, kwargs: dict[str, Any] | None = None) -> None:
         """Begins the game; the arguments are those of `TextArenaEnvironment`, which says what it raises."""
-        self._game = Game(
+        self._game = _Game(
             TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed), share_a_log=False
         )
         self._rewards: Mapping[int, float] = {}
@@ -246,7 +246,7 @@ class SeatedGame:
         return self._rewards
 
 
-def text_of(observation: Any, player: int, roles: dict[int, str]) -> str:
+def _text_of(observation: Any, player: int, roles: dict[int, str]) -> str:
     """The observation of a player without its own moves, which are in the message log."""
     if isinstance(observation, str):
         return observation
@@ -268,7 +268,7 @@ def listed_move(seen: str, numbers: random.Random) -> str:
     return ""
 
 
-class NumbersOfTheGame:
+class _NumbersOfTheGame:
     """Stands for the module `random` in the modules of TextArena."""
 
     def __getattr__(self, name: str) -> Any:
@@ -276,8 +276,8 @@ class NumbersOfTheGame:
         return getattr(random if numbers is None else numbers, name)
 
 
-def give_games_random_numbers() -> None:
+def _give_games_random_numbers() -> None:
     """Lets every module of TextArena that was imported draw from the numbers of the game that is being played."""
     for name, module in list(sys.modules.items()):
         if name.startswith("textarena.") and getattr(module, "random", None) is random:
-            vars(module)["random"] = NumbersOfTheGame()
+            vars(module)["random"] = _NumbersOfTheGame()

@@ -55,7 +55,7 @@ class VerifiersEnvironment(TaskEnvironment):
         """
         self._env = loaded_env(taskset, environment, config)
         self._tasks = TaskCache(self._env.taskset)
-        self._shared: SharedResources | None = None
+        self._shared: _SharedResources | None = None
         self.description = f"{taskset['id']} of verifiers."  # type: ignore[misc]
 
     async def start(
@@ -77,11 +77,11 @@ class VerifiersEnvironment(TaskEnvironment):
     ) -> Session:
         return await self._begun(extra_env_info)
 
-    async def _begun(self, info: VerifiersInfo) -> "EpisodeSession":
+    async def _begun(self, info: VerifiersInfo) -> "_EpisodeSession":
         if self._shared is None:
-            self._shared = SharedResources(self._env)
+            self._shared = _SharedResources(self._env)
         endpoint = await self._shared.started()
-        episode = EpisodeSession(self._env, self._tasks.at(info.index), endpoint)
+        episode = _EpisodeSession(self._env, self._tasks.at(info.index), endpoint)
         try:
             await episode.wait_for_turn()
         except asyncio.CancelledError:
@@ -126,7 +126,7 @@ class TaskCache:
         return self._tasks[index]
 
 
-class EpisodeSession(Session):
+class _EpisodeSession(Session):
     """One episode, which waits for the response of the policy or has ended."""
 
     def __init__(self, env: Any, task: vf.Task, endpoint: ModelEndpoint) -> None:
@@ -179,7 +179,7 @@ class EpisodeSession(Session):
         await asyncio.wait([self._episode])
 
 
-class SharedResources:
+class _SharedResources:
     """The environment's resources and the endpoint, which all episodes share. Runs in its own task."""
 
     def __init__(self, env: Any) -> None:
@@ -211,7 +211,7 @@ class SharedResources:
 
 def loaded_env(taskset: dict[str, Any], environment: str = "", config: dict[str, Any] | None = None) -> Any:
     """The environment that plays a taskset; the arguments are those of `VerifiersEnvironment`."""
-    register_harness()
+    _register_harness()
     env_class = environment_class(taskset["id"], environment)
     config_class = concrete_type(env_class, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
     agents = [name for name, field in config_class.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
@@ -276,7 +276,7 @@ class StepsHarness(vf.Harness[StepsHarnessConfig]):
         return ProgramResult(exit_code=0, stdout=completed.choices[0].message.content or "", stderr="")
 
 
-def register_harness() -> None:
+def _register_harness() -> None:
     """Lets verifiers find the harness by its id: it imports plugins by name."""
     module = ModuleType(HARNESS_ID)
     module.__dict__.update(__all__=["StepsHarness"], StepsHarness=StepsHarness)

@@ -31,7 +31,7 @@ from deployments.tasks.bridges.verifiers import TaskCache, VerifiersInfo, loaded
 from rollout_env import SampleRejected
 
 
-class VerifiersHarness:
+class _VerifiersHarness:
     """One taskset with its environment."""
 
     def __init__(self, taskset: dict[str, Any], environment: str = "", config: dict[str, Any] | None = None) -> None:
@@ -59,14 +59,14 @@ class VerifiersHarness:
         # verifiers keeps a client for each address while it serves, and each rollout has an address of its own: what
         # serves a rollout ends with it.
         env = copy.copy(self._env)
-        with key_variable(api_key) as variable:
+        with _key_variable(api_key) as variable:
             client = vf.EvalClientConfig(base_url=f"{base_url.removesuffix('/v1')}/v1", api_key_var=variable)
             async with env.serving():
                 return await env.run_episode(task, vf.ModelContext(model=MODEL, client=client))
 
 
 @contextmanager
-def key_variable(api_key: str) -> Iterator[str]:
+def _key_variable(api_key: str) -> Iterator[str]:
     """The name of an environment variable that has the key for the length of the block: verifiers reads keys so."""
     name = f"SESSION_KEY_{uuid4().hex}"
     os.environ[name] = api_key
@@ -85,16 +85,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--until-input-ends", action="store_true", help="end with the process that started this one")
     options = parser.parse_args()
-    harness = VerifiersHarness(options.taskset, options.environment, options.config)
+    harness = _VerifiersHarness(options.taskset, options.environment, options.config)
     server = uvicorn.Server(
         uvicorn.Config(harness.app(), host=options.host, port=options.port, log_level="warning", access_log=False)
     )
     if options.until_input_ends:
-        threading.Thread(target=end_with_input, args=(server,), daemon=True).start()
+        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     server.run()
 
 
-def end_with_input(server: uvicorn.Server) -> None:
+def _end_with_input(server: uvicorn.Server) -> None:
     sys.stdin.read()
     server.should_exit = True
 

@@ -1,12 +1,15 @@
 """Reloading an environment: its replicas are replaced one after the other, unless its code cannot be loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from service.startup import reload
 from service.startup.commands import ServiceNotStarted
-from service.startup.reload import RunningService, only_service, reload_environment
+from service.startup.reload import cluster_of, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 
@@ -106,27 +109,42 @@ def test_an_environment_whose_replicas_have_not_started_is_waited_for() -> None:
     assert cluster.killed == []
 
 
-HERE = RunningService("10.0.0.1:6379", "http://127.0.0.1:8000", ["game", "math"])
-THERE = RunningService("10.0.0.1:6380", "http://127.0.0.1:8001", ["game"])
+SERVICES = {"10.0.0.1:6379": ["game", "math"], "10.0.0.1:6380": ["game"], "10.0.0.1:6381": []}
 
 
-def test_of_several_services_the_one_is_meant_that_plays_the_task() -> None:
-    assert only_service("math", [THERE, HERE]) == HERE
-    assert only_service("game", [THERE]) == THERE
+@contextmanager
+def scripted_connection(address: str) -> Iterator[Any]:
+    tasks = SERVICES[address]
+    if not tasks:
+        raise ServiceNotStarted(reload.NO_SERVICE)
+    applications = {"rollout": {"deployed_app_config": {"args": {"environments": dict.fromkeys(tasks)}}}}
+    yield SimpleNamespace(applications=lambda: applications)
 
 
-def test_several_services_that_play_the_task_are_listed_with_their_addresses() -> None:
-    with pytest.raises(ServiceNotStarted) as refusal:
-        only_service("game", [HERE, THERE])
-    assert str(refusal.value) == (
-        "2 services play 'game': say which one is meant.\n"
-        "  RAY_ADDRESS=10.0.0.1:6379 (http://127.0.0.1:8000)\n"
-        "  RAY_ADDRESS=10.0.0.1:6380 (http://127.0.0.1:8001)"
-    )
+@pytest.fixture
+def several_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(reload, "clusters_of_this_machine", lambda: [*SERVICES])
+    monkeypatch.setattr(reload, "connected", scripted_connection)
 
 
-def test_no_service_and_none_that_plays_the_task_are_said() -> None:
+@pytest.mark.usefixtures("several_services")
+def test_of_several_services_the_one_is_meant_that_plays_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster_of("math") == "10.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert cluster_of("game") == "10.0.0.2:6379"
+
+
+@pytest.mark.usefixtures("several_services")
+@pytest.mark.parametrize(("task", "says"), [("game", "2 services here play 'game'"), ("chess", "No service")])
+def test_several_services_that_play_the_task_or_none_are_refused_with_the_addresses(task: str, says: str) -> None:
+    with pytest.raises(ServiceNotStarted, match=says) as refusal:
+        cluster_of(task)
+    assert str(refusal.value).endswith(f"name the Ray cluster of one in RAY_ADDRESS, of {', '.join(SERVICES)}.")
+
+
+def test_where_no_cluster_runs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(reload, "clusters_of_this_machine", list)
     with pytest.raises(ServiceNotStarted, match=r"^No service runs here: start one with `make serve`\.$"):
-        only_service("game", [])
-    with pytest.raises(ServiceNotStarted, match=r"^No running service plays 'chess'; there is game, math, game\.$"):
-        only_service("chess", [HERE, THERE])
+        cluster_of("game")
