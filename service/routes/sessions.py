@@ -38,8 +38,8 @@ from service.http.openapi import content, json_content, json_request, json_respo
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
+from service.model_server.call_bodies import refuse_demand
 from service.model_server.call_images import with_names_of_images
-from service.model_server.token_bodies import refuse_demand
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
