@@ -7,6 +7,7 @@ and the regular expression `((a{0,500}){0,500}){0,500}` keeps all generations wa
 it does.
 """
 
+import asyncio
 from collections import OrderedDict
 from functools import partial
 from hashlib import sha256
@@ -19,7 +20,6 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
-from deployments.rpc.background_tasks import SharedCall
 from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend_of, skip_checked_outputs
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
@@ -45,7 +45,7 @@ class GrammarChecks:
         self._config = config
         self._time_limit_s = time_limit_s
         self._pool: WorkerPool | None = None
-        self._starting = SharedCall(self._start)
+        self._starting = asyncio.Lock()
         self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
         """By the hash of what was asked for."""
         self._backends: frozenset[str] = frozenset()
@@ -87,44 +87,33 @@ class GrammarChecks:
             self._known.popitem(last=False)
 
     async def _compiled(self, asked: bytes) -> CheckedOutputs:
-        pool = await self._started()
+        # A second attempt with another process: the first one was possibly out of memory.
+        attempts = AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
         try:
-            result: bytes | Refused = await attempts()(pool.run, self._time_limit_s, compiled, asked, self._backends)
+            pool = await self._started()
+            result: bytes | Refused = await attempts(pool.run, self._time_limit_s, compiled, asked, self._backends)
         except ProcessorTimeExceeded as error:
             raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
         except WorkerEnded as error:
             raise refusal("the process that compiled it ended twice; make it simpler") from error
         except EnvironmentLost as error:
-            raise not_checked(error) from error
+            raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
         if isinstance(result, Refused):
             raise VLLMValidationError(result.reason, parameter=result.parameter)
         return msgspec.msgpack.decode(result, type=CheckedOutputs)
 
     async def _started(self) -> WorkerPool:
-        return await self._starting.result() if self._pool is None else self._pool
-
-    async def _start(self) -> WorkerPool:
-        try:
-            self._pool = await WorkerPool.start(
-                1,
-                partial(prepare, self._config, MOST_MEMORY_BYTES),
-                PRELOADED,
-                first_call=int,
-                start_within_s=START_WITHIN_S,
-                lost_after_s=max(LOST_AFTER_S, 4 * self._time_limit_s),
-            )
-        except EnvironmentLost as error:
-            raise not_checked(error) from error
+        async with self._starting:
+            if self._pool is None:
+                self._pool = await WorkerPool.start(
+                    1,
+                    partial(prepare, self._config, MOST_MEMORY_BYTES),
+                    PRELOADED,
+                    first_call=int,
+                    start_within_s=START_WITHIN_S,
+                    lost_after_s=max(LOST_AFTER_S, 4 * self._time_limit_s),
+                )
         return self._pool
-
-
-def attempts() -> AsyncRetrying:
-    """A second attempt with another process: the first one was possibly out of memory."""
-    return AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
-
-
-def not_checked(error: EnvironmentLost) -> GenerationLost:
-    return GenerationLost(f"A schema or grammar could not be checked. {error}")
 
 
 def encoded(wanted: StructuredOutputsParams) -> bytes:

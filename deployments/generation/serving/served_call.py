@@ -90,7 +90,7 @@ class ServedCall:
     session: "SessionCall | None" = None
     """The session's part of a call of a session."""
     is_constrained: bool = False
-    """Whether it makes tokens more or less likely whatever the policy says (`sampling_marks.py`)."""
+    """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
     sampled_with: SampledWith | None = None
     """The distribution that it samples from, if it is not the session's."""
     oldest_version: int | None = None
