@@ -20,26 +20,26 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sglang import VersionConstraint
 from service.problems import dotted, invalid_request, shown
 
-STREAM_FIELD = "stream"
-STREAM_FIELD_IN_JSON = b'"stream"'
+_STREAM_FIELD = "stream"
+_STREAM_FIELD_IN_JSON = b'"stream"'
 MOST_BYTES_INLINE = 2**16
-stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
+_stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
 
 
 async def asks_for_stream(body: bytes) -> bool:
     """The `stream` of the body; false for a body that vLLM refuses, and for a name that is written in escapes."""
-    if STREAM_FIELD_IN_JSON not in body:
+    if _STREAM_FIELD_IN_JSON not in body:
         return False
     if len(body) <= MOST_BYTES_INLINE:
-        return says_stream(body)
-    return await asyncio.to_thread(says_stream, body)
+        return _says_stream(body)
+    return await asyncio.to_thread(_says_stream, body)
 
 
-def says_stream(body: bytes) -> bool:
+def _says_stream(body: bytes) -> bool:
     try:
         fields = from_json(body)
         return (
-            bool(stream_as_vllm_reads_it.validate_python(fields.get(STREAM_FIELD)))
+            bool(_stream_as_vllm_reads_it.validate_python(fields.get(_STREAM_FIELD)))
             if isinstance(fields, dict)
             else False
         )
@@ -47,7 +47,7 @@ def says_stream(body: bytes) -> bool:
         return False
 
 
-ENCODING_BYTES = 4
+_ENCODING_BYTES = 4
 """JSON in UTF-16 or UTF-32 has a zero among so many."""
 MAYBE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 ESCAPE_OR_SURROGATE = re.compile(
@@ -55,7 +55,7 @@ ESCAPE_OR_SURROGATE = re.compile(
 )
 """A whole pair of escapes, half a one, or any other escape: `\\\\ud800` is a backslash and a word."""
 NAME = re.compile(rb'"(\w+)"\s*:')
-NAME_WITHIN_BYTES = 4096
+_NAME_WITHIN_BYTES = 4096
 """A text of megabytes is not looked through."""
 
 
@@ -77,13 +77,13 @@ def place_of_lone_surrogate(body: bytes) -> int | None:
 
 def name_before(body: bytes, place: int) -> str:
     """The last name of a field before this place, or `body` where there is none near it."""
-    names = NAME.findall(body, max(0, place - NAME_WITHIN_BYTES), place)
+    names = NAME.findall(body, max(0, place - _NAME_WITHIN_BYTES), place)
     return names[-1].decode() if names else "body"
 
 
 def in_utf8(body: bytes) -> bytes:
     """As `json.loads` decodes it; what it cannot decode stays as it is, and the replica refuses it."""
-    if 0 not in body[:ENCODING_BYTES]:
+    if 0 not in body[:_ENCODING_BYTES]:
         return body
     try:
         return body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
@@ -110,7 +110,7 @@ def fields_of(endpoint: Endpoint, body: bytes) -> dict[str, Any]:
     is_chat = endpoint == "chat/completions"
     if endpoint not in CHOICES_FIELDS or (
         # Most bodies of chats: they are parsed by the replica alone.
-        is_chat and not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:ENCODING_BYTES])
+        is_chat and not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:_ENCODING_BYTES])
     ):
         return {}
     try:
@@ -152,9 +152,9 @@ def _prompts_in(prompt: Any) -> int:
     return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
-CONSTRAINT = "weight_version"
-ADAPTER = "lora_path"
-OF_SESSION = "the session says which weights answer its calls, in the `policy` that it was opened with; leave it out"
+_CONSTRAINT = "weight_version"
+_ADAPTER = "lora_path"
+_OF_SESSION = "the session says which weights answer its calls, in the `policy` that it was opened with; leave it out"
 
 
 def demand_of(fields: dict[str, Any], demand: PolicyDemand) -> PolicyDemand:
@@ -164,36 +164,35 @@ def demand_of(fields: dict[str, Any], demand: PolicyDemand) -> PolicyDemand:
         RequestProblem: 422, its body says something that is not one, or other than the query.
     """
     asked: dict[str, Any] = {}
-    if (given := fields.get(CONSTRAINT)) is not None:
+    if (given := fields.get(_CONSTRAINT)) is not None:
         try:
             constraint = VersionConstraint.model_validate(given)
         except ValidationError as error:
-            raise invalid_request(
-                *(
-                    FieldProblem(field=dotted((CONSTRAINT, *one["loc"])), message=one["msg"], value=shown(one["input"]))
-                    for one in error.errors()
-                )
-            ) from error
+            problems = (
+                FieldProblem(field=dotted((_CONSTRAINT, *one["loc"])), message=one["msg"], value=shown(one["input"]))
+                for one in error.errors()
+            )
+            raise invalid_request(*problems) from error
         asked |= {"min_version": constraint.min_version, "version": constraint.exact_version}
-    if (adapter := fields.get(ADAPTER)) is not None:
+    if (adapter := fields.get(_ADAPTER)) is not None:
         asked["name"] = adapter
     asked = {name: value for name, value in asked.items() if value is not None}
     for name, value in asked.items():
         if getattr(demand, name) not in (None, value):
             message = f"the query says {getattr(demand, name)!r}; say one of them"
-            raise invalid_request(FieldProblem(field=ADAPTER if name == "name" else CONSTRAINT, message=message))
+            raise invalid_request(FieldProblem(field=_ADAPTER if name == "name" else _CONSTRAINT, message=message))
     try:
         return PolicyDemand.model_validate({**demand.model_dump(), **asked})
     except ValidationError:
         message = "it is not the name of a policy; give one that GET /policy lists under named"
-        raise invalid_request(FieldProblem(field=ADAPTER, message=message, value=shown(adapter))) from None
+        raise invalid_request(FieldProblem(field=_ADAPTER, message=message, value=shown(adapter))) from None
 
 
 def refuse_demand(fields: dict[str, Any]) -> None:
     """Raises `RequestProblem` (422) if the body of a call of a session says which weights may answer it."""
-    given = fields.get(CONSTRAINT)
+    given = fields.get(_CONSTRAINT)
     if isinstance(given, dict) and not any(value is not None for value in given.values()):
         given = None
-    asked = next((name for name, value in ((CONSTRAINT, given), (ADAPTER, fields.get(ADAPTER))) if value), None)
+    asked = next((name for name, value in ((_CONSTRAINT, given), (_ADAPTER, fields.get(_ADAPTER))) if value), None)
     if asked is not None:
-        raise invalid_request(FieldProblem(field=asked, message=OF_SESSION, value=shown(fields[asked])))
+        raise invalid_request(FieldProblem(field=asked, message=_OF_SESSION, value=shown(fields[asked])))

@@ -22,7 +22,7 @@ FORGET_AFTER_S = 300.0
 MOST_BYTES = 2**28
 BYTES_OF_A_FUTURE = 2**11
 """Memory of a future beside its answer, about."""
-OWNER = "@"
+_OWNER = "@"
 """Stands between the name of a future and the ingress replica that has it."""
 Name = tuple[str, str]
 """The namespace of a key, and an id within it."""
@@ -50,7 +50,7 @@ class FutureElsewhere(Exception):
     """Another ingress replica has the future, and lives."""
 
 
-def replica_is_gone(name: str) -> bool:
+def _replica_is_gone(name: str) -> bool:
     return not is_name_of_replica(name) or has_died(name)
 
 
@@ -62,7 +62,7 @@ class Futures:
         is_gone: whether the ingress replica of this name has died; may block.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] = replica_is_gone) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] = _replica_is_gone) -> None:
         self._owner = own_name()
         self._most_bytes = most_bytes
         self._is_gone = is_gone
@@ -88,7 +88,7 @@ class Futures:
             namespace: of the caller's key.
             on_end: is called exactly once, when the work has ended; at once if it is not started.
         """
-        future_id = f"{name}{OWNER}{self._owner}"
+        future_id = f"{name}{_OWNER}{self._owner}"
         key = namespace, future_id
         if key in self._futures:
             on_end()
@@ -109,7 +109,7 @@ class Futures:
         """
         key = namespace, future_id
         if (future := self._futures.get(key)) is None:
-            _, _, owner = future_id.rpartition(OWNER)
+            _, _, owner = future_id.rpartition(_OWNER)
             if owner != self._owner and not await asyncio.to_thread(self._is_gone, owner):
                 raise FutureElsewhere
             raise future_lost("no replica keeps it any longer; send the call again", future_id)

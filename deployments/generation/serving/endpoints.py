@@ -20,7 +20,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 from vllm.exceptions import VLLMError
 
-from deployments.generation.serving.running_calls import Answer
+from deployments.generation.serving.running_calls import ServerAnswer
 from deployments.generation.serving.served_call import ServedCall
 
 _JSON = "application/json"
@@ -30,7 +30,7 @@ _APP = SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stac
 logger = logging.getLogger("rollout_service.generation")
 
 
-def openai_error(answer: ErrorResponse) -> JSONResponse:
+def _openai_error(answer: ErrorResponse) -> JSONResponse:
     return JSONResponse(answer.model_dump(), answer.error.code)
 
 
@@ -42,15 +42,15 @@ class VLLMEndpoint:
     """The type of its bodies; `None`: it has none."""
     dumped: Mapping[str, Any] = field(default_factory=dict)
     """Options with which an answer becomes JSON."""
-    error: Callable[[ErrorResponse], JSONResponse] = openai_error
+    error: Callable[[ErrorResponse], JSONResponse] = _openai_error
     """Writes the errors of `answer`. Those of a body are OpenAI's everywhere."""
 
-    async def answered(self, call: ServedCall) -> Answer:
+    async def answered(self, call: ServedCall) -> ServerAnswer:
         """Returns when the answer has begun. What the endpoint raises is an answer too."""
         # vLLM names its answer after the header.
         headers = [(b"x-request-id", call.request.generation_id.encode())]
         raw_request = Request({"type": "http", "headers": headers, "app": _APP})
-        write_error = openai_error
+        write_error = _openai_error
         try:
             request = None if self.body is None else _parsed(self.body, call.request.body)
             write_error = self.error
@@ -66,19 +66,19 @@ class VLLMEndpoint:
                 logger.warning("A call broke before it was answered.", exc_info=error, extra=about)
             return _whole(write_error(answer))
 
-    def _written(self, made: Any) -> Answer:
+    def _written(self, made: Any) -> ServerAnswer:
         match made:
             case ErrorResponse():
                 return _whole(self.error(made))
             case BaseModel():
                 return _whole(JSONResponse(made.model_dump(**self.dumped)))
             case bytes():
-                return Answer(HTTPStatus.OK, _JSON, made)
-        return Answer(HTTPStatus.OK, _EVENTS, made)
+                return ServerAnswer(HTTPStatus.OK, _JSON, made)
+        return ServerAnswer(HTTPStatus.OK, _EVENTS, made)
 
 
-def _whole(response: JSONResponse) -> Answer:
-    return Answer(response.status_code, _JSON, bytes(response.body))
+def _whole(response: JSONResponse) -> ServerAnswer:
+    return ServerAnswer(response.status_code, _JSON, bytes(response.body))
 
 
 def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:

@@ -27,12 +27,12 @@ MOST_BYTES = 256 * 1024
 """Size of a schema or grammar."""
 MOST_MEMORY_BYTES = 1024**3
 """Beside what the process has at its start."""
-START_WITHIN_S = 600.0
+_START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on a machine that does nothing else."""
-LOST_AFTER_S = 60.0
+_LOST_AFTER_S = 60.0
 MOST_KNOWN = 64
 """How many that fit are kept, so that the calls of an agent are checked once."""
-BACKEND_OF_OBJECTS = "xgrammar"
+_BACKEND_OF_OBJECTS = "xgrammar"
 """With which vLLM compiles `json_object`, unless its config says otherwise."""
 
 
@@ -64,11 +64,11 @@ class GrammarChecks:
         if wanted.json_object is not None:
             # It is always the same grammar, and not the caller's.
             if self._config.structured_outputs_config.backend == "auto":
-                self._backends |= {BACKEND_OF_OBJECTS}
+                self._backends |= {_BACKEND_OF_OBJECTS}
             return
         asked = encoded(wanted)
         if len(asked) > MOST_BYTES:
-            raise refusal(f"it has {len(asked)} bytes; at most {MOST_BYTES} are taken")
+            raise _refusal(f"it has {len(asked)} bytes; at most {MOST_BYTES} are taken")
         key = sha256(asked).digest()
         if key not in self._known:
             self._keep(key, await self._compiled(asked))
@@ -93,9 +93,9 @@ class GrammarChecks:
             pool = await self._started()
             result: bytes | Refused = await attempts(pool.run, self._time_limit_s, compiled, asked, self._backends)
         except ProcessorTimeExceeded as error:
-            raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
+            raise _refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
         except WorkerEnded as error:
-            raise refusal("the process that compiled it ended twice; make it simpler") from error
+            raise _refusal("the process that compiled it ended twice; make it simpler") from error
         except EnvironmentLost as error:
             raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
         if isinstance(result, Refused):
@@ -110,8 +110,8 @@ class GrammarChecks:
                     partial(prepare, self._config, MOST_MEMORY_BYTES),
                     PRELOADED,
                     first_call=int,
-                    start_within_s=START_WITHIN_S,
-                    lost_after_s=max(LOST_AFTER_S, 4 * self._time_limit_s),
+                    start_within_s=_START_WITHIN_S,
+                    lost_after_s=max(_LOST_AFTER_S, 4 * self._time_limit_s),
                 )
         return self._pool
 
@@ -125,8 +125,8 @@ def encoded(wanted: StructuredOutputsParams) -> bytes:
             "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
         ) from None
     except RecursionError:
-        raise refusal("it is nested too deeply") from None
+        raise _refusal("it is nested too deeply") from None
 
 
-def refusal(reason: str) -> VLLMValidationError:
+def _refusal(reason: str) -> VLLMValidationError:
     return VLLMValidationError(f"The schema, regular expression or grammar is refused: {reason}", parameter=FIELD)

@@ -18,7 +18,7 @@ logger = logging.getLogger("rollout_service.generation")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """An answer of one of vLLM's servers: its whole body, or the events of a stream."""
 
     status: int
@@ -27,12 +27,12 @@ class Answer:
 
 
 class _RunningCall:
-    def __init__(self, answer: Callable[[ServedCall], Awaitable[Answer]], call: ServedCall) -> None:
+    def __init__(self, answer: Callable[[ServedCall], Awaitable[ServerAnswer]], call: ServedCall) -> None:
         self._call = call
         self._bytes = bytearray()
         self._some = asyncio.Event()
         self._failure: Exception | None = None
-        self.begun: Answer | None = None
+        self.begun: ServerAnswer | None = None
         """Once the answer has begun."""
         self.ended = asyncio.Event()
         self._task = running_calls.start(self._run(answer))
@@ -57,7 +57,7 @@ class _RunningCall:
             self._some.clear()
         return taken
 
-    async def _run(self, answer: Callable[[ServedCall], Awaitable[Answer]]) -> None:
+    async def _run(self, answer: Callable[[ServedCall], Awaitable[ServerAnswer]]) -> None:
         CURRENT_CALL.set(self._call)
         try:
             self.begun = await answer(self._call)
@@ -90,7 +90,7 @@ class _RunningCall:
 
 
 async def answer_parts(
-    answer: Callable[[ServedCall], Awaitable[Answer]], call: ServedCall
+    answer: Callable[[ServedCall], Awaitable[ServerAnswer]], call: ServedCall
 ) -> AsyncGenerator[ServedPart, None]:
     """The answer of the call, as it is made. Closing the generator breaks the call off.
 

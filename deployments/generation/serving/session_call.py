@@ -108,11 +108,11 @@ def shown_output(items: Sequence[Any]) -> dict[str, Any]:
     return shown_message(message)
 
 
-UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
-SHORT_BODY_BYTES = 4096
-FEW_MESSAGES = 32
+_UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
+_SHORT_BODY_BYTES = 4096
+_FEW_MESSAGES = 32
 """Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
-FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+_FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
 class SessionCall:
@@ -145,7 +145,7 @@ class SessionCall:
         names = new_images(plan, messages)
         images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
         prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
-        prompt = await self._prepared(prepare, is_short=len(messages) <= FEW_MESSAGES)
+        prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
         self._note_prompt(plan, prompt)
         return prompt.token_ids
 
@@ -162,7 +162,7 @@ class SessionCall:
         return plan
 
     async def _prepared(self, prepare: Callable[[], PreparedPrompt], is_short: bool = True) -> PreparedPrompt:
-        is_short = is_short and len(self._call.request.body) <= SHORT_BODY_BYTES
+        is_short = is_short and len(self._call.request.body) <= _SHORT_BODY_BYTES
         return prepare() if is_short else await asyncio.to_thread(prepare)
 
     def _note_prompt(self, plan: Plan, prompt: PreparedPrompt) -> None:
@@ -180,7 +180,7 @@ class SessionCall:
     def refuse_unprepared(self) -> None:
         """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
         if self._prompt is None:
-            raise call_not_recorded(self._session_id, UNPREPARED)
+            raise call_not_recorded(self._session_id, _UNPREPARED)
 
     async def record(self, shown: Mapping[int, ChatMessage]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -231,7 +231,7 @@ class SessionCall:
             text=text,
             token_ids=packed_ids(choice.token_ids),
             logprobs=packed_logprobs(choice.logprobs),
-            finish_reason=FINISH_REASONS.get(choice.finish_reason),
+            finish_reason=_FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
             is_constrained=self._call.is_constrained,
             sampled_with=self._call.sampled_with,

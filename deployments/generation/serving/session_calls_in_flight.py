@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 HEARD_EVERY_S = 0.5
 ADD_RETRY_S = 0.5
-ADD_WITHIN_S = 60.0
+_ADD_WITHIN_S = 60.0
 """How long a record waits for a store that does not answer, or whose database fails."""
-NO_IDS = packed_ids(())
+_NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
 
@@ -60,7 +60,7 @@ class SessionCallsInFlight:
         return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
-        """Tries again for `ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
+        """Tries again for `_ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
 
         Raises:
             StoreLost: in the end.
@@ -69,12 +69,12 @@ class SessionCallsInFlight:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(StoreLost),
             wait=wait_fixed(ADD_RETRY_S),
-            stop=stop_after_delay(ADD_WITHIN_S),
-            before_sleep=log_retry,
+            stop=stop_after_delay(_ADD_WITHIN_S),
+            before_sleep=_log_retry,
             reraise=True,
         )
         # The store that gets the plan with the call has its ids.
-        sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS, images=()))
+        sent = replace(call, plan=replace(call.plan, token_ids=_NO_IDS, response_ids=_NO_IDS, images=()))
         try:
             await attempts(self._store.add, session_id, sent)
         finally:
@@ -111,5 +111,5 @@ class SessionCallsInFlight:
             self._hearing = None
 
 
-def log_retry(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     logger.warning("A call of a session is not recorded yet: %s", state.outcome and state.outcome.exception())
