@@ -6,7 +6,6 @@ together at most `most_bytes`, of which those that ended first are dropped first
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
@@ -42,8 +41,9 @@ class Future:
 
     task: "asyncio.Task[FutureAnswer]"
     timer: asyncio.TimerHandle | None = None
-    """Forgets it; `None` while somebody waits for it."""
-    waiting: int = 0
+    """Forgets it."""
+    size_bytes: int = 0
+    """Of its answer, once it has ended."""
 
 
 class FutureElsewhere(Exception):
@@ -67,8 +67,7 @@ class Futures:
         self._most_bytes = most_bytes
         self._is_gone = is_gone
         self._futures: dict[Name, Future] = {}
-        self._ended: OrderedDict[Name, int] = OrderedDict()
-        """Bytes of the answers that are kept, in the order in which they ended."""
+        """Those that have ended are in the order in which they did."""
         self._bytes = 0
         self._tasks = BackgroundTasks()
 
@@ -97,7 +96,7 @@ class Futures:
         self._futures[key] = Future(task)
         task.add_done_callback(lambda _: on_end())
         task.add_done_callback(lambda done: self._note_end(key, done))
-        self._forget_later(key)
+        self._forget_after(FORGET_AFTER_S, key)
         return future_id
 
     async def answer(self, namespace: str, future_id: str, wait_s: float) -> FutureAnswer | None:
@@ -113,15 +112,8 @@ class Futures:
             if owner != self._owner and not await asyncio.to_thread(self._is_gone, owner):
                 raise FutureElsewhere
             raise future_lost("no replica keeps it any longer; send the call again", future_id)
-        future.waiting += 1
-        if future.timer is not None:
-            future.timer.cancel()
-        try:
-            await asyncio.wait({future.task}, timeout=wait_s)
-        finally:
-            future.waiting -= 1
-            if not future.waiting and key in self._futures:
-                self._forget_later(key)
+        self._forget_after(wait_s + FORGET_AFTER_S, key)
+        await asyncio.wait({future.task}, timeout=wait_s)
         if not future.task.done():
             return None
         if future.task.cancelled():
@@ -135,19 +127,23 @@ class Futures:
         if future.timer is not None:
             future.timer.cancel()
         future.task.cancel()
-        self._bytes -= self._ended.pop((namespace, future_id), 0)
+        self._bytes -= future.size_bytes
 
-    def _forget_later(self, key: Name) -> None:
-        self._futures[key].timer = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self.cancel, *key)
+    def _forget_after(self, seconds: float, key: Name) -> None:
+        future = self._futures[key]
+        if future.timer is not None:
+            future.timer.cancel()
+        future.timer = asyncio.get_running_loop().call_later(seconds, self.cancel, *key)
 
     def _note_end(self, key: Name, done: "asyncio.Task[FutureAnswer]") -> None:
         failed = done.cancelled() or done.exception() is not None
-        if key not in self._futures:
+        if (future := self._futures.pop(key, None)) is None:
             return
-        self._ended[key] = BYTES_OF_A_FUTURE + (0 if failed else len(done.result().body))
-        self._bytes += self._ended[key]
+        self._futures[key] = future
+        future.size_bytes = BYTES_OF_A_FUTURE + (0 if failed else len(done.result().body))
+        self._bytes += future.size_bytes
         while self._bytes > self._most_bytes:
-            self.cancel(*next(iter(self._ended)))
+            self.cancel(*next(name for name, one in self._futures.items() if one.size_bytes))
 
 
 def future_lost(message: str, future_id: str) -> RequestProblem:
