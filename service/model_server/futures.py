@@ -43,7 +43,7 @@ class Future:
     timer: asyncio.TimerHandle | None = None
     """Forgets it."""
     size_bytes: int = 0
-    """Of its answer, once it has ended."""
+    """Size of its answer, once it has ended."""
 
 
 class FutureElsewhere(Exception):

@@ -5,23 +5,22 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 from fastapi import Request
+from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateRequest,
-    GenerateResponse,
-    GenerateResponseBase,
 )
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -123,26 +122,14 @@ _VERSIONS = "weight_versions"
 
 
 class AnsweredChat(OpenAIServingChat):
-    async def create_chat_completion(
-        self, request: ChatCompletionRequest, raw_request: Request | None = None
-    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+    async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Request | None = None) -> Any:
         call = CURRENT_CALL.get()
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
             prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, ChatCompletionResponse):
-            return _answered_events(answer, call, bool(request.return_token_ids))
-        if call.session is not None:
-            shown = {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
-            await record(call.session, shown)
-        for choice in answer.choices if request.return_token_ids else ():
-            # vLLM's types of answers take further fields.
-            setattr(choice, _VERSIONS, versions_of(call, choice.index))
-        return answer
+        return await _noted(answer, call, bool(request.return_token_ids), _shown_choices)
 
 
 class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
@@ -152,22 +139,13 @@ class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
 class AnsweredCompletions(OpenAIServingCompletion):
     """No session records text completions."""
 
-    async def create_completion(
-        self, request: CompletionRequest, raw_request: Request | None = None
-    ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
+    async def create_completion(self, request: CompletionRequest, raw_request: Request | None = None) -> Any:
         if request.use_beam_search:
             # To which prompt each of its generations belongs is not known: what they take could not be counted.
             raise VLLMValidationError("Text completions take no beam search here.", parameter="use_beam_search")
         call = CURRENT_CALL.get()
         shows_versions = bool(request.return_token_ids) or request.logprobs is not None
-        answer = await super().create_completion(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, CompletionResponse):
-            return _answered_events(answer, call, shows_versions)
-        for choice in answer.choices if shows_versions else ():
-            setattr(choice, _VERSIONS, versions_of(call, choice.index))
-        return answer
+        return await _noted(await super().create_completion(request, raw_request), call, shows_versions)
 
 
 class AnsweredResponses(OpenAIServingResponses):
@@ -198,9 +176,7 @@ _NOT_IN_TOKENS = ("content_parts", "features", "kv_transfer_params", "ec_transfe
 class AnsweredTokens(ServingTokens):
     """Token ids in, token ids out. vLLM's own answers say which weights made which tokens."""
 
-    async def serve_tokens(
-        self, request: GenerateRequest, raw_request: Request | None = None
-    ) -> GenerateResponse | ErrorResponse | AsyncGenerator[str, None]:
+    async def serve_tokens(self, request: GenerateRequest, raw_request: Request | None = None) -> Any:
         call, session = CURRENT_CALL.get(), CURRENT_CALL.get().session
         if (asked := next((name for name in _NOT_IN_TOKENS if getattr(request, name)), None)) is not None:
             raise VLLMValidationError(f"`{asked}` is not served here: leave it out.", parameter=asked)
@@ -211,14 +187,7 @@ class AnsweredTokens(ServingTokens):
             refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
             with answered_failures():
                 await session.prepare_tokens(request.token_ids)
-        answer = await super().serve_tokens(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, GenerateResponseBase):
-            return _answered_events(answer, call, shows_versions=False)
-        if session is not None:
-            await record(session, {})
-        return answer
+        return await _noted(await super().serve_tokens(request, raw_request), call, shows_versions=False)
 
 
 def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
@@ -235,6 +204,37 @@ def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
             if request._sampling_params_provided_keys is not None:
                 request._sampling_params_provided_keys.add(name)
     params.__post_init__()
+
+
+def _no_messages(_answer: Any) -> Mapping[int, ChatMessage]:
+    return {}
+
+
+def _shown_choices(answer: ChatCompletionResponse) -> Mapping[int, ChatMessage]:
+    return {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
+
+
+async def _noted(
+    answer: Any,
+    call: ServedCall,
+    shows_versions: bool,
+    shown: Callable[[Any], Mapping[int, ChatMessage]] = _no_messages,
+) -> Any:
+    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events.
+
+    Args:
+        shown: the messages of a whole answer, by their index.
+    """
+    if isinstance(answer, ErrorResponse):
+        return answer
+    if not isinstance(answer, BaseModel):
+        return _answered_events(answer, call, shows_versions)
+    if call.session is not None:
+        await record(call.session, shown(answer))
+    for choice in getattr(answer, "choices", ()) if shows_versions else ():
+        # vLLM's types of answers take further fields.
+        setattr(choice, _VERSIONS, versions_of(call, choice.index))
+    return answer
 
 
 async def _answered_events(
