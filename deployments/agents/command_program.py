@@ -1,4 +1,4 @@
-"""An agent that is a command: a process of its own for each rollout; with limits, maybe in a sandbox."""
+"""An agent that is a command: a process of its own for each rollout, with limits; or a sandbox of its own."""
 
 import asyncio
 import os
@@ -6,16 +6,28 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import orjson
+import psutil
 
-from deployments.agents.command_sandbox import CommandLaunch, CommandSandbox
 from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
-from deployments.failures import AgentFailed, EnvironmentLost
+from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected
+from deployments.harbor.tasks import HarborTaskRefused
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    OutOfMemory,
+    RunningSandbox,
+    SandboxFile,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.local import EMPTY_IMAGE, LocalProvider
+from deployments.sandbox.supervisor import readable
 
 MIB = 2**20
 STDERR_BYTES = 16_384
@@ -29,60 +41,51 @@ REWARD_FILE = "reward.json"
 SAMPLE_FILE = "sample.json"
 TRY_AGAIN_LATER = os.EX_TEMPFAIL
 """The exit code of a command that could not run just now."""
+KILLED = 128 + signal.SIGKILL
+SANDBOX_FOLDER = "/tmp/work"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class CommandProgram(AgentProgram):
     def __init__(self, settings: CommandSettings) -> None:
-        """Raises `SandboxUnusable`."""
         self._settings = settings
-        self._sandbox = CommandSandbox(settings) if settings.sandbox else None
-        self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
-        self._limits = ["prlimit", *limits_of(settings)]
+        self._passed = _passed_variables(settings)
+        # Linux ends the command with the replica, whose event loop has a thread that lives as long as it does.
+        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits_of(settings), *settings.argv]
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
-        async with run_folder() as folder:
+        async with _run_folder() as folder:
             (folder / SAMPLE_FILE).write_bytes(call.sample_json())
             code = await self._exit_code(call, folder, said)
             if code == TRY_AGAIN_LATER:
                 raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {said.sentence}")
             if code != 0:
-                raise AgentFailed(f"The agent {describe_exit(code)}. {said.sentence}")
-            return reward_in(folder)
+                raise AgentFailed(f"The agent {_describe_exit(code)}. {said.sentence}")
+            return _reward_in(folder)
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
-        argv = [*self._limits, *self._settings.argv]
-        async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(said) as stderr:
-            environment = {
-                **self._passed,
-                **self._settings.environment_variables,
-                **session_variables(walls.base_url, call.api_key, walls.folder),
-                **({"HOME": walls.folder, "TMPDIR": walls.folder} if self._sandbox is not None else {}),
-            }
+        environment = {
+            **self._passed,
+            **self._settings.environment_variables,
+            **_session_variables(call.base_url, call.api_key, str(folder)),
+        }
+        async with _stderr_tail(said) as stderr:
             try:
                 with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = start_process(walls, sample.fileno(), stderr, folder, environment)
+                    process = _start_process(self._argv, sample.fileno(), stderr, folder, environment)
             finally:
                 os.close(stderr)
             try:
-                return await exit_code_of(process)
+                return await _exit_code_of(process)
             except asyncio.CancelledError:
-                await end_group(process)
+                await _end_group(process)
                 raise
             finally:
-                kill_group(process.pid, signal.SIGKILL)
-
-    @asynccontextmanager
-    async def _walls(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[CommandLaunch]:
-        if self._sandbox is not None:
-            async with self._sandbox.around(argv, base_url, folder) as walls:
-                yield walls
-            return
-        # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
-        yield CommandLaunch(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
+                _kill_group(process.pid, signal.SIGKILL)
 
 
-def start_process(
-    walls: CommandLaunch, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+def _start_process(
+    argv: Sequence[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 
@@ -91,34 +94,30 @@ def start_process(
     """
     try:
         return subprocess.Popen(
-            walls.argv,
+            argv,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             cwd=folder,
             env=environment,
             start_new_session=True,
-            pass_fds=walls.fds,
         )
     except OSError as error:
         raise EnvironmentLost(f"The agent's process was not started: {error}.") from error
 
 
-async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
+async def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
     """Returns when the process has ended, even if others still hold its inherited files."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
     fd = os.pidfd_open(process.pid)
-    loop.add_reader(fd, ended.set)
     try:
-        await ended.wait()
+        await readable(fd)
     finally:
-        loop.remove_reader(fd)
         os.close(fd)
     return process.wait()
 
 
 @asynccontextmanager
-async def stderr_tail(said: RunNotes) -> AsyncIterator[int]:
+async def _stderr_tail(said: RunNotes) -> AsyncIterator[int]:
     """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
 
     A process that outlives the command may hold it open.
@@ -128,7 +127,7 @@ async def stderr_tail(said: RunNotes) -> AsyncIterator[int]:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", buffering=0)
     )
-    reading = asyncio.create_task(keep_tail(reader, said))
+    reading = asyncio.create_task(_keep_tail(reader, said))
     try:
         yield writing_end
     finally:
@@ -137,7 +136,7 @@ async def stderr_tail(said: RunNotes) -> AsyncIterator[int]:
         transport.close()
 
 
-async def keep_tail(stderr: asyncio.StreamReader, said: RunNotes) -> None:
+async def _keep_tail(stderr: asyncio.StreamReader, said: RunNotes) -> None:
     """Reads the stderr of a process and keeps its tail."""
     tail, said.sentence = b"", "It wrote nothing to stderr."
     while part := await stderr.read(STDERR_BYTES):
@@ -146,21 +145,26 @@ async def keep_tail(stderr: asyncio.StreamReader, said: RunNotes) -> None:
             said.sentence = f"It wrote to stderr last: {shown}"
 
 
-async def end_group(process: subprocess.Popen[bytes]) -> None:
+async def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends the process group: first by SIGTERM, then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        kill_group(process.pid, number)
+        _kill_group(process.pid, number)
         try:
             async with asyncio.timeout(END_GRACE_S):
-                await exit_code_of(process)
+                await _exit_code_of(process)
         except TimeoutError:
             continue
         return
 
 
-def kill_group(pid: int, number: signal.Signals) -> None:
+def _kill_group(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _passed_variables(settings: CommandSettings) -> dict[str, str]:
+    """The variables of this process that a command gets too."""
+    return {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
 
 
 def limits_of(settings: CommandSettings) -> list[str]:
@@ -173,7 +177,7 @@ def limits_of(settings: CommandSettings) -> list[str]:
     return limits
 
 
-def session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, str]:
+def _session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, str]:
     """The variables that tell a command its session, its sample, and where to write its reward."""
     return {
         "OPENAI_BASE_URL": f"{base_url}/v1",
@@ -185,7 +189,7 @@ def session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, 
     }
 
 
-def reward_in(folder: Path) -> dict[str, float]:
+def _reward_in(folder: Path) -> dict[str, float]:
     """The reward that the command has written; empty if it has written none. Raises `AgentFailed`."""
     try:
         # Not through a link: the command could name any file of the service by it.
@@ -195,19 +199,100 @@ def reward_in(folder: Path) -> dict[str, float]:
     except OSError as error:
         raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}.") from error
     with os.fdopen(opened, "rb") as file:
-        content = file.read(LARGEST_REWARD_BYTES)
+        return _reward_written(file.read(LARGEST_REWARD_BYTES))
+
+
+def _reward_written(content: bytes) -> dict[str, float]:
+    """The reward in the file of that name. Raises `AgentFailed`."""
     try:
         return reward_of(orjson.loads(content), f"The file {REWARD_FILE} of the agent")
     except orjson.JSONDecodeError as error:
         raise AgentFailed(f"The file {REWARD_FILE} of the agent is not JSON.") from error
 
 
-def describe_exit(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"ended with exit code {code}" if code > 0 else f"was ended by signal {signal.Signals(-code).name}"
 
 
+class SandboxedCommandProgram(AgentProgram):
+    """Runs the command in a sandbox of this machine, which reaches nothing but the service."""
+
+    def __init__(self, settings: CommandSettings) -> None:
+        """Raises `ProviderUnusable`."""
+        self._settings = settings
+        self._provider = LocalProvider()
+        self._spec = SandboxSpec(
+            image=EMPTY_IMAGE,
+            environment={**_passed_variables(settings), "HOME": SANDBOX_FOLDER, "TMPDIR": SANDBOX_FOLDER},
+            workdir=SANDBOX_FOLDER,
+            # Its settings bound each of its processes.
+            memory_mb=psutil.virtual_memory().total // MIB,
+            read_only_folders=tuple(settings.folders),
+        )
+
+    async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        with sandbox_failures("The agent", said):
+            sandbox = await self._provider.open(self._spec)
+            try:
+                await run_in_sandbox(self._settings, call, sandbox, SANDBOX_FOLDER, said)
+                try:
+                    content = await sandbox.read_file(f"{SANDBOX_FOLDER}/{REWARD_FILE}")
+                except SandboxRefused as error:
+                    raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}") from error
+                return {} if content is None else _reward_written(content[:LARGEST_REWARD_BYTES])
+            finally:
+                await sandbox.close()
+
+
+async def run_in_sandbox(
+    command: CommandSettings,
+    call: AgentCall,
+    sandbox: RunningSandbox,
+    folder: str,
+    said: RunNotes,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> None:
+    """Runs the command in the sandbox, beside the session of its run.
+
+    Args:
+        folder: of its sample and its reward, in the sandbox.
+        variables: further ones, besides those of the settings and of the session.
+
+    Raises:
+        AgentFailed: it ended with an exit code.
+        EnvironmentLost: it could not run just now, or was killed.
+    """
+    sample = call.sample_json()
+    await sandbox.write_files({f"{folder}/{SAMPLE_FILE}": SandboxFile(sample)})
+    base_url = await sandbox.reach(call.base_url)
+    of_session = _session_variables(base_url, call.api_key, folder)
+    environment = {**command.environment_variables, **of_session, **variables}
+    limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
+    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
+    done = await sandbox.exec(argv, environment=environment, stdin=sample)
+    shown = last_of(done.stderr)
+    said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
+    if done.exit_code in (TRY_AGAIN_LATER, KILLED):
+        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {said.sentence}")
+    if done.exit_code != 0:
+        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {said.sentence}")
+
+
+@contextmanager
+def sandbox_failures(what: str, said: RunNotes) -> Iterator[None]:
+    """Raises errors of the sandbox as failures of the rollout. `what` is the subject of their messages."""
+    try:
+        yield
+    except SandboxLost as error:
+        raise EnvironmentLost(f"{what} lost its sandbox: {error}") from error
+    except OutOfMemory as error:
+        raise AgentFailed(f"{error} {said.sentence}".strip()) from error
+    except (SandboxRefused, HarborTaskRefused) as error:
+        raise EnvironmentRejected(f"{what} cannot be played in this sandbox: {error}") from error
+
+
 @asynccontextmanager
-async def run_folder() -> AsyncIterator[Path]:
+async def _run_folder() -> AsyncIterator[Path]:
     """A folder of one run, which is removed with all that is in it."""
     folder = Path(tempfile.mkdtemp(prefix="rollout-agent-"))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.agents.command_program import CommandProgram
+from deployments.agents.command_program import CommandProgram, SandboxedCommandProgram
 from deployments.agents.game_program import GameProgram
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
@@ -37,11 +37,11 @@ class AgentRunsOfTask(TaskEnvironment):
     ExtraEnvInfo = AgentCall
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
+        """Raises `AgentNotLoadable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
         self.max_concurrent_steps = settings.max_concurrent_runs
         if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
             self.max_concurrent_steps = COMMANDS_AT_ONCE
-        self._program = program_of(settings)
+        self._program = _program_of(settings)
         self._timeout_s = settings.timeout_s
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: AgentCall) -> StepOutcome:  # noqa: ARG002
@@ -78,14 +78,15 @@ class AgentRunsOfTask(TaskEnvironment):
         return [{"extra_env_info": {"base_url": "http://127.0.0.1", "api_key": "", "sample": {}}}] * count
 
 
-def program_of(settings: AgentSettings) -> AgentProgram:
-    """Raises `AgentNotLoadable`, `SandboxUnusable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
+def _program_of(settings: AgentSettings) -> AgentProgram:
+    """Raises `AgentNotLoadable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
     if settings.harbor is not None:
         return HarborProgram(settings, settings.harbor)
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:
-        return CommandProgram(settings.command)
+        program = SandboxedCommandProgram if settings.command.sandbox else CommandProgram
+        return program(settings.command)
     if settings.game is not None:
         return GameProgram(settings.game)
     assert settings.harness is not None

@@ -9,19 +9,18 @@ judged by what it has left.
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deployments.agents.command_program import SAMPLE_FILE, TRY_AGAIN_LATER, limits_of, session_variables
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes, last_of
+from deployments.agents.command_program import run_in_sandbox, sandbox_failures
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
 from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
-from deployments.agents.settings import AgentSettings, CommandSettings
-from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
+from deployments.agents.settings import AgentSettings
+from deployments.failures import AgentFailed, EnvironmentRejected, VerifierFailed
 from deployments.harbor.settings import TIMES, HarborSettings
-from deployments.harbor.tasks import HarborTask, HarborTaskRefused, tasks_within
+from deployments.harbor.tasks import HarborTask, tasks_within
 from deployments.harbor.verifier import NotJudged, judged, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
@@ -31,15 +30,14 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    open_provider,
 )
 from deployments.sandbox.providers.leftover import ProcessesLeft
-from deployments.sandbox.providers.opening import opened
 from deployments.sandbox.providers.pool import SandboxPool
 
 FOLDER = "/run/rollout"
 INSTRUCTION_FILE = f"{FOLDER}/instruction.md"
 SANDBOXES_AT_ONCE = 16
-KILLED = 128 + signal.SIGKILL
 MAIN_REWARD = "reward"
 """The reward of a verifier that gives several numbers; the others are metrics."""
 logger = logging.getLogger("rollout_service.agents")
@@ -56,7 +54,10 @@ class HarborProgram(AgentProgram):
         self._timeout_s = settings.timeout_s
         most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
         self._pool = SandboxPool(
-            opened(harbor.sandbox.provider, harbor.sandbox.options), most, harbor.sandbox.warm, harbor.sandbox.warm_s
+            open_provider(harbor.sandbox.provider, harbor.sandbox.options),
+            most,
+            harbor.sandbox.warm,
+            harbor.sandbox.warm_s,
         )
         offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
         if offline and not self._pool.provider.has_network:
@@ -66,20 +67,14 @@ class HarborProgram(AgentProgram):
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
-        try:
-            with timed(said, "create"):
+        with sandbox_failures(f"The task {task.name}", said):
+            with _timed(said, "create"):
                 sandbox = await self._pool.take(self._spec_of(task))
             try:
                 return await self._played(call, task, sandbox, said)
             finally:
-                with timed(said, "destroy"):
+                with _timed(said, "destroy"):
                     await self._pool.give_back(sandbox)
-        except SandboxLost as error:
-            raise EnvironmentLost(f"The sandbox of {task.name} was lost: {error}") from error
-        except OutOfMemory as error:
-            raise AgentFailed(f"{error} {said.sentence}".strip()) from error
-        except (SandboxRefused, HarborTaskRefused) as error:
-            raise EnvironmentRejected(f"The task {task.name} cannot be played in this sandbox: {error}") from error
 
     def close(self) -> None:
         """Destroys all sandboxes."""
@@ -121,9 +116,9 @@ class HarborProgram(AgentProgram):
     ) -> dict[str, float]:
         try:
             first = await prepare(sandbox)
-            with timed(said, "run"):
+            with _timed(said, "run"):
                 await self._agent(call, task, sandbox, said)
-            with timed(said, "judge"):
+            with _timed(said, "judge"):
                 rewards, ended = await judged(sandbox, task, first)
             if ended:
                 said.metrics["agent_processes_ended"] = float(ended)
@@ -146,7 +141,10 @@ class HarborProgram(AgentProgram):
                         await self._harness.run(HarnessCall(**call.model_dump(), sandbox=address), said)
                 else:
                     assert self._command is not None
-                    await run_command(self._command, call, task, sandbox, said)
+                    instruction = {INSTRUCTION_FILE: SandboxFile(task.instruction.encode())}
+                    await sandbox.write_files(instruction)
+                    variables = {"ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE}
+                    await run_in_sandbox(self._command, call, sandbox, FOLDER, said, variables)
         except (TimeoutError, ExecTimedOut):
             said.metrics["agent_timed_out"] = 1.0
         except AgentFailed as error:
@@ -156,36 +154,8 @@ class HarborProgram(AgentProgram):
             said.metrics["agent_failed"] = 1.0
 
 
-async def run_command(
-    command: CommandSettings, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
-) -> None:
-    """Runs the command in the sandbox, beside the session of its run.
-
-    Raises:
-        AgentFailed: it ended with an exit code.
-        EnvironmentLost: it could not run just now, or was killed.
-    """
-    sample = call.sample_json()
-    files = {f"{FOLDER}/{SAMPLE_FILE}": sample, INSTRUCTION_FILE: task.instruction.encode()}
-    await sandbox.write_files({path: SandboxFile(content) for path, content in files.items()})
-    base_url = await sandbox.reach(call.base_url)
-    of_session = {**session_variables(base_url, call.api_key, FOLDER), "ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE}
-    # The verifier says the reward.
-    del of_session["ROLLOUT_REWARD_FILE"]
-    variables = {**command.environment_variables, **of_session}
-    limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
-    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
-    done = await sandbox.exec(argv, environment=variables, stdin=sample)
-    shown = last_of(done.stderr)
-    said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
-    if done.exit_code in (TRY_AGAIN_LATER, KILLED):
-        raise EnvironmentLost(f"The agent could not run to its end (exit code {done.exit_code}). {said.sentence}")
-    if done.exit_code != 0:
-        raise AgentFailed(f"The agent ended with exit code {done.exit_code}. {said.sentence}")
-
-
 @contextmanager
-def timed(said: RunNotes, step: str) -> Iterator[None]:
+def _timed(said: RunNotes, step: str) -> Iterator[None]:
     """Adds the seconds of the block, a step of `TIMES`, to the metrics of the run, however it ends."""
     begun_at = time.monotonic()
     try:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from deployments.sandbox.providers.opening import ProviderName
+from deployments.sandbox.providers.interface import ProviderName
 from deployments.strict_settings import StrictSettings
 
 TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_s", "destroy": "sandbox_destroy_s"}

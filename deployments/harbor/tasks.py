@@ -174,7 +174,7 @@ class HarborTask:
 def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     """The tasks of the settings by name, in the order of the folder or registry. Raises `HarborTaskRefused`."""
     tasks: dict[str, HarborTask] = {}
-    for name, folder in task_folders(settings):
+    for name, folder in _task_folders(settings):
         task = load_task(folder, name, tuple(settings.passed_variables))
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
@@ -200,11 +200,11 @@ def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, Harbor
     return tasks
 
 
-def task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
+def _task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
     """The folder of each task, with the name that the registry gives it. Raises `HarborTaskRefused`."""
     path = Path(settings.tasks).expanduser()
     if path.is_file():
-        yield from registry_folders(path, settings)
+        yield from _registry_folders(path, settings)
     elif (path / "task.toml").is_file():
         yield None, path
     elif path.is_dir():
@@ -229,13 +229,13 @@ class _DataSet(_Section):
 REGISTRY = TypeAdapter(list[_DataSet])
 
 
-def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
+def _registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
     try:
         data_sets = REGISTRY.validate_json(path.read_bytes())
     except OSError as error:
         raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
     except ValidationError as error:
-        raise HarborTaskRefused(f"{path} is not a registry of Harbor: {problem_of(error)}.") from error
+        raise HarborTaskRefused(f"{path} is not a registry of Harbor: {_problem_of(error)}.") from error
     known = [f"{data_set.name}@{data_set.version}" for data_set in data_sets]
     wanted = [
         data_set
@@ -258,11 +258,11 @@ def registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str
 
 def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str, ...] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
-    config = config_in(folder / "task.toml")
+    config = _config_in(folder / "task.toml")
     instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
     if not (folder / "tests" / "test.sh").is_file():
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
-    for field, reason in unplayable(config):
+    for field, reason in _unplayable(config):
         raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
     named = config.task.name if config.task is not None else folder.name
     task = HarborTask(name or named, folder, instruction, config, passed_variables)
@@ -270,11 +270,11 @@ def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str
     return task
 
 
-def config_in(path: Path) -> _TaskFile:
+def _config_in(path: Path) -> _TaskFile:
     try:
         return _TaskFile.model_validate(tomllib.loads(text_in(path, HarborTaskRefused)))
     except ValidationError as error:
-        raise HarborTaskRefused(f"{path}: {problem_of(error)}.") from error
+        raise HarborTaskRefused(f"{path}: {_problem_of(error)}.") from error
     except HarborTaskRefused:
         raise
     # Of a number with too many digits Python says so by a plain `ValueError`.
@@ -282,7 +282,7 @@ def config_in(path: Path) -> _TaskFile:
         raise HarborTaskRefused(f"{path} is not TOML: {error}.") from error
 
 
-def unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
+def _unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
     """The fields that ask for what is not carried out here, each with a reason."""
     environment, verifier = config.environment, config.verifier
     wrong = {
@@ -321,7 +321,7 @@ def without_canary(text: str) -> str:
     return "\n".join(lines)
 
 
-def problem_of(error: ValidationError) -> str:
+def _problem_of(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 

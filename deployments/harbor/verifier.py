@@ -55,10 +55,10 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
     verifier = task.config.verifier
     ended = await end_others(sandbox, first)
     # What is there already is the agent's.
-    await checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
-    await checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
+    await _checked(sandbox, ["rm", "-rf", "--", TESTS, OF_VERIFIER])
+    await _checked(sandbox, ["mkdir", "-p", OF_VERIFIER])
     await sandbox.write_files(await asyncio.to_thread(files_below, task.tests, TESTS))
-    await checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
+    await _checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     try:
         done = await sandbox.exec(
             ["bash", "-c", JUDGE], environment=task.variables("verifier"), timeout_s=verifier.timeout_sec
@@ -69,7 +69,7 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
         raise SandboxLost("The verifier was killed, so what it has written counts for nothing.")
     for path in REWARD_FILES:
         try:
-            if (content := await reward_file(sandbox, path, done.stdout)) is not None:
+            if (content := await _reward_file(sandbox, path, done.stdout)) is not None:
                 return Verdict(rewards_in(content, path), ended)
         except ValueError as error:
             raise NotJudged(f"The verifier gave no reward: {str(error).removesuffix('.')}.") from error
@@ -79,7 +79,7 @@ async def judged(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fr
     )
 
 
-async def reward_file(sandbox: RunningSandbox, path: str, sizes: str) -> bytes | None:
+async def _reward_file(sandbox: RunningSandbox, path: str, sizes: str) -> bytes | None:
     """The content of the file; None if there is none. Raises `ValueError` if it is no file, or too large.
 
     Args:
@@ -97,11 +97,11 @@ async def prepare(sandbox: RunningSandbox) -> Set[str]:
 
     Raises what `judged` raises.
     """
-    await checked(sandbox, ["mkdir", "-p", *LOGS])
+    await _checked(sandbox, ["mkdir", "-p", *LOGS])
     return await processes_of(sandbox)
 
 
-async def checked(sandbox: RunningSandbox, argv: list[str]) -> None:
+async def _checked(sandbox: RunningSandbox, argv: list[str]) -> None:
     """Runs a command of ours.
 
     Raises:

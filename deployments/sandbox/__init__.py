@@ -1,7 +1,4 @@
-"""Runs untrusted programs. Knows neither Ray nor vLLM nor environments.
-
-All but `remote` and `server` need only the standard library.
-"""
+"""Runs untrusted programs, by the standard library alone. Knows neither Ray nor vLLM nor environments."""
 
 from deployments.sandbox.interface import (
     WALLS,

@@ -1,23 +1,45 @@
-"""Shared parts of all isolations: the process to start, its environment, its limits."""
+"""Parts that all walls share: the process to start, its interpreter, its variables, its limits and its user id."""
 
+import contextlib
 import fcntl
 import math
 import os
+import random
+import socket
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from deployments.sandbox.interface import MAIN, Limits, Program, WallName
+from deployments.sandbox.interface import MAIN, Limits, Program, SandboxLost
 
-WORK = "/tmp/work"
-"""The working directory, as the program sees it where the wall `files` is one of mounts."""
-START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="utf-8")
-"""Runs the program, with the builtins that people expect of Python."""
 NICENESS = 5
 """Programs leave the processors to the service."""
+FIRST_UID, LAST_UID = 60706, 61183
+"""systemd, whose table of user ids is the only one there is for this range, leaves these unused."""
+_START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="utf-8")
+"""Runs the program, with the builtins that people expect of Python."""
+
+
+def _own_path() -> dict[str, str]:
+    """The environment of launchers."""
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start.
+
+    It writes lines of JSON to the status descriptor for which it was made: `child-pid`, the first process behind the
+    walls, before that runs anything; and at the end, if the program was started, `exit-code`, after `processor-ms` if
+    it knows that.
+    """
+
+    command: list[str]
+    pass_fds: tuple[int, ...] = ()
+    stop_signal: int = 9
+    """Ends all of its processes when it is sent to the process."""
+    environment: dict[str, str] = field(default_factory=_own_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +57,9 @@ class Interpreter:
         """Its folders that are not below the system's own."""
         return [folder for folder in (self.prefix, *self.packages) if not Path(folder).is_relative_to("/usr")]
 
-    def command(self, program: Program, main: str = MAIN) -> list[str]:
+    def command(self, program: Program) -> list[str]:
         """Starts in a third of the usual time: without the installed packages that the module `site` would look for."""
-        return [self.executable, "-s", "-S", "-B", "-c", START, main, *program.arguments]
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A process to start."""
-
-    command: list[str]
-    environment: dict[str, str]
-    pass_fds: tuple[int, ...] = ()
-    stop_signal: int = 9
-    """Ends the whole run when it is sent to the process."""
-
-
-class Isolation(Protocol):
-    """A way to isolate programs: `Bubblewrap` or `LimitJail`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def by(self) -> Mapping[WallName, str]:
-        """Mechanism that enforces each wall; a missing wall does not stand."""
-        ...
-
-    def launch(
-        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
-    ) -> AbstractContextManager[Launch]:
-        """Prepares one run; leaving the context removes what was prepared.
-
-        Args:
-            files: as `checked_files` returns them.
-            uid: the run gets this user id, which no other process has; None keeps that of the service.
-            status_fd: the launched process writes lines of JSON there: `child-pid`, the first process of the run,
-                before it runs anything; and at the end, if the program was started, `exit-code`, after
-                `processor-ms` if it knows that.
-        """
-        ...
+        return [self.executable, "-s", "-S", "-B", "-c", _START, MAIN, *program.arguments]
 
 
 class HeldFds:
@@ -102,7 +87,30 @@ class HeldFds:
         return fd
 
 
-def environment(interpreter: Interpreter, home: str) -> dict[str, str]:
+@contextlib.contextmanager
+def leased_uid() -> Iterator[int | None]:
+    """A user id that no other process of this machine has, for the block; None if this process may not give one.
+
+    Raises:
+        SandboxLost: all user ids for sandboxes are taken.
+    """
+    if os.geteuid() != 0:
+        yield None
+        return
+    # Containers of one machine do not see each other's names, but the kernel counts their processes together.
+    for uid in random.sample(range(FIRST_UID, LAST_UID + 1), LAST_UID + 1 - FIRST_UID):
+        with socket.socket(socket.AF_UNIX) as name:
+            # The kernel gives an abstract name to one socket at a time, and takes it back when the process ends.
+            try:
+                name.bind(f"\0rollout-sandbox-uid-{uid}")
+            except OSError:
+                continue
+            yield uid
+            return
+    raise SandboxLost(f"All {LAST_UID + 1 - FIRST_UID} user ids for sandboxes are taken on this machine.")
+
+
+def program_variables(interpreter: Interpreter, home: str) -> dict[str, str]:
     """All environment variables of a program. None comes from the service."""
     variables = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -1,20 +1,18 @@
-"""Runs programs on this machine, under the strongest isolation that it permits.
+"""Runs programs on this machine, under the strongest walls that it permits.
 
-A service that runs as root gives each run a user id that no other process of this machine has (`UserIdLease`).
+A service that runs as root gives each run a user id that no other process of this machine has.
 """
 
 import asyncio
 import logging
-import os
-import queue
-import random
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Literal
+from weakref import WeakKeyDictionary
 
+from deployments.sandbox.bubblewrap import Bubblewrap
 from deployments.sandbox.interface import (
     WALLS,
     Limits,
@@ -27,50 +25,19 @@ from deployments.sandbox.interface import (
     WallReport,
     checked_files,
 )
-from deployments.sandbox.isolation import Bubblewrap, LimitJail
-from deployments.sandbox.launch import Interpreter, Isolation, default_interpreters
+from deployments.sandbox.launch import Interpreter, default_interpreters, leased_uid
+from deployments.sandbox.limits import LimitJail
 from deployments.sandbox.self_test import check_walls
-from deployments.sandbox.supervisor import Cancellation, RunCancelled, Supervisor
-
-FIRST_UID, LAST_UID = 60706, 61183
-"""systemd, whose table of user ids is the only one there is for this range, leaves these unused."""
-
-
-class NoUserIdLeft(Exception):
-    """All user ids for sandboxes are taken on this machine."""
-
-
-class UserIdLease:
-    """A user id, held until `close` or the end of this process."""
-
-    def __init__(self) -> None:
-        """Raises `NoUserIdLeft`."""
-        # Containers of one machine do not see each other's names, but the kernel counts their processes together.
-        for uid in random.sample(range(FIRST_UID, LAST_UID + 1), LAST_UID + 1 - FIRST_UID):
-            # The kernel gives an abstract name to one socket at a time, and takes it back when the process ends.
-            name = socket.socket(socket.AF_UNIX)
-            try:
-                name.bind(f"\0rollout-sandbox-uid-{uid}")
-            except OSError:
-                name.close()
-                continue
-            self.uid = uid
-            self._name = name
-            return
-        raise NoUserIdLeft(f"All {LAST_UID + 1 - FIRST_UID} user ids for sandboxes are taken on this machine.")
-
-    def close(self) -> None:
-        self._name.close()
-
+from deployments.sandbox.supervisor import ProcessTree, run_to_end
 
 IsolationName = Literal["auto", "bubblewrap", "limits"]
-DEFAULT_LIMITS = Limits()
+Isolation = Bubblewrap | LimitJail
 ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {
     "bubblewrap": Bubblewrap,
     "limits": LimitJail,
 }
 """The stronger one first."""
-
+DEFAULT_LIMITS = Limits()
 logger = logging.getLogger("rollout_service.sandbox")
 
 
@@ -87,7 +54,7 @@ class LocalSandbox(Sandbox):
         """Tries out which walls stand. Takes less than a second.
 
         Args:
-            max_concurrent_runs: further runs wait.
+            max_concurrent_runs: of one event loop; further runs wait.
             isolation: `auto` takes the strongest one that works.
             require: walls without which the sandbox does not start; `all` for each of them.
             packages: folders that programs may import from, beside the standard library.
@@ -97,21 +64,14 @@ class LocalSandbox(Sandbox):
             SandboxLost: no program can be run.
             ValueError: an argument has no permitted value.
         """
-        check_arguments(max_concurrent_runs, isolation, require)
-        self._threads = ThreadPoolExecutor(max_concurrent_runs, thread_name_prefix="sandbox")
-        self._leases = [UserIdLease() for _ in range(max_concurrent_runs)] if os.geteuid() == 0 else []
-        self._uids: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        for slot in range(max_concurrent_runs):
-            self._uids.put(self._leases[slot].uid if self._leases else None)
-        self._lock = threading.Lock()
-        self._cancellations: set[Cancellation] = set()
-        try:
-            self._isolation, self.report = self._strongest(isolation, tuple(packages))
-            if missing := self.report.missing(WALLS if require == "all" else require):
-                raise SandboxTooWeak(self.report, missing)
-        except BaseException:
-            self.close()
-            raise
+        _check_arguments(max_concurrent_runs, isolation, require)
+        self._max_concurrent_runs = max_concurrent_runs
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._trees: dict[ProcessTree, asyncio.AbstractEventLoop] = {}
+        self._closed = False
+        self._isolation, self.report = self._strongest(isolation, tuple(packages))
+        if missing := self.report.missing(WALLS if require == "all" else require):
+            raise SandboxTooWeak(self.report, missing)
         for wall in self.report.missing():
             logger.warning("A wall of the sandbox does not stand: %s (%s).", wall.name, wall.by)
         logger.info("The sandbox has started. %s", self.report)
@@ -121,58 +81,45 @@ class LocalSandbox(Sandbox):
     ) -> Outcome:
         """See `Sandbox.run`."""
         checked = checked_files(program, files or {})
-        cancellation = Cancellation()
-        with self._lock:
-            self._cancellations.add(cancellation)
-        future = self._threads.submit(self._run, program, checked, limits, cancellation)
-        future.add_done_callback(lambda _: self._forget(cancellation))
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            cancellation.cancel()
-            raise
-        except RunCancelled as error:
-            raise SandboxLost("The sandbox was closed during the run.") from error
+        loop = asyncio.get_running_loop()
+        async with self._places.setdefault(loop, asyncio.Semaphore(self._max_concurrent_runs)):
+            running = asyncio.ensure_future(self._run(self._isolation, program, checked, limits))
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # It ends all of its processes, also if the caller is cancelled again.
+                running.cancel()
+                raise
 
     def close(self) -> None:
         """Ends all runs."""
-        with self._lock:
-            for cancellation in self._cancellations:
-                cancellation.cancel()
-        self._threads.shutdown(cancel_futures=True)
-        for lease in self._leases:
-            lease.close()
+        self._closed = True
+        for tree, loop in list(self._trees.items()):
+            # The loop of a run may have ended, and its processes with it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(tree.kill)
 
-    def _forget(self, cancellation: Cancellation) -> None:
-        with self._lock:
-            self._cancellations.discard(cancellation)
-        cancellation.close()
-
-    def _run(
-        self,
-        program: Program,
-        files: Mapping[str, bytes],
-        limits: Limits,
-        cancellation: Cancellation,
-        isolation: Isolation | None = None,
-    ) -> Outcome:
-        isolation = isolation or self._isolation
-        uid = self._uids.get()
+    async def _run(self, isolation: Isolation, program: Program, files: Mapping[str, bytes], limits: Limits) -> Outcome:
+        tree = ProcessTree()
+        self._trees[tree] = asyncio.get_running_loop()
         try:
-            with (
-                Supervisor(limits, cancellation) as supervisor,
-                isolation.launch(program, files, limits, uid, supervisor.status_fd_of_launch) as launch,
-            ):
-                return supervisor.run(launch, program.stdin.encode("utf-8", "surrogatepass"))
-        except OSError as error:
-            raise SandboxLost(f"The sandbox failed: {error}.") from error
+            with leased_uid() as uid:
+                async with isolation.launch(program, files, limits, uid, tree.status_fd) as launch:
+                    if self._closed:
+                        raise SandboxLost("It was closed.")
+                    return await run_to_end(tree, launch, program.stdin.encode("utf-8", "surrogatepass"), limits)
+        except (OSError, SandboxLost) as error:
+            if self._closed:
+                raise SandboxLost("The sandbox was closed during the run.") from error
+            raise error if isinstance(error, SandboxLost) else SandboxLost(f"The sandbox failed: {error}.") from error
         finally:
-            self._uids.put(uid)
+            del self._trees[tree]
+            tree.close()
 
     def _strongest(self, name: IsolationName, packages: tuple[str, ...]) -> tuple[Isolation, WallReport]:
         """The first isolation under which a program runs. Raises `SandboxLost` with what each one said."""
         problems = []
-        for isolation in candidates(name, packages):
+        for isolation in _candidates(name, packages):
             try:
                 return isolation, check_walls(isolation.name, isolation.by, partial(self._try, isolation))
             except SandboxLost as error:
@@ -180,21 +127,21 @@ class LocalSandbox(Sandbox):
         raise SandboxLost(f"No program can be run in a sandbox on this machine. {' '.join(problems)}")
 
     def _try(self, isolation: Isolation, program: Program, limits: Limits) -> Outcome:
-        cancellation = Cancellation()
-        try:
-            return self._run(program, checked_files(program, {}), limits, cancellation, isolation)
-        finally:
-            cancellation.close()
+        # The caller may be in an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(
+                asyncio.run, self._run(isolation, program, checked_files(program, {}), limits)
+            ).result()
 
 
-def candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isolation]:
+def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isolation]:
     for isolation_name, isolation in ISOLATIONS.items():
         if name in ("auto", isolation_name):
             for interpreter in default_interpreters(packages):
                 yield isolation(interpreter)
 
 
-def check_arguments(max_concurrent_runs: int, isolation: str, require: Sequence[WallName] | Literal["all"]) -> None:
+def _check_arguments(max_concurrent_runs: int, isolation: str, require: Sequence[WallName] | Literal["all"]) -> None:
     """Raises `ValueError` with a sentence."""
     if max_concurrent_runs < 1:
         raise ValueError(f"max_concurrent_runs must be at least 1, got {max_concurrent_runs}.")

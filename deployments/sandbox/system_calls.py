@@ -84,43 +84,43 @@ def system_call_filter(options: FilterOptions, machine: str | None = None) -> by
         return None
     column, architecture = known
     code = [
-        instruction(LOAD_WORD, ARCHITECTURE),
-        *jump_if(JUMP_EQUAL, architecture, [], [instruction(RETURN, KILL_PROCESS)]),
-        instruction(LOAD_WORD, NUMBER),
+        _instruction(LOAD_WORD, ARCHITECTURE),
+        *_jump_if(JUMP_EQUAL, architecture, [], [_instruction(RETURN, KILL_PROCESS)]),
+        _instruction(LOAD_WORD, NUMBER),
     ]
     if column == 0:
-        code += jump_if(JUMP_GREATER_OR_EQUAL, X32_CALLS, [refuse(errno.ENOSYS)])
+        code += _jump_if(JUMP_GREATER_OR_EQUAL, X32_CALLS, [_refuse(errno.ENOSYS)])
     refused = [*REFUSED.values(), *([] if options.signals else SIGNALS.values())]
     for numbers in refused:
-        code += jump_if(JUMP_EQUAL, numbers[column], [refuse(errno.EPERM)])
+        code += _jump_if(JUMP_EQUAL, numbers[column], [_refuse(errno.EPERM)])
     # Its flags are behind a pointer, where a filter cannot look; the C library then uses `clone`.
-    code += jump_if(JUMP_EQUAL, CLONE3[column], [refuse(errno.ENOSYS)])
-    first = instruction(LOAD_WORD, FIRST_ARGUMENT)
-    allow = instruction(RETURN, ALLOW)
-    code += jump_if(
-        JUMP_EQUAL, CLONE[column], [first, *jump_if(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [refuse(errno.EPERM)]), allow]
+    code += _jump_if(JUMP_EQUAL, CLONE3[column], [_refuse(errno.ENOSYS)])
+    first = _instruction(LOAD_WORD, FIRST_ARGUMENT)
+    allow = _instruction(RETURN, ALLOW)
+    code += _jump_if(
+        JUMP_EQUAL, CLONE[column], [first, *_jump_if(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [_refuse(errno.EPERM)]), allow]
     )
     families = (UNIX, INET, INET6) if options.sockets else ()
-    known_families = [line for family in families for line in jump_if(JUMP_EQUAL, family, [allow])]
-    code += jump_if(JUMP_EQUAL, SOCKET[column], [first, *known_families, refuse(errno.EAFNOSUPPORT)])
+    known_families = [line for family in families for line in _jump_if(JUMP_EQUAL, family, [allow])]
+    code += _jump_if(JUMP_EQUAL, SOCKET[column], [first, *known_families, _refuse(errno.EAFNOSUPPORT)])
     if not options.signals:
         # 0 is the program's own process group.
-        code += jump_if(JUMP_EQUAL, KILL[column], [first, *jump_if(JUMP_EQUAL, 0, [allow]), refuse(errno.EPERM)])
+        code += _jump_if(JUMP_EQUAL, KILL[column], [first, *_jump_if(JUMP_EQUAL, 0, [allow]), _refuse(errno.EPERM)])
     return b"".join([*code, allow])
 
 
-def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def jump_if(jump: int, value: int, then: list[bytes], otherwise: list[bytes] | None = None) -> list[bytes]:
+def _jump_if(jump: int, value: int, then: list[bytes], otherwise: list[bytes] | None = None) -> list[bytes]:
     """`then` if the loaded word compares to `value` as `jump` says, else `otherwise`; both go on behind it.
 
     A branch that does not return must be empty.
     """
     otherwise = otherwise or []
-    return [instruction(jump, value, 0 if then else len(otherwise), len(then)), *then, *otherwise]
+    return [_instruction(jump, value, 0 if then else len(otherwise), len(then)), *then, *otherwise]
 
 
-def refuse(number: int) -> bytes:
-    return instruction(RETURN, FAIL | number)
+def _refuse(number: int) -> bytes:
+    return _instruction(RETURN, FAIL | number)

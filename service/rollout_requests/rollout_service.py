@@ -142,7 +142,7 @@ class RolloutService:
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
-        is_small &= request.group_size <= MOST_GENERATIONS_PREPARED_INLINE
+        is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller, progress)
@@ -190,9 +190,9 @@ class RolloutService:
         return named
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
-        if maker.request.keep.where is None and maker.request.generation_range is None:
-            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         groups = maker.groups_to_select()
+        if groups is None:
+            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         begun = 0 if maker.progress is None else maker.progress.begun_groups
         first = await maker.episodes(groups.selection.draw(begun))
         return PreparedEpisodes(first, groups, maker.request.samples)

@@ -40,6 +40,7 @@ from service.scoring.scoring import Scoring
 from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_model_server import REFUSED, ScriptedModelServer
 from tests.service.scripted_store import ScriptedStore
 
 VOCAB_SIZE = 262
@@ -155,6 +156,7 @@ def app_of(
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
+    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
@@ -173,7 +175,7 @@ def app_of(
         images=images,
         records=recorder,
         reports=reports,
-        tinker=None if calls is None else TinkerSampling(calls, scoring),
+        tinker=TinkerSampling(calls, scoring),
     )
     return app
 

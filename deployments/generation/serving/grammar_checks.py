@@ -18,10 +18,11 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from deployments.failures import EnvironmentLost, GenerationLost
+from deployments.failures import GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
 from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend_of, skip_checked_outputs
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
+from rollout_env import TemporaryFailure
+from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
 MOST_BYTES = 256 * 1024
 """Size of a schema or grammar."""
@@ -96,7 +97,7 @@ class GrammarChecks:
             raise _refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
         except WorkerEnded as error:
             raise _refusal("the process that compiled it ended twice; make it simpler") from error
-        except EnvironmentLost as error:
+        except TemporaryFailure as error:
             raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
         if isinstance(result, Refused):
             raise VLLMValidationError(result.reason, parameter=result.parameter)

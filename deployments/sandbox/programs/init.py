@@ -108,7 +108,7 @@ def main(control_fd: int, port: int, workdir: str) -> None:
     os.makedirs(workdir, exist_ok=True)
     threading.Thread(target=CHILDREN.reap_for_ever, daemon=True).start()
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
-    threading.Thread(target=hand_over, args=(control, listening), daemon=True).start()
+    threading.Thread(target=_hand_over, args=(control, listening), daemon=True).start()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     socket.send_fds(control, [b"ready"], [proc])
     os.close(proc)
@@ -121,7 +121,7 @@ def main(control_fd: int, port: int, workdir: str) -> None:
         threading.Thread(target=serve, args=(work[kind.decode()], stream, workdir), daemon=True).start()
 
 
-def hand_over(control: socket.socket, listening: socket.socket) -> None:
+def _hand_over(control: socket.socket, listening: socket.socket) -> None:
     while True:
         connection, _ = listening.accept()
         with connection:
@@ -158,12 +158,12 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
         return
     ended = threading.Event()
     # The owner closes its end when nobody waits for the command any longer.
-    threading.Thread(target=end_with, args=(received, process, ended), daemon=True).start()
+    threading.Thread(target=_end_with, args=(received, process, ended), daemon=True).start()
     pipes = [(b"o", process.stdout), (b"e", process.stderr)]
-    reading = [threading.Thread(target=forward, args=(pipe, kind, frames), daemon=True) for kind, pipe in pipes]
+    reading = [threading.Thread(target=_forward, args=(pipe, kind, frames), daemon=True) for kind, pipe in pipes]
     for thread in reading:
         thread.start()
-    threading.Thread(target=feed, args=(process.stdin, stdin), daemon=True).start()
+    threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
     code = CHILDREN.wait(process)
     ended.set()
     for thread in reading:
@@ -171,7 +171,7 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
     frames.end(exit_code=code)
 
 
-def end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", ended: threading.Event) -> None:
+def _end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", ended: threading.Event) -> None:
     with contextlib.suppress(OSError):
         received.read(1)
     if not ended.is_set():
@@ -179,7 +179,7 @@ def end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", en
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def forward(pipe: "Any", kind: bytes, frames: Frames) -> None:
+def _forward(pipe: "Any", kind: bytes, frames: Frames) -> None:
     try:
         while part := os.read(pipe.fileno(), CHUNK_BYTES):
             frames.send(kind, part)
@@ -187,7 +187,7 @@ def forward(pipe: "Any", kind: bytes, frames: Frames) -> None:
         pass
 
 
-def feed(pipe: "Any", content: bytes) -> None:
+def _feed(pipe: "Any", content: bytes) -> None:
     try:
         pipe.write(content)
         pipe.close()

@@ -1,7 +1,7 @@
 """Starts a program under resource limits and Landlock, as far as the kernel has it, and ends all that it leaves.
 
-This process inherits all orphans of the program. `LimitJail` (`deployments/sandbox/isolation.py`) writes the
-specification; `Supervisor` reads what is written to `status_fd`.
+This process inherits all orphans of the program. `LimitJail` (`deployments/sandbox/limits.py`) writes the
+specification; `ProcessTree` reads what is written to `status_fd`.
 
 It is started for each run, so it imports little: json, pathlib and typing would double what its start costs.
 """
@@ -25,62 +25,49 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_ACCESS, DEVICE_ACCESS = 0b1101, 0b110
 
 
-class Stopped(Exception):
+class _Stopped(Exception):
     """The service wants the run to end."""
 
 
-def checked(result: int, what: str) -> int:
+def _checked(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-def prctl(option: int, value: int, pointer: object = 0) -> None:
-    checked(LIBC.prctl(option, value, pointer, 0, 0), f"prctl {option}")
+def _prctl(option: int, value: int, pointer: object = 0) -> None:
+    _checked(LIBC.prctl(option, value, pointer, 0, 0), f"prctl {option}")
 
 
-def report(spec: "dict[str, Any]", name: str, value: int) -> None:
+def _report(spec: "dict[str, Any]", name: str, value: int) -> None:
     os.write(spec["status_fd"], f'{{"{name}": {value}}}\n'.encode())
 
 
 def main(spec: "dict[str, Any]") -> None:
     os.set_inheritable(spec["status_fd"], False)
-    signal.signal(signal.SIGTERM, stop)
-    prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    prctl(SET_CHILD_SUBREAPER, 1)
-    report(spec, "child-pid", os.getpid())
-    write_files(spec, spec["work"])
+    signal.signal(signal.SIGTERM, _stop)
+    _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    _prctl(SET_CHILD_SUBREAPER, 1)
+    _report(spec, "child-pid", os.getpid())
     try:
-        run_program(spec)
-    except Stopped:
+        _run_program(spec)
+    except _Stopped:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_descendants(spec["uid"])
+        _end_descendants(spec["uid"])
 
 
-def stop(_number: int, _frame: "FrameType | None") -> None:
-    raise Stopped
+def _stop(_number: int, _frame: "FrameType | None") -> None:
+    raise _Stopped
 
 
-def write_files(spec: "dict[str, Any]", work: str) -> None:
-    for name, fd in spec["files"].items():
-        path = os.path.join(work, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(fd, "rb") as content, open(path, "wb") as file:
-            file.write(content.read())
-    for folder, _, names in os.walk(work):
-        os.chmod(folder, 0o777)
-        for name in names:
-            os.chmod(os.path.join(folder, name), 0o666)
-
-
-def run_program(spec: "dict[str, Any]") -> None:
+def _run_program(spec: "dict[str, Any]") -> None:
     """Runs the program to its end, then ends what it left behind, then reports how it ended."""
     problem_read, problem_written = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            become_program(spec)
+            _become_program(spec)
         except BaseException as error:
             os.write(problem_written, f"{type(error).__name__}: {error}".encode())
             os._exit(125)
@@ -93,44 +80,44 @@ def run_program(spec: "dict[str, Any]") -> None:
     ended, status, used = os.wait3(0)
     while ended != child:
         ended, status, used = os.wait3(0)
-    end_descendants(spec["uid"])
-    report(spec, "processor-ms", round(1000 * (used.ru_utime + used.ru_stime)))
+    _end_descendants(spec["uid"])
+    _report(spec, "processor-ms", round(1000 * (used.ru_utime + used.ru_stime)))
     code = os.waitstatus_to_exitcode(status)
-    report(spec, "exit-code", code if code >= 0 else 128 - code)
+    _report(spec, "exit-code", code if code >= 0 else 128 - code)
 
 
-def become_program(spec: "dict[str, Any]") -> "NoReturn":
+def _become_program(spec: "dict[str, Any]") -> "NoReturn":
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     os.chdir(spec["work"])
     for name, (soft, hard) in spec["limits"].items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (soft, hard))
-    prctl(SET_NO_NEW_PRIVILEGES, 1)
+    _prctl(SET_NO_NEW_PRIVILEGES, 1)
     if spec["landlock"]:
-        restrict_by_landlock(spec)
+        _restrict_by_landlock(spec)
     if spec["uid"] is not None:
         os.setgroups([])
         os.setresgid(*[spec["uid"]] * 3)
         os.setresuid(*[spec["uid"]] * 3)
     if spec["filter"]:
         code = bytes.fromhex(spec["filter"])
-        program = FilterProgram(len(code) // 8, code)
-        prctl(SET_SECCOMP, SECCOMP_FILTER_MODE, ctypes.byref(program))
+        program = _FilterProgram(len(code) // 8, code)
+        _prctl(SET_SECCOMP, SECCOMP_FILTER_MODE, ctypes.byref(program))
     os.execve(spec["command"][0], spec["command"], spec["environment"])
 
 
-class FilterProgram(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def restrict_by_landlock(spec: "dict[str, Any]") -> None:
+def _restrict_by_landlock(spec: "dict[str, Any]") -> None:
     """Forbids all files but the named ones, TCP, and signals and abstract sockets of processes outside."""
     version = spec["landlock"]
     everything = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     fields = [everything, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0]
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = (ctypes.c_uint64 * 3)(*fields)
-    rules = checked(LIBC.syscall(CREATE_RULESET, ruleset, size, 0), "landlock_create_ruleset")
+    rules = _checked(LIBC.syscall(CREATE_RULESET, ruleset, size, 0), "landlock_create_ruleset")
     files_only = 0b111 | (everything & 0b1100000000000000)
     allowed = {spec["work"]: everything, **dict.fromkeys(spec["folders"], READ_ACCESS)}
     allowed |= {f"/dev/{name}": DEVICE_ACCESS for name in DEVICES}
@@ -138,18 +125,18 @@ def restrict_by_landlock(spec: "dict[str, Any]") -> None:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         permitted = access if os.path.isdir(path) else access & files_only
         rule = permitted.to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder)
-        checked(LIBC.syscall(ADD_RULE, rules, 1, rule, 0), f"landlock_add_rule {path}")
+        _checked(LIBC.syscall(ADD_RULE, rules, 1, rule, 0), f"landlock_add_rule {path}")
         os.close(fd)
-    checked(LIBC.syscall(RESTRICT_SELF, rules, 0), "landlock_restrict_self")
+    _checked(LIBC.syscall(RESTRICT_SELF, rules, 0), "landlock_restrict_self")
 
 
-def end_descendants(uid: int | None) -> None:
+def _end_descendants(uid: int | None) -> None:
     """Kills all processes of the run, also those that are started meanwhile. Orphans are children of this process."""
     while True:
         if uid is not None:
-            kill_all_of(uid)
+            _kill_all_of(uid)
         else:
-            for pid in descendants():
+            for pid in _descendants():
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -161,7 +148,7 @@ def end_descendants(uid: int | None) -> None:
             return
 
 
-def kill_all_of(uid: int) -> None:
+def _kill_all_of(uid: int) -> None:
     """One call of the kernel, which no process can run away from."""
     child = os.fork()
     if child == 0:
@@ -173,7 +160,7 @@ def kill_all_of(uid: int) -> None:
     os.waitpid(child, 0)
 
 
-def descendants() -> set[int]:
+def _descendants() -> set[int]:
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,6 +1,7 @@
 """Tries, from inside, what the walls should prevent. It is a program of the sandbox: the standard library alone.
 
-Its arguments are JSON: what the service has that must be out of reach. It prints JSON: for each wall whether it stands.
+probe.py alone KNOWN        prints as JSON for each wall whether it stands; KNOWN is what must be out of reach
+probe.py many KNOWN TOKEN   leaves a process behind, then uses too much memory by many processes, a share each
 """
 
 import json
@@ -9,32 +10,29 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+PROCESSES = 6
 
-def refused(attempt: Callable[[], object], *errors: type[BaseException]) -> bool:
-    """Whether the attempt raised one of the errors, which are kinds of `OSError` by default."""
+
+def _refused(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
-    except errors or (OSError,):  # noqa: B030
+    except OSError:
         return True
     return False
 
 
-def connect_over_tcp(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=2):
-        pass
-
-
-def connect_abstract(name: str) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
+def _connect(family: socket.AddressFamily, address: Any) -> None:
+    with socket.socket(family) as client:
         client.settimeout(2)
-        client.connect("\0" + name)
+        client.connect(address)
 
 
-def sees(pid: int, started_at: str) -> bool:
-    """Whether the process of the service is in `/proc`, with the time at which it was started."""
+def _sees(pid: int, started_at: str) -> bool:
+    """Whether the process of the service is in `/proc`: in a namespace the same number is another process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19] == started_at
@@ -42,67 +40,76 @@ def sees(pid: int, started_at: str) -> bool:
         return False
 
 
-def signals(pid: int, started_at: str) -> bool:
-    """Whether a signal would reach the service. In a namespace of its own the same number is another process."""
-    return sees(pid, started_at) and not refused(lambda: os.kill(pid, 0))
+def _bounded(name: str, limit: float) -> bool:
+    return os.getuid() != 0 and resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] <= limit
 
 
-def allocate(count: int) -> bytearray:
-    return bytearray(count)
-
-
-def most_processes(limit: int) -> int:
-    """How many processes this one can start, at most 8 more than `limit`."""
+def _most_processes(limit: int) -> int:
+    """The number of processes that this one can start, at most 8 more than `limit`."""
     children: list[int] = []
-    try:
-        while len(children) < limit + 8:
+    while len(children) < limit + 8:
+        try:
             child = os.fork()
-            if child == 0:
-                signal.pause()
-            children.append(child)
-    except OSError:
-        pass
+        except OSError:
+            break
+        if child == 0:
+            signal.pause()
+        children.append(child)
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return len(children)
 
 
-def write(path: str, count: int) -> None:
-    with open(path, "wb", buffering=0) as file:
-        while count > 0:
-            count -= file.write(bytes(min(count, 65536)))
+def _write(path: str) -> None:
+    with open(path, "wb") as file:
+        file.write(b"x")
 
 
-def fill(limit: int, file_limit: int) -> None:
-    """Writes files until `limit` is exceeded. Raises OSError before that if the wall stands."""
-    try:
-        for number in range(limit // file_limit + 2):
-            write(f"fill{number}", file_limit)
-    finally:
-        for name in os.listdir("."):
-            if name.startswith("fill"):
-                os.unlink(name)
-
-
-def main(known: dict[str, Any]) -> None:
-    pid, started_at = known["service"]
+def _try_alone(known: dict[str, Any]) -> None:
     # The service looks whether it appears beside its own file.
-    refused(lambda: write(known["file"] + ".written", 1))
+    _refused(lambda: _write(known["file"] + ".written"))
+    volume = os.statvfs(".")
     walls = {
-        "network": refused(lambda: connect_over_tcp(known["port"]))
-        and refused(lambda: connect_abstract(known["abstract_socket"])),
-        "files": refused(lambda: open(known["file"])) and refused(lambda: write("/usr/written", 1)),
-        "service_processes": not sees(pid, started_at) and not signals(pid, started_at),
+        "network": _refused(lambda: _connect(socket.AF_INET, ("127.0.0.1", known["port"])))
+        and _refused(lambda: _connect(socket.AF_UNIX, "\0" + known["abstract_socket"])),
+        "files": _refused(lambda: open(known["file"])) and _refused(lambda: _write("/usr/written")),
+        "service_processes": not _sees(*known["service"]),
         "environment_variables": known["variable"] not in os.environ,
-        "system_calls": refused(lambda: os.memfd_create("probe")),
-        "processor_time": resource.getrlimit(resource.RLIMIT_CPU)[1] <= known["processor_time_s"] + 1,
-        "memory": refused(lambda: allocate(2 * known["memory_bytes"]), MemoryError),
-        "process_count": most_processes(known["processes"]) <= known["processes"],
-        "file_size": refused(lambda: write("large", known["file_bytes"] + 1)),
-        "disk": refused(lambda: fill(known["disk_bytes"], known["file_bytes"])),
+        "system_calls": _refused(lambda: os.memfd_create("probe")),
+        "processor_time": _bounded("CPU", known["processor_time_s"] + 1),
+        "memory": _bounded("AS", known["memory_bytes"]),
+        "process_count": _most_processes(known["processes"]) <= known["processes"],
+        "file_size": _bounded("FSIZE", known["file_bytes"]),
+        "disk": volume.f_blocks * volume.f_frsize <= known["disk_bytes"],
     }
     print(json.dumps(walls))
 
 
-main(json.loads(sys.argv[1]))
+def _leave_behind() -> None:
+    """Starts a process that has no parent, no session and no files in common with this one."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 64)
+            time.sleep(60)
+        os._exit(0)
+
+
+def _try_by_many(known: dict[str, Any]) -> None:
+    _leave_behind()
+    filled, filled_by_child = os.pipe()
+    for _ in range(PROCESSES):
+        if os.fork() == 0:
+            held = bytearray(b"x") * known["share"]  # noqa: F841
+            os.write(filled_by_child, b".")
+            time.sleep(60)
+    os.close(filled_by_child)
+    # On a busy machine it takes seconds until all of it is used.
+    for _ in range(PROCESSES):
+        if not os.read(filled, 1):
+            sys.exit("A process could not use its share of memory.")
+    time.sleep(known["wait_s"])
+
+
+{"alone": _try_alone, "many": _try_by_many}[sys.argv[1]](json.loads(sys.argv[2]))

@@ -32,11 +32,12 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
     context_of,
+    read_bounded,
     tar_of,
     unreadable,
 )
-from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
 from deployments.sandbox.providers.leftover import FIRST
+from deployments.sandbox.providers.owned import FOLDER, OwnedSandbox, OwningProvider
 
 SOCKET = "/var/run/docker.sock"
 API = "http://docker/v1.41"
@@ -52,11 +53,11 @@ STARTED = f'mkdir -p {FOLDER}; echo $$ > "$1"; exec < "$2"; shift 2; exec "$@"'
 """The engine ends no command of a container, so each writes the id of its process group."""
 
 
-class AnswerTooLong(SandboxLost):
+class _AnswerTooLong(SandboxLost):
     """An answer of the engine has more than `MOST_ANSWER_BYTES`, and was read no further."""
 
 
-class DockerProvider(LabelledProvider):
+class DockerProvider(OwningProvider):
     name = "docker"
     has_network = True
 
@@ -101,10 +102,10 @@ class DockerProvider(LabelledProvider):
         """The status and the content of an answer that is a success, or has one of the statuses in `also`.
 
         Raises:
-            SandboxLost: it has another status, or is too long (`AnswerTooLong`).
+            SandboxLost: it has another status, or is too long (`_AnswerTooLong`).
         """
         async with self.asked(method, path, limit_s, **options) as answer:
-            body = await body_of(answer)
+            body = await _body_of(answer)
             if not (answer.is_success or answer.status_code in also):
                 raise SandboxLost(
                     f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}."
@@ -112,8 +113,8 @@ class DockerProvider(LabelledProvider):
             is_json = answer.headers.get("content-type", "").startswith("application/json")
             return answer.status_code, json.loads(body) if is_json and body else body
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
-        """See `SandboxProvider.create`."""
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.open`."""
         self.watched()
         await self._refuse_unenforced(spec)
         image = spec.image or await self._built(spec)
@@ -156,7 +157,7 @@ class DockerProvider(LabelledProvider):
             **({"WorkingDir": spec.workdir} if spec.workdir is not None else {}),
         }
         status, answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, 500, json=body)
-        if status in (400, 500) and b"storage-opt" in dumped(answer):
+        if status in (400, 500) and b"storage-opt" in _dumped(answer):
             spec.refuse_limits(f"the Docker engine at {self._socket} bounds no files: {answer}", "storage_mb")
         if status == httpx.codes.INTERNAL_SERVER_ERROR:
             raise SandboxLost(f"The Docker engine made no container of {image}: {answer}.")
@@ -215,13 +216,13 @@ class DockerProvider(LabelledProvider):
                     raise SandboxRefused(f"{spec.folder} cannot be built: {problem.strip()}.")
 
     async def owned(self) -> dict[str, str | None]:
-        """See `LabelledProvider.owned`."""
+        """See `OwningProvider.owned`."""
         query = {"all": "1", "filters": json.dumps({"label": [OWNER_LABEL]})}
         _, containers = await self.call("GET", "/containers/json", params=query)
         return {container["Id"]: container["Labels"][OWNER_LABEL] for container in containers}
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `LabelledProvider.remove`."""
+        """See `OwningProvider.remove`."""
         # 409: it is being removed already.
         status, _ = await self.call("DELETE", f"/containers/{sandbox_id}?force=1&v=1", 404, 409)
         while status == httpx.codes.CONFLICT:
@@ -232,7 +233,7 @@ class DockerProvider(LabelledProvider):
             status = httpx.codes.CONFLICT
 
 
-class DockerSandbox(LabelledSandbox):
+class DockerSandbox(OwnedSandbox):
     """One container."""
 
     _provider: DockerProvider
@@ -241,7 +242,7 @@ class DockerSandbox(LabelledSandbox):
         """A call of this container. Raises `SandboxLost` or `OutOfMemory` if it has ended."""
         status, answer = await self._provider.call(method, f"/containers/{self.id}{path}", 404, 409, *also, **options)
         if status == httpx.codes.CONFLICT or (
-            status == httpx.codes.NOT_FOUND and b"No such container" in dumped(answer)
+            status == httpx.codes.NOT_FOUND and b"No such container" in _dumped(answer)
         ):
             raise SandboxLost("The container has ended.")
         return status, answer
@@ -285,7 +286,7 @@ class DockerSandbox(LabelledSandbox):
         start, pending = {"Detach": False, "Tty": False}, bytearray()
         async with self._provider.asked("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
             if not answer.is_success:
-                raise SandboxLost(f"The command was not started: {(await body_of(answer))[:500]!r}.")
+                raise SandboxLost(f"The command was not started: {(await _body_of(answer))[:500]!r}.")
             async for part in answer.aiter_raw():
                 pending += part
                 while len(pending) >= 8 and len(pending) >= 8 + (length := struct.unpack(">I", pending[4:8])[0]):
@@ -294,12 +295,12 @@ class DockerSandbox(LabelledSandbox):
                     del kept[:-LARGEST_OUTPUT_BYTES], pending[: 8 + length]
 
     async def kill(self, path: str) -> None:
-        """See `LabelledSandbox.kill`. Ends its process group."""
+        """See `OwnedSandbox.kill`. Ends its process group."""
         _, made = await self._call("POST", "/exec", json={"Cmd": ["/bin/sh", "-c", f"kill -9 -$(cat {path})"]})
         await self._provider.call("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `LabelledSandbox.put`."""
+        """See `OwnedSandbox.put`."""
         await self.write_files({path: SandboxFile(content)})
 
     async def _check(self) -> None:
@@ -323,7 +324,7 @@ class DockerSandbox(LabelledSandbox):
         # The end of a link is not followed by the engine.
         try:
             status, content = await self._call("GET", "/archive", 400, params={"path": path})
-        except AnswerTooLong as error:
+        except _AnswerTooLong as error:
             raise unreadable(path) from error
         if status == httpx.codes.NOT_FOUND:
             return None
@@ -338,24 +339,12 @@ class DockerSandbox(LabelledSandbox):
             raise unreadable(path)
         return bytes(content[member.offset_data : member.offset_data + member.size])
 
-    async def snapshot(self) -> str:
-        """See `RunningSandbox.snapshot`."""
-        tag = uuid4().hex
-        await self._provider.call(
-            "POST", "/commit", params={"container": self.id, "repo": "rollout-snapshot", "tag": tag}
-        )
-        return f"rollout-snapshot:{tag}"
+
+async def _body_of(answer: httpx.Response) -> bytes:
+    """The content of an answer. Raises `_AnswerTooLong`."""
+    excess = _AnswerTooLong(f"The Docker engine answers with more than {MOST_ANSWER_BYTES} bytes.")
+    return await read_bounded(answer.aiter_bytes(), MOST_ANSWER_BYTES, excess)
 
 
-async def body_of(answer: httpx.Response) -> bytes:
-    """The content of an answer. Raises `AnswerTooLong`."""
-    body = bytearray()
-    async for part in answer.aiter_bytes():
-        body += part
-        if len(body) > MOST_ANSWER_BYTES:
-            raise AnswerTooLong(f"The Docker engine answers with more than {MOST_ANSWER_BYTES} bytes.")
-    return bytes(body)
-
-
-def dumped(answer: object) -> bytes:
+def _dumped(answer: object) -> bytes:
     return answer if isinstance(answer, bytes) else json.dumps(answer).encode()

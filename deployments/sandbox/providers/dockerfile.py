@@ -65,7 +65,7 @@ def build_plan(folder: Path) -> BuildPlan:
         keyword, _, rest = line.partition(" ")
         where = f"line {number} of the Dockerfile, `{line}`,"
         try:
-            step = carried_out(keyword.upper(), rest.strip(), state, folder, where)
+            step = _carried_out(keyword.upper(), rest.strip(), state, folder, where)
         except SandboxRefused:
             raise
         # Such as a quotation or a list that has no end.
@@ -103,7 +103,7 @@ def instructions(text: str) -> Iterator[tuple[int, str]]:
         yield begun, " ".join(parts)
 
 
-def carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str) -> Copy | Run | None:
+def _carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str) -> Copy | Run | None:
     """Applies one instruction to the state; returns the step that it is, if it is one. Raises `SandboxRefused`."""
     match keyword:
         case "FROM":
@@ -114,15 +114,15 @@ def carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str
             state.workdir = state.absolute(rest).rstrip("/") or "/"
             return Run(("/bin/mkdir", "-p", state.workdir), {}, "/", where)
         case "ENV":
-            state.environment |= assigned(state, rest, where)
+            state.environment |= _assigned(state, rest, where)
         case "ARG":
             for word in shlex.split(rest):
                 name, _, value = word.partition("=")
                 state.arguments[name] = state.expanded(value)
         case "COPY" | "ADD":
-            return Copy(copied(rest, state, folder, where))
+            return Copy(_copied(rest, state, folder, where))
         case "RUN":
-            return Run(argv_of(rest, where), {**state.arguments, **state.environment}, state.workdir, where)
+            return Run(_argv_of(rest, where), {**state.arguments, **state.environment}, state.workdir, where)
         case _ if keyword not in WITHOUT_EFFECT:
             raise SandboxRefused(
                 f"{where} is not carried out by sandboxes without images, which know FROM, WORKDIR, ENV, ARG, COPY, "
@@ -131,7 +131,7 @@ def carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str
     return None
 
 
-def assigned(state: _State, rest: str, where: str) -> dict[str, str]:
+def _assigned(state: _State, rest: str, where: str) -> dict[str, str]:
     """The variables of `ENV`, in the form `name=value ...` or the older `name value`."""
     words = shlex.split(rest)
     if not words:
@@ -143,7 +143,7 @@ def assigned(state: _State, rest: str, where: str) -> dict[str, str]:
     return {name: state.expanded(value) for name, _, value in pairs}
 
 
-def argv_of(rest: str, where: str) -> tuple[str, ...]:
+def _argv_of(rest: str, where: str) -> tuple[str, ...]:
     """The command of `RUN`, in the form of a shell or of a JSON list."""
     if rest.startswith("--") or "<<" in rest:
         raise SandboxRefused(f"{where} has an option or a here-document, which sandboxes without images do not know.")
@@ -155,7 +155,7 @@ def argv_of(rest: str, where: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", rest)
 
 
-def copied(rest: str, state: _State, folder: Path, where: str) -> dict[str, SandboxFile]:
+def _copied(rest: str, state: _State, folder: Path, where: str) -> dict[str, SandboxFile]:
     """The files of `COPY` or `ADD`, by absolute path in the sandbox."""
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     executable: bool | None = None

@@ -1,21 +1,23 @@
-"""One interface for sandboxes in which commands run one after another: create, exec, files, snapshot, destroy.
+"""One interface for sandboxes in which commands run one after another: open, exec, files, close.
 
 `Sandbox` (`deployments/sandbox/interface.py`) runs one program and is gone. A `RunningSandbox` keeps its files and
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
 
 Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
-on; `destroy` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
+on; `close` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
 its own `Reaper`.
 """
 
 import asyncio
+import importlib
+import inspect
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from deployments.sandbox.interface import MIB
 
@@ -53,7 +55,7 @@ class SandboxSpec:
     """The sandbox that is asked for. Exactly one of `image` and `folder` is given."""
 
     image: str | None = None
-    """Name of an image, or one that `snapshot` returned."""
+    """Name of an image."""
     folder: Path | None = None
     """Folder with a `Dockerfile`, which is also the context of its build."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class ExecResult:
 class RunningSandbox(Protocol):
     """One sandbox. Commands may overlap.
 
-    All methods but `destroy` raise `SandboxLost` when the sandbox is gone, or nothing is known about the call, and
+    All methods but `close` raise `SandboxLost` when the sandbox is gone, or nothing is known about the call, and
     `OutOfMemory` when it was destroyed for its memory.
     """
 
@@ -145,14 +147,6 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    async def snapshot(self) -> str:
-        """Keeps the files as an image for further sandboxes of this provider, and returns its name.
-
-        Raises:
-            SandboxRefused: the provider makes no snapshots.
-        """
-        ...
-
     async def reach(self, base_url: str) -> str:
         """The address at which commands in the sandbox reach the service at `base_url`, for the rest of its life.
 
@@ -161,7 +155,7 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    async def destroy(self) -> None:
+    async def close(self) -> None:
         """Ends all processes and removes all files. Returns also if it is gone already; never raises `SandboxLost`."""
         ...
 
@@ -177,7 +171,7 @@ class SandboxProvider(Protocol):
         """Whether its sandboxes can reach more than the service."""
         ...
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """Returns when commands can run. Cancelling the call leaves nothing behind.
 
         Raises:
@@ -193,6 +187,28 @@ class SandboxProvider(Protocol):
     def close(self) -> None:
         """Destroys all sandboxes of this owner."""
         ...
+
+
+ProviderName = Literal["local", "docker", "kubernetes", "harbor"]
+"""Each is the name of a module beside this one, which has a class `<Name>Provider`."""
+
+
+def open_provider(name: str, options: Mapping[str, Any]) -> SandboxProvider:
+    """The provider of a `ProviderName`, whose module is imported now. Raises `ProviderUnusable`."""
+    try:
+        module = importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        raise ProviderUnusable(
+            f"the provider {name} needs the package {error.name}, which is not installed."
+        ) from error
+    provider = getattr(module, f"{name.capitalize()}Provider")
+    try:
+        inspect.signature(provider).bind(**options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(provider).parameters) or "none"
+        raise ProviderUnusable(f"options: {error}; the provider {name} takes {known}.") from error
+    opened_provider: SandboxProvider = provider(**options)
+    return opened_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +251,16 @@ def tar_of(files: Mapping[str, SandboxFile]) -> bytes:
     return buffer.getvalue()
 
 
+async def read_bounded(parts: AsyncIterable[bytes], most_bytes: int, excess: Exception) -> bytes:
+    """All parts together. Raises `excess` as soon as they have more bytes."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > most_bytes:
+            raise excess
+    return bytes(body)
+
+
 def owner_of_process(pid: int) -> str | None:
     """The name of a living process among all that this machine ever had: its id and when it started; None if dead."""
     try:
@@ -249,7 +275,3 @@ def is_dead(owner: str) -> bool:
     """Whether the owner that the label names has died. Of an owner on this machine alone."""
     pid, _, _ = owner.partition("-")
     return pid.isdigit() and owner_of_process(int(pid)) != owner
-
-
-def dead_among(owners: Iterable[str]) -> set[str]:
-    return {owner for owner in owners if is_dead(owner)}

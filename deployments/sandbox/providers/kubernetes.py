@@ -28,7 +28,8 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.shell import ShellProvider, ShellSandbox
+from deployments.sandbox.providers.owned import OwningProvider
+from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
 
 CONTAINER = "sandbox"
 READY_WITHIN_S = 600.0
@@ -39,8 +40,9 @@ POLL_S = 1.0
 CHUNK_BYTES = 65536
 
 
-class KubernetesProvider(ShellProvider):
+class KubernetesProvider(OwningProvider):
     name = "kubernetes"
+    has_network = True
 
     def __init__(self, namespace: str = "default", template: str | None = None, kubectl: str = "kubectl") -> None:
         """Opens no connection yet.
@@ -71,7 +73,7 @@ class KubernetesProvider(ShellProvider):
         Raises:
             SandboxLost: it does not answer in time.
         """
-        # In a thread: see `start_process` of `deployments/agents/command_program.py`.
+        # In a thread: see `_start_process` of `deployments/agents/command_program.py`.
         started: list[subprocess.Popen[bytes]] = []
 
         def run() -> tuple[int, bytearray, bytearray]:
@@ -83,9 +85,9 @@ class KubernetesProvider(ShellProvider):
                 ) as process,
             ):
                 started.append(process)
-                beside = Thread(target=read_last, args=(process.stderr, err, most_bytes))
+                beside = Thread(target=_read_last, args=(process.stderr, err, most_bytes))
                 beside.start()
-                read_last(process.stdout, out, most_bytes)
+                _read_last(process.stdout, out, most_bytes)
                 beside.join()
                 return process.wait(), out, err
 
@@ -110,9 +112,9 @@ class KubernetesProvider(ShellProvider):
             raise SandboxLost(f"kubectl {arguments[0]} failed: {done.stderr.strip()[-500:]}")
         return done.stdout
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
-        """See `SandboxProvider.create`."""
-        self.refuse_folders(spec)
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.open`."""
+        refuse_folders(self.name, spec)
         if spec.image is None:
             raise SandboxRefused(
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
@@ -179,12 +181,12 @@ class KubernetesProvider(ShellProvider):
             await asyncio.sleep(POLL_S)
 
     async def owned(self) -> dict[str, str | None]:
-        """See `LabelledProvider.owned`."""
+        """See `OwningProvider.owned`."""
         pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `LabelledProvider.remove`."""
+        """See `OwningProvider.remove`."""
         await self.checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
@@ -204,14 +206,14 @@ class KubernetesSandbox(ShellSandbox):
         return done
 
     async def put(self, path: str, content: bytes) -> None:
-        """See `LabelledSandbox.put`."""
+        """See `OwnedSandbox.put`."""
         folder = str(Path(path).parent)
         done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
         if done.exit_code != 0:
             raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
 
 
-def read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
+def _read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
     """Reads a pipe to its end, and keeps so many of its last bytes."""
     assert pipe is not None
     while part := os.read(pipe.fileno(), CHUNK_BYTES):

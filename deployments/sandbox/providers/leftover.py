@@ -75,7 +75,7 @@ class ProcessesLeft(Exception):
 
 async def processes_of(sandbox: RunningSandbox) -> Set[str]:
     """The processes that are there. Raises what `end_others` raises."""
-    done = await told(sandbox, LIST)
+    done = await _told(sandbox, LIST)
     if not LISTED.fullmatch(done.stdout):
         raise ProcessesLeft(f"The processes of the sandbox are not known: it listed {done.stdout[:MOST_SHOWN]!r}.")
     return frozenset(done.stdout.split())
@@ -94,7 +94,7 @@ async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> int:
     """
     ended = 0
     for _ in range(TRIES):
-        left = (await told(sandbox, END, *kept)).stdout.splitlines()
+        left = (await _told(sandbox, END, *kept)).stdout.splitlines()
         if not left:
             return ended
         ended = ended or len(left)
@@ -102,7 +102,7 @@ async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> int:
     raise ProcessesLeft(f"Processes of the sandbox cannot be ended: {', '.join(left)[:MOST_SHOWN]}.")
 
 
-async def told(sandbox: RunningSandbox, line: str, *arguments: str) -> ExecResult:
+async def _told(sandbox: RunningSandbox, line: str, *arguments: str) -> ExecResult:
     try:
         argv = ["/bin/sh", "-c", line, "sh", *arguments]
         done = await sandbox.exec(argv, environment={"LC_ALL": "C"}, cwd="/", timeout_s=ANSWERS_WITHIN_S)

@@ -23,10 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.bubblewrap import FIRST_VARIABLES, BubblewrapCommand, owners_of_processes
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.folder_state import FolderStates
 from deployments.sandbox.providers.interface import (
@@ -38,8 +36,11 @@ from deployments.sandbox.providers.interface import (
     owner_of_process,
 )
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, SandboxWalls, owners_of_processes
 
 IMAGES_PREFIX = "rollout-sandbox-images-"
+EMPTY_IMAGE = "scratch"
+"""The name of the image without files of its own."""
 MOST_IMAGES = 64
 KILLED = 128 + signal.SIGKILL
 
@@ -58,36 +59,37 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        self._bubblewrap = BubblewrapCommand()
+        self._walls = SandboxWalls()
+        self._processors = Processors()
         self._images: OrderedDict[str, _Image] = OrderedDict()
         self._building: dict[str, asyncio.Lock] = {}
         self._folders = FolderStates()
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner_of_process(os.getpid())}-"))
-        reap_dead_owners()
+        _reap_dead_owners()
 
-    async def create(self, spec: SandboxSpec) -> RunningSandbox:
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
         if spec.network:
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
         image, archive = await self._image(spec)
         return await self._started(spec, image, archive)
 
     async def reap(self) -> int:
-        return await asyncio.to_thread(reap_dead_owners)
+        return await asyncio.to_thread(_reap_dead_owners)
 
     def close(self) -> None:
         for sandbox in list(self._running):
             sandbox.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO]:
+    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO | None]:
+        if spec.image == EMPTY_IMAGE:
+            return _Image(), None
         if spec.image is not None:
-            if (held := self._held(spec.image)) is None:
-                raise SandboxRefused(
-                    f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile, and its own "
-                    "snapshots. Use a provider that has images, such as docker."
-                )
-            return held
+            raise SandboxRefused(
+                f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile. Use a provider "
+                "that has images, such as docker."
+            )
         assert spec.folder is not None
         made_of = await self._folders.name_of(spec.folder), spec.read_only_folders
         key = hashlib.sha256(repr(made_of).encode()).hexdigest()
@@ -134,7 +136,7 @@ class LocalProvider(SandboxProvider):
                     )
             await self._keep(key, sandbox, plan.environment, plan.workdir)
         finally:
-            await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
+            await sandbox.close()
 
     async def _keep(self, key: str, sandbox: LocalRunningSandbox, variables: Mapping[str, str], workdir: str) -> None:
         archive = self._folder / f"{key}.tar"
@@ -145,16 +147,11 @@ class LocalProvider(SandboxProvider):
             assert oldest.archive is not None
             oldest.archive.unlink(missing_ok=True)
 
-    async def _keep_snapshot(self, sandbox: LocalRunningSandbox) -> str:
-        key = f"snapshot-{uuid4().hex}"
-        await self._keep(key, sandbox, sandbox.variables, sandbox.workdir)
-        return key
-
     async def _started(self, spec: SandboxSpec, image: _Image, archive: BinaryIO | None = None) -> LocalRunningSandbox:
         """A sandbox with the files of the archive, which is closed."""
         variables = {**FIRST_VARIABLES, **image.environment, **spec.environment}
         workdir = spec.workdir or image.workdir
-        sandbox = LocalRunningSandbox(self._bubblewrap, spec, variables, workdir, self._keep_snapshot)
+        sandbox = LocalRunningSandbox(self._walls, self._processors, spec, variables, workdir)
         self._running.add(sandbox)
         try:
             with archive or contextlib.nullcontext():
@@ -162,12 +159,12 @@ class LocalProvider(SandboxProvider):
                 if archive is not None:
                     await sandbox.unpack(archive)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(sandbox.destroy()))
+            await sandbox.close()
             raise
         return sandbox
 
 
-def reap_dead_owners() -> int:
+def _reap_dead_owners() -> int:
     """Ends the processes and removes the images of dead owners, and returns how many of both there were."""
     known = Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*")
     folders = [path for path in known if is_dead(path.name.removeprefix(IMAGES_PREFIX).rpartition("-")[0])]

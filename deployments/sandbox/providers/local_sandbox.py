@@ -6,22 +6,18 @@ import io
 import json
 import logging
 import os
-import select
-import signal
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.launch import HeldFds
-from deployments.sandbox.local import NoUserIdLeft
-from deployments.sandbox.programs.relay import forward_connection
-from deployments.sandbox.providers.bubblewrap import PORT, STARTS_WITHIN_S, BubblewrapCommand, lease
+from deployments.sandbox.launch import HeldFds, leased_uid
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -35,9 +31,9 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     tar_of,
 )
-from deployments.sandbox.supervisor import RunUsage
+from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, Processors, SandboxWalls
+from deployments.sandbox.supervisor import ProcessTree
 
-ENDS_WITHIN_S = 10.0
 MEASURE_EVERY_S = 0.25
 logger = logging.getLogger("rollout_service.sandbox")
 
@@ -47,28 +43,27 @@ class LocalRunningSandbox(RunningSandbox):
 
     def __init__(
         self,
-        bubblewrap: BubblewrapCommand,
+        walls: SandboxWalls,
+        processors: Processors,
         spec: SandboxSpec,
         variables: Mapping[str, str],
         workdir: str,
-        keep: Callable[["LocalRunningSandbox"], Awaitable[str]],
     ) -> None:
         """Starts nothing yet.
 
         Args:
             variables: of all commands, those of its image and of `spec`.
-            keep: keeps its files as an image, and returns the name of that.
         """
-        self._bubblewrap = bubblewrap
-        self._keep_as_image = keep
+        self._walls = walls
+        self._processors = processors
         self._spec = spec
         self.variables = variables
         self.workdir = workdir
         self._id = uuid4().hex
         self._base_url: str | None = None
         self._problem: Exception | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._first_pidfd: int | None = None
+        self._tree = ProcessTree()
+        self._ending: asyncio.Future[None] | None = None
         self._control, self._control_inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._closing = contextlib.ExitStack()
@@ -82,47 +77,26 @@ class LocalRunningSandbox(RunningSandbox):
     async def start(self) -> None:
         """Raises `SandboxLost` or `SandboxRefused`."""
         loop = asyncio.get_running_loop()
-        try:
-            uid = self._closing.enter_context(lease())
-        except NoUserIdLeft as error:
-            raise SandboxLost(str(error)) from error
-        pinned = self._closing.enter_context(self._bubblewrap.processors.pinned(self._spec.cpus))
-        status_fd, status_of_process = os.pipe2(os.O_CLOEXEC)
-        self._closing.callback(os.close, status_fd)
+        uid = self._closing.enter_context(leased_uid())
+        pinned = self._closing.enter_context(self._processors.pinned(self._spec.cpus))
         self._ready: asyncio.Future[int] = loop.create_future()
         stderr = os.memfd_create("sandbox", os.MFD_CLOEXEC)
         self._closing.callback(os.close, stderr)
-        try:
-            with HeldFds() as held, self._control_inside as control:
-                command = self._bubblewrap.line(self._spec, uid, control.fileno(), status_of_process, held)
-                # By the thread of the event loop: the sandbox ends with the thread that started it.
-                self._process = subprocess.Popen(  # noqa: ASYNC220
-                    [*pinned, *command, self.workdir],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=stderr,
-                    env={"PATH": os.environ.get("PATH", os.defpath)},
-                    pass_fds=(*held.fds, control.fileno(), status_of_process),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise SandboxLost(f"The sandbox's process was not started: {error}.") from error
-        finally:
-            os.close(status_of_process)
+        with HeldFds() as held, self._control_inside as control:
+            inside, status = control.fileno(), self._tree.status_fd
+            launch = self._walls.launch(self._spec, uid, inside, status, self.workdir, held)
+            launch = replace(launch, command=[*pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
+            # By the thread of the event loop: the sandbox ends with the thread that started it.
+            self._tree.start(launch, subprocess.DEVNULL, subprocess.DEVNULL, stderr)
         loop.add_reader(self._control, self._received)
         try:
             async with asyncio.timeout(STARTS_WITHIN_S):
-                proc = await self._ready
+                self._tree.measure_by(await self._ready)
         except TimeoutError as error:
             raise SandboxLost(f"The sandbox did not start within {STARTS_WITHIN_S:g} s.") from error
         except SandboxLost as error:
             os.lseek(stderr, 0, os.SEEK_SET)
             raise SandboxLost(f"{error} {os.read(stderr, 2000).decode(errors='replace').strip()}".strip()) from error
-        status = json.loads(os.read(status_fd, 4096).splitlines()[0])
-        self._first_pidfd = os.pidfd_open(int(status["child-pid"]))
-        self._closing.callback(os.close, self._first_pidfd)
-        self._usage = RunUsage(0, proc)
-        self._closing.callback(self._usage.close)
         self._begin(self._measure())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -152,13 +126,13 @@ class LocalRunningSandbox(RunningSandbox):
             return
         connection.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=connection)
-        await forward_connection(reader, writer, self._base_url)
+        await _forward_connection(reader, writer, self._base_url)
 
     async def _measure(self) -> None:
         memory = (self._spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
         while self._problem is None:
             await asyncio.sleep(MEASURE_EVERY_S)
-            used = self._usage.read()
+            used = self._tree.usage()
             if used is not None and used.memory_bytes > memory:
                 self._end(OutOfMemory(f"The sandbox used more than its memory of {memory // MIB} MiB."))
                 self.kill()
@@ -217,7 +191,7 @@ class LocalRunningSandbox(RunningSandbox):
             async with asyncio.timeout(timeout_s), self._asked(b"exec", request) as (reader, writer):
                 writer.write(stdin)
                 await writer.drain()
-                while (frame := await read_frame(reader))[0] != b"x":
+                while (frame := await _read_frame(reader))[0] != b"x":
                     kept = output[frame[0]]
                     kept += frame[1]
                     del kept[:-LARGEST_OUTPUT_BYTES]
@@ -237,7 +211,7 @@ class LocalRunningSandbox(RunningSandbox):
                 writer.write(part)
                 await writer.drain()
             writer.write_eof()
-            _, answer = await read_frame(reader)
+            _, answer = await _read_frame(reader)
         if problem := json.loads(answer).get("error"):
             raise SandboxRefused(f"The files cannot be written in the sandbox: {problem}.")
 
@@ -245,7 +219,7 @@ class LocalRunningSandbox(RunningSandbox):
         """See `RunningSandbox.read_file`."""
         content = bytearray()
         async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
-            while (frame := await read_frame(reader))[0] != b"x":
+            while (frame := await _read_frame(reader))[0] != b"x":
                 content += frame[1]
         answer = json.loads(frame[1])
         if problem := answer.get("error"):
@@ -254,58 +228,68 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def pack(self, archive: Path) -> None:
         """Writes the files of the sandbox's own to a tar archive."""
-        async with self._asked(b"pack", self._bubblewrap.read_only(self._spec)) as (reader, _):
+        async with self._asked(b"pack", self._walls.read_only(self._spec)) as (reader, _):
             with archive.open("wb") as file:
-                while (frame := await read_frame(reader))[0] != b"x":
+                while (frame := await _read_frame(reader))[0] != b"x":
                     file.write(frame[1])
         if problem := json.loads(frame[1]).get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
-
-    async def snapshot(self) -> str:
-        """See `RunningSandbox.snapshot`."""
-        return await self._keep_as_image(self)
 
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""
         self._base_url = base_url
         return f"http://127.0.0.1:{PORT}{urlsplit(base_url).path}"
 
-    async def destroy(self) -> None:
-        """See `RunningSandbox.destroy`."""
+    async def close(self) -> None:
+        """See `RunningSandbox.close`. It is carried out to the end also if the caller is cancelled."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._destroyed())
+        await asyncio.shield(self._ending)
+
+    async def _destroyed(self) -> None:
         self._end(SandboxLost("The sandbox was destroyed."))
         for task in list(self._tasks):
             task.cancel()
         self.kill()
-        if (process := self._process) is not None:
-            await asyncio.to_thread(wait_for_end, process, self._first_pidfd)
-        self._process = self._first_pidfd = None
+        try:
+            await self._tree.end()
+        except SandboxLost as error:
+            logger.error("%s", error)
+        self._tree.close()
         self._closing.close()
 
     def kill(self) -> None:
         """Ends all processes, which is the end of the files too."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        if self._first_pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first_pidfd, signal.SIGKILL)
-        elif self._process is not None:
-            self._process.kill()
+        self._tree.kill()
 
 
-async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+async def _forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, base_url: str) -> None:
+    """Carries a connection that came out of a sandbox to the service at `base_url`, until both sides have ended."""
+    address = urlsplit(base_url)
+    try:
+        service = await asyncio.open_connection(
+            address.hostname, address.port, ssl=True if address.scheme == "https" else None
+        )
+    except OSError:
+        writer.close()
+        return
+    await asyncio.gather(_forward_bytes(reader, service[1]), _forward_bytes(service[0], writer))
+
+
+async def _forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Carries bytes until one side has ended."""
+    try:
+        while part := await source.read(65536):
+            target.write(part)
+            await target.drain()
+    except OSError:
+        pass
+    finally:
+        target.close()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     head = await reader.readexactly(5)
     return head[:1], await reader.readexactly(struct.unpack("<I", head[1:])[0])
-
-
-def wait_for_end(process: subprocess.Popen[bytes], first_pidfd: int | None) -> None:
-    """Waits for bubblewrap and for the first process of the sandbox, with which all others end."""
-    try:
-        process.wait(ENDS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if first_pidfd is not None:
-        poll = select.poll()
-        poll.register(first_pidfd, select.POLLIN)
-        if not poll.poll(ENDS_WITHIN_S * 1000):
-            logger.error("The processes of a sandbox did not end within %g s.", ENDS_WITHIN_S)

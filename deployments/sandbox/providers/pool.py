@@ -45,7 +45,7 @@ class SandboxPool:
         self._reaps = False
 
     async def take(self, spec: SandboxSpec) -> RunningSandbox:
-        """A sandbox that nobody else has. `give_back` destroys it. Raises what `SandboxProvider.create` raises."""
+        """A sandbox that nobody else has. `give_back` destroys it. Raises what `SandboxProvider.open` raises."""
         if not self._reaps:
             self._reaps = True
             self._start(self._reap())
@@ -56,7 +56,7 @@ class SandboxPool:
         if sandbox is None:
             await self._places.acquire()
             try:
-                sandbox = await self.provider.create(spec)
+                sandbox = await self.provider.open(spec)
             except BaseException:
                 self._places.release()
                 raise
@@ -95,7 +95,7 @@ class SandboxPool:
                 return  # Whoever waits for a place goes first.
             await self._places.acquire()
             try:
-                sandbox = await self.provider.create(spec)
+                sandbox = await self.provider.open(spec)
             except (SandboxLost, SandboxRefused) as error:
                 self._places.release()
                 logger.warning("No sandbox was made ready: %s", error)
@@ -120,7 +120,7 @@ class SandboxPool:
 
     async def _destroyed(self, sandbox: RunningSandbox) -> None:
         try:
-            await sandbox.destroy()
+            await sandbox.close()
         finally:
             self._places.release()
 

@@ -1,6 +1,6 @@
 """Sandboxes of which a provider gives little more than a shell: commands, files and their ends by what a shell can do.
 
-A module of such a provider adds two calls: run a line of shell, put a file. It may add a third, which gets one.
+A module of such a provider adds two calls: run a line of shell, put a file.
 """
 
 import asyncio
@@ -8,8 +8,7 @@ import base64
 import binascii
 import shlex
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from deployments.sandbox.providers.interface import (
@@ -22,7 +21,7 @@ from deployments.sandbox.providers.interface import (
     tar_of,
     unreadable,
 )
-from deployments.sandbox.providers.labelled import FOLDER, LabelledProvider, LabelledSandbox
+from deployments.sandbox.providers.owned import FOLDER, OwnedSandbox
 
 MISSING, NOT_A_FILE = 44, 45
 CALLS_OF_OURS_S = 120.0
@@ -31,21 +30,7 @@ LONGEST_SIZE = 18
 """Digits."""
 
 
-class ShellProvider(LabelledProvider):
-    """Base of such providers, which are far away."""
-
-    has_network = True
-
-    def refuse_folders(self, spec: SandboxSpec) -> None:
-        """Raises `SandboxRefused` for folders of this machine."""
-        if spec.read_only_folders:
-            raise SandboxRefused(
-                f"The provider {self.name} is not on this machine, and shows none of its folders: have the image hold "
-                f"what is in {', '.join(spec.read_only_folders)}."
-            )
-
-
-class ShellSandbox(LabelledSandbox):
+class ShellSandbox(OwnedSandbox):
     """One sandbox. A command that is ended early is killed; what it has started goes on until the sandbox ends."""
 
     @abstractmethod
@@ -55,23 +40,6 @@ class ShellSandbox(LabelledSandbox):
         Raises:
             SandboxLost: the sandbox is gone, or does not answer.
         """
-
-    async def parts_of(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Reads a file that is there. Raises `SandboxLost` or `SandboxRefused`."""
-        position, quoted = 0, shlex.quote(path)
-        while True:
-            line = f"tail -c +{position + 1} {quoted} | head -c {PART_BYTES} | base64"
-            done = await self.run_shell(line, CALLS_OF_OURS_S)
-            try:
-                part = base64.b64decode(done.stdout)
-            except (binascii.Error, ValueError) as error:
-                raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
-            if done.exit_code != 0:
-                raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
-            yield part
-            if len(part) < PART_BYTES:
-                return
-            position += len(part)
 
     async def exec(
         self,
@@ -94,7 +62,7 @@ class ShellSandbox(LabelledSandbox):
         return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
 
     async def kill(self, path: str) -> None:
-        """See `LabelledSandbox.kill`. Its process alone."""
+        """See `OwnedSandbox.kill`. Its process alone."""
         await self.run_shell(f"kill -9 $(cat {path})", CALLS_OF_OURS_S)
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
@@ -117,18 +85,37 @@ class ShellSandbox(LabelledSandbox):
             raise unreadable(path)
         # It may grow until it is read.
         content = bytearray()
-        async with aclosing(self.parts_of(path)) as parts:
-            async for part in parts:
-                content += part
-                if len(content) > LARGEST_FILE_BYTES:
-                    raise unreadable(path)
+        is_last = False
+        while not is_last:
+            part = await self._part(path, len(content))
+            content += part
+            is_last = len(part) < PART_BYTES
+            if len(content) > LARGEST_FILE_BYTES:
+                raise unreadable(path)
         if len(content) < int(size):
             raise SandboxRefused(f"{path} cannot be read: {len(content)} of its {size} bytes came out of the sandbox.")
         return bytes(content)
 
-    async def snapshot(self) -> str:
-        """See `RunningSandbox.snapshot`."""
-        raise SandboxRefused(f"The provider {self._provider.name} makes no snapshots.")
+    async def _part(self, path: str, position: int) -> bytes:
+        """At most `PART_BYTES` of a file from a position on. Raises `SandboxLost` or `SandboxRefused`."""
+        line = f"tail -c +{position + 1} {shlex.quote(path)} | head -c {PART_BYTES} | base64"
+        done = await self.run_shell(line, CALLS_OF_OURS_S)
+        try:
+            part = base64.b64decode(done.stdout)
+        except (binascii.Error, ValueError) as error:
+            raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
+        if done.exit_code != 0:
+            raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
+        return part
+
+
+def refuse_folders(provider: str, spec: SandboxSpec) -> None:
+    """Raises `SandboxRefused` for folders of this machine."""
+    if spec.read_only_folders:
+        raise SandboxRefused(
+            f"The provider {provider} is not on this machine, and shows none of its folders: have the image hold what "
+            f"is in {', '.join(spec.read_only_folders)}."
+        )
 
 
 def end_of(text: str) -> str:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.agents.command_program import CommandProgram
-from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
+from deployments.agents.command_program import SandboxedCommandProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed
-from deployments.sandbox.launch import default_interpreters
+from deployments.sandbox.providers.interface import ProviderUnusable
 
-PYTHON = default_interpreters(())[0]
 ASKS = """
 import json, os, pathlib, sys, urllib.request
 sample = json.load(sys.stdin)
@@ -35,8 +33,8 @@ assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 8, "proce
 
 def works() -> bool:
     try:
-        CommandSandbox(CommandSettings(argv=["true"], sandbox=True))
-    except SandboxUnusable:
+        SandboxedCommandProgram(CommandSettings(argv=["true"], sandbox=True))
+    except ProviderUnusable:
         return False
     return True
 
@@ -57,8 +55,8 @@ def rewarded(source: Callable[[int], str]) -> dict[str, float]:
     async def run() -> dict[str, float]:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
             port = service.sockets[0].getsockname()[1]
-            argv = [PYTHON.executable, "-S", "-c", source(port)]
-            program = CommandProgram(CommandSettings(argv=argv, sandbox=True, folders=PYTHON.folders))
+            argv = ["/usr/bin/python3", "-S", "-c", source(port)]
+            program = SandboxedCommandProgram(CommandSettings(argv=argv, sandbox=True))
             base_url = f"http://127.0.0.1:{port}/v1/sessions/s"
             return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), RunNotes())
 
@@ -78,6 +76,14 @@ def test_a_command_in_a_sandbox_reaches_nothing_else(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
+def test_a_reward_that_is_no_file_of_the_sandbox_fails_the_run() -> None:
+    with pytest.raises(AgentFailed, match=r"The file reward\.json of the agent cannot be read: .* not a file"):
+        rewarded(lambda _: "import os; os.mkdir(os.environ['ROLLOUT_REWARD_FILE'])")
+    with pytest.raises(AgentFailed, match=r"The file reward\.json of the agent is not JSON"):
+        rewarded(lambda _: "import os; open(os.environ['ROLLOUT_REWARD_FILE'], 'w').write('1' * 10**6 + ',')")
+
+
+@needs_bubblewrap
 def test_a_command_that_fails_in_a_sandbox_says_how() -> None:
     with pytest.raises(AgentFailed, match=r"ended with exit code 3. It wrote to stderr last: no tool$"):
         rewarded(lambda _: "import sys; print('no tool', file=sys.stderr); sys.exit(3)")
@@ -86,5 +92,5 @@ def test_a_command_that_fails_in_a_sandbox_says_how() -> None:
 def test_without_bubblewrap_a_sandbox_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nowhere"))
     assert shutil.which("bwrap") is None
-    with pytest.raises(SandboxUnusable, match="needs bubblewrap"):
-        CommandSandbox(CommandSettings(argv=["true"], sandbox=True))
+    with pytest.raises(ProviderUnusable, match="needs bubblewrap"):
+        SandboxedCommandProgram(CommandSettings(argv=["true"], sandbox=True))

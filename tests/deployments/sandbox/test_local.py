@@ -23,7 +23,7 @@ from deployments.sandbox import (
     SandboxLost,
     SandboxTooWeak,
 )
-from deployments.sandbox.isolation import LANDLOCK_WITH_SIGNALS, landlock_version
+from deployments.sandbox.limits import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from deployments.sandbox.self_test import is_running

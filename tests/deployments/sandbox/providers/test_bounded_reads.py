@@ -26,15 +26,14 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    open_provider,
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
-from deployments.sandbox.providers.opening import opened
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine
-from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
-from tests.deployments.sandbox.providers.test_limits import Nowhere, provided
+from tests.deployments.sandbox.providers.test_limits import provided
 
 PATH = "/logs/verifier/reward.json"
 REFUSED = f"^{PATH} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes"
@@ -154,36 +153,6 @@ def test_programs_of_a_sandbox_that_say_something_else_give_no_file(size: str, p
         asyncio.run(Scripted(size, lambda _: part).read_file(PATH))
 
 
-class Endless(Nowhere):
-    """Has files without an end, whose size is 1."""
-
-    sent = 0
-
-    async def run(self, _sandbox_id: str, _line: str, _stdin: bytes = b"") -> ExecResult:
-        return ExecResult(0, "1", "")
-
-    async def parts(self, _sandbox_id: str, _path: str) -> AsyncIterator[bytes]:
-        while True:
-            self.sent += MIB
-            yield bytes(MIB)
-
-
-@pytest.mark.parametrize("name", ["e2b", "daytona"])
-def test_a_stream_of_an_sdk_is_read_to_the_bound_alone(name: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with provided(name, tmp_path) as provider:
-            WORLDS.append(endless := Endless(tmp_path))
-            try:
-                sandbox = await provider.create(SPEC)
-                with pytest.raises(SandboxRefused, match=REFUSED):
-                    await sandbox.read_file(PATH)
-            finally:
-                WORLDS.pop()
-            assert endless.sent == LARGEST_FILE_BYTES + MIB
-
-    asyncio.run(run())
-
-
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
     program = tmp_path / "kubectl"
     program.write_text("#!/bin/sh\nhead -c 200000000 /dev/zero; head -c 200000000 /dev/zero >&2; cat; echo end >&2\n")
@@ -198,27 +167,6 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
     [done] = ended
     assert (done.exit_code, len(done.stdout), len(done.stderr)) == (0, LARGEST_OUTPUT_BYTES, LARGEST_OUTPUT_BYTES)
     assert (done.stdout[-7:], done.stderr[-5:]) == ("\0\0given", "\0end\n")
-
-
-@pytest.mark.parametrize("name", SDKS)
-def test_of_a_long_output_an_sdk_gives_the_last_bytes(name: str, tmp_path: Path) -> None:
-    class Talking(Nowhere):
-        async def run(self, _sandbox_id: str, _line: str, _stdin: bytes = b"") -> ExecResult:
-            return ExecResult(0, "é\n" * LARGEST_OUTPUT_BYTES + "end", "x" * LARGEST_OUTPUT_BYTES + "end")
-
-    async def run() -> ExecResult:
-        async with provided(name, tmp_path) as provider:
-            WORLDS.append(Talking(tmp_path))
-            try:
-                return await (await provider.create(SPEC)).exec(["true"])
-            finally:
-                WORLDS.pop()
-
-    done = asyncio.run(run())
-    assert len(done.stdout.encode()) == LARGEST_OUTPUT_BYTES
-    assert done.stdout.endswith("é\nend")
-    # Daytona's stderr takes the way of another command's stdout.
-    assert name == "daytona" or done.stderr == "x" * (LARGEST_OUTPUT_BYTES - 3) + "end"
 
 
 @pytest.mark.parametrize("text", ["", "é" * 1000, "\ud800" * LARGEST_OUTPUT_BYTES])
@@ -255,8 +203,8 @@ def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
 
     async def run() -> None:
-        provider = opened("local", {})
-        sandbox: RunningSandbox = await provider.create(SandboxSpec(folder=tmp_path))
+        provider = open_provider("local", {})
+        sandbox: RunningSandbox = await provider.open(SandboxSpec(folder=tmp_path))
         try:
             largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"
             assert (await sandbox.exec(["sh", "-c", largest])).exit_code == 0
@@ -268,7 +216,7 @@ def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path
             await sandbox.write_files({PATH: SandboxFile(b"1")})
             assert await sandbox.read_file(PATH) == b"1"
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
             provider.close()
 
     asyncio.run(run())

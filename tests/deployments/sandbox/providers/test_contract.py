@@ -1,7 +1,8 @@
 """The contract of every provider of sandboxes.
 
-Held by real ones: bubblewrap, and a Docker engine where there is one. The others are held beside stand-ins of their
-SDKs and of `kubectl`, behind which are sandboxes of bubblewrap.
+Held by real ones: bubblewrap, and a Docker engine where there is one. Docker and Kubernetes are held beside stand-ins
+of the engine and of `kubectl`, behind which are sandboxes of bubblewrap. `tests/sockets/test_harbor_sandboxes.py` has
+the provider `harbor`.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,15 +31,14 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
+    open_provider,
     owner_of_process,
 )
-from deployments.sandbox.providers.labelled import this_machine
 from deployments.sandbox.providers.leftover import end_others, processes_of
-from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.owned import this_machine
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
-from tests.deployments.sandbox.providers.stand_ins.sdks import SDKS, installed
-from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, reachable, world
+from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 from tests.paths import REPOSITORY
 
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
@@ -49,7 +48,7 @@ GONE_WITHIN_S = 60.0
 
 def usable(name: str, options: dict[str, Any]) -> bool:
     try:
-        opened(name, options).close()
+        open_provider(name, options).close()
     except ProviderUnusable:
         return False
     return name != "docker" or Path(DOCKER_SOCKET).exists()
@@ -57,9 +56,8 @@ def usable(name: str, options: dict[str, Any]) -> bool:
 
 OPTIONS: dict[str, dict[str, Any]] = {"local": {}, "docker": {"socket": DOCKER_SOCKET}}
 ENGINE = "docker_stand_in"
-STAND_INS = (*SDKS, "kubernetes", ENGINE)
-WITHOUT_BUILDS = ("prime", "kubernetes")
-WITHOUT_SNAPSHOTS = ("kubernetes",)
+STAND_INS = ("kubernetes", ENGINE)
+WITHOUT_BUILDS = ("kubernetes",)
 
 
 @pytest.fixture(
@@ -96,21 +94,14 @@ async def standing(name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
 def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            if name in SDKS:
-                closing.callback(forget, name, installed(name))
-            provider = opened(provider_name, options)
+            provider = open_provider(provider_name, options)
             if name in STAND_INS:
-                # A reaper would be another process, without the stand-in of an SDK.
+                # A reaper would look for a while after each test.
                 provider.watched = lambda: None  # type: ignore[attr-defined]
             closing.callback(provider.close)
             return await work(provider)
 
     return asyncio.run(run())
-
-
-def forget(name: str, modules: dict[str, ModuleType]) -> None:
-    for module_name in (*modules, f"deployments.sandbox.providers.{name}"):
-        sys.modules.pop(module_name, None)
 
 
 def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> SandboxSpec:
@@ -124,11 +115,11 @@ def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> San
 
 def with_sandbox(name: str, spec: SandboxSpec, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
     async def run(provider: SandboxProvider) -> Any:
-        sandbox = await provider.create(spec)
+        sandbox = await provider.open(spec)
         try:
             return await work(sandbox)
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
 
     return with_provider(name, run)
 
@@ -216,29 +207,11 @@ def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
     with_sandbox(name, spec_of(name, tmp_path), work)
 
 
-def test_a_snapshot_is_an_image(name: str, tmp_path: Path) -> None:
-    async def run(provider: SandboxProvider) -> None:
-        first = await provider.create(spec_of(name, tmp_path))
-        if name in WITHOUT_SNAPSHOTS:
-            with pytest.raises(SandboxRefused, match="makes no snapshots"):
-                await first.snapshot()
-            await first.destroy()
-            return
-        await first.exec(["sh", "-c", "echo kept > /app/kept"])
-        image = await first.snapshot()
-        await first.destroy()
-        second = await provider.create(SandboxSpec(image=image, network=name != "local"))
-        assert await second.read_file("/app/kept") == b"kept\n"
-        await second.destroy()
-
-    with_provider(name, run)
-
-
 def test_after_its_end_a_sandbox_is_lost_and_destroying_it_again_does_nothing(name: str, tmp_path: Path) -> None:
     async def work(sandbox: RunningSandbox) -> None:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
         await asyncio.sleep(0.5)
-        await sandbox.destroy()
+        await sandbox.close()
         with pytest.raises(SandboxLost):
             await running
         with pytest.raises(SandboxLost):
@@ -251,12 +224,12 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
     async def run(provider: SandboxProvider) -> None:
         refused = "builds no folders" if name in WITHOUT_BUILDS else "code.?:? 7"
         with pytest.raises(SandboxRefused, match=refused):
-            await provider.create(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
+            await provider.open(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
         with pytest.raises(SandboxRefused, match="nowhere"):
-            await provider.create(SandboxSpec(image="nowhere:1", network=name != "local"))
+            await provider.open(SandboxSpec(image="nowhere:1", network=name != "local"))
         if name in STAND_INS and name != ENGINE:
             with pytest.raises(SandboxRefused, match=r"shows none of its folders: .* what is in /opt/agent"):
-                await provider.create(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
+                await provider.open(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
 
     with_provider(name, run)
 
@@ -266,18 +239,18 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
         pytest.skip("Its sandboxes end with their owner.")
 
     async def run(provider: Any) -> None:
-        kept = await provider.create(spec_of(name, tmp_path))
+        kept = await provider.open(spec_of(name, tmp_path))
         mine, provider.owner = provider.owner, f"{this_machine()}.{os.getpid()}-1.x"
-        left = await provider.create(spec_of(name, tmp_path))
+        left = await provider.open(spec_of(name, tmp_path))
         provider.owner = f"elsewhere.{os.getpid()}-1.x"
-        elsewhere = await provider.create(spec_of(name, tmp_path))
+        elsewhere = await provider.open(spec_of(name, tmp_path))
         provider.owner = mine
         assert await provider.reap() == 1
         with pytest.raises(SandboxLost):
             await left.exec(["true"])
         for sandbox in (kept, elsewhere):
             assert (await sandbox.exec(["true"])).exit_code == 0
-            await sandbox.destroy()
+            await sandbox.close()
 
     with_provider(name, run)
 
@@ -285,25 +258,19 @@ def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_
 OWNER = """
 import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec
-from deployments.sandbox.providers.opening import opened
+from deployments.sandbox.providers.interface import open_provider
 
 async def main(name, options, spec, seconds):
-    provider = opened(name, json.loads(options))
+    provider = open_provider(name, json.loads(options))
     fields = json.loads(spec)
     if "folder" in fields:
         fields["folder"] = pathlib.Path(fields["folder"])
-    sandboxes = [await provider.create(SandboxSpec(**fields)) for _ in range(2)]
+    sandboxes = [await provider.open(SandboxSpec(**fields)) for _ in range(2)]
     print(getattr(provider, "owner", "none"), flush=True)
     await sandboxes[0].exec(["sleep", seconds])
 
 asyncio.run(main(*sys.argv[1:]))
 """
-STAND_IN_OF_SDK = """
-from tests.deployments.sandbox.providers.stand_ins import sdks, world
-world.WORLDS.append(world.FarWorld({socket!r}))
-sdks.installed({name!r})
-"""
-"""For each Python that an owner starts: its reaper too finds the stand-in, and by it the world of this process."""
 
 
 def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
@@ -316,10 +283,7 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
 
     async def run() -> None:
         async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            paths = [str(tmp_path), str(REPOSITORY), *sys.path]
-            if name in SDKS:
-                socket = str(await closing.enter_async_context(reachable(world().folder)))
-                (tmp_path / "sitecustomize.py").write_text(STAND_IN_OF_SDK.format(name=name, socket=socket))
+            paths = [str(REPOSITORY), *sys.path]
             asked = json.dumps({**spec, "network": name != "local"})
             owner = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", OWNER, provider_name, json.dumps(options), asked, seconds),
@@ -367,7 +331,7 @@ def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_h
         subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
     ):
         try:
-            opened("local", {}).close()
+            open_provider("local", {}).close()
             assert left.wait(GONE_WITHIN_S) == -signal.SIGKILL
             assert kept.poll() is None
         finally:

@@ -156,9 +156,9 @@ def test_further_sandboxes_of_a_folder_read_none_of_its_files(
         for content in (None, None, b"2", None):
             if content is not None:
                 (tmp_path / "data").write_bytes(content)
-            sandbox = await provider.create(SandboxSpec(folder=tmp_path))
+            sandbox = await provider.open(SandboxSpec(folder=tmp_path))
             contents.append(await sandbox.read_file("/data"))
-            await sandbox.destroy()
+            await sandbox.close()
         provider.close()
         return contents
 

@@ -61,11 +61,11 @@ def with_local(folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -
             provider = LocalProvider()
         except ProviderUnusable as error:
             pytest.skip(str(error))
-        sandbox = await provider.create(SandboxSpec(folder=folder))
+        sandbox = await provider.open(SandboxSpec(folder=folder))
         try:
             return await work(sandbox)
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
             provider.close()
 
     return asyncio.run(run())
@@ -155,7 +155,17 @@ class Container:
 
 @contextmanager
 def container(shell: Sequence[str]) -> Iterator[Container]:
-    walls = ["--unshare-user", "--unshare-pid", "--as-pid-1", "--dev-bind", "/", "/", "--proc", "/proc"]
+    walls = [
+        "--die-with-parent",
+        "--unshare-user",
+        "--unshare-pid",
+        "--as-pid-1",
+        "--dev-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+    ]
     with subprocess.Popen(["bwrap", *walls, *shell, "-c", FIRST], stderr=subprocess.DEVNULL) as started:
         try:
             while len(found := psutil.Process(started.pid).children(recursive=True)) < 2:

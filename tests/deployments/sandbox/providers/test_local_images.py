@@ -44,7 +44,7 @@ def remove_archives(provider: LocalProvider) -> None:
 
 async def name_of(sandbox: RunningSandbox) -> bytes | None:
     name = await sandbox.read_file("/name")
-    await sandbox.destroy()
+    await sandbox.close()
     return name
 
 
@@ -56,33 +56,29 @@ def test_an_archive_that_is_unlinked_while_its_sandbox_starts_is_read_all_the_sa
 
     async def run() -> None:
         first = folder(tmp_path, "first")
-        assert await name_of(await provider.create(first)) == b"first\n"
+        assert await name_of(await provider.open(first)) == b"first\n"
 
         async def start_late(sandbox: LocalRunningSandbox) -> None:
             monkeypatch.setattr(LocalRunningSandbox, "start", start)
             await start(sandbox)
             # Its image takes the place of the first one.
-            await (await provider.create(folder(tmp_path, "second"))).destroy()
+            await (await provider.open(folder(tmp_path, "second"))).close()
 
         monkeypatch.setattr(LocalRunningSandbox, "start", start_late)
-        assert await name_of(await provider.create(first)) == b"first\n"
-        assert await name_of(await provider.create(first)) == b"first\n"
+        assert await name_of(await provider.open(first)) == b"first\n"
+        assert await name_of(await provider.open(first)) == b"first\n"
 
     asyncio.run(run())
 
 
-def test_an_image_whose_archive_somebody_has_removed_is_built_again_and_a_snapshot_is_none_any_more(
-    provider: LocalProvider, tmp_path: Path
-) -> None:
+def test_an_image_whose_archive_somebody_has_removed_is_built_again(provider: LocalProvider, tmp_path: Path) -> None:
     async def run() -> None:
         spec = folder(tmp_path, "first")
-        sandbox = await provider.create(spec)
-        snapshot = await sandbox.snapshot()
-        await sandbox.destroy()
+        await (await provider.open(spec)).close()
         remove_archives(provider)
-        assert await name_of(await provider.create(spec)) == b"first\n"
-        with pytest.raises(SandboxRefused, match=f"has no image '{snapshot}'"):
-            await provider.create(SandboxSpec(image=snapshot))
+        assert await name_of(await provider.open(spec)) == b"first\n"
+        with pytest.raises(SandboxRefused, match=r"has no image 'debian'"):
+            await provider.open(SandboxSpec(image="debian"))
 
     asyncio.run(run())
 
@@ -91,16 +87,16 @@ def test_an_image_that_is_forgotten_before_its_own_build_has_ended_is_built_agai
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "MOST_IMAGES", 1)
-    destroy = LocalRunningSandbox.destroy
+    destroy = LocalRunningSandbox.close
 
     async def run() -> None:
         async def destroy_late(sandbox: LocalRunningSandbox) -> None:
-            monkeypatch.setattr(LocalRunningSandbox, "destroy", destroy)
+            monkeypatch.setattr(LocalRunningSandbox, "close", destroy)
             await destroy(sandbox)
-            await (await provider.create(folder(tmp_path, "second"))).destroy()
+            await (await provider.open(folder(tmp_path, "second"))).close()
 
-        monkeypatch.setattr(LocalRunningSandbox, "destroy", destroy_late)
-        assert await name_of(await provider.create(folder(tmp_path, "first"))) == b"first\n"
+        monkeypatch.setattr(LocalRunningSandbox, "close", destroy_late)
+        assert await name_of(await provider.open(folder(tmp_path, "first"))) == b"first\n"
 
     asyncio.run(run())
 
@@ -109,10 +105,10 @@ def test_the_archive_of_an_image_is_sent_part_by_part(provider: LocalProvider, t
     spec = folder(tmp_path, "large", "; head -c 200M /dev/zero > /zeros")
 
     async def run() -> int:
-        await (await provider.create(spec)).destroy()
+        await (await provider.open(spec)).close()
         tracemalloc.start()
         try:
-            await (await provider.create(spec)).destroy()
+            await (await provider.open(spec)).close()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -125,7 +121,7 @@ def test_files_that_do_not_fit_are_refused_with_what_was_said_and_the_sandbox_go
 ) -> None:
     async def run() -> bytes | None:
         spec = folder(tmp_path, "small")
-        sandbox = await provider.create(SandboxSpec(folder=spec.folder, storage_mb=8))
+        sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
         with pytest.raises(
             SandboxRefused, match=r"The files cannot be written in the sandbox: OSError: .*No space left"
         ):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.bubblewrap import Processors
 from deployments.sandbox.providers.interface import (
     MOST_PROCESSES,
     ExecResult,
@@ -19,6 +18,7 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.local import LocalProvider
+from deployments.sandbox.providers.local_walls import Processors
 
 FORKS = """
 import os, signal, time
@@ -71,11 +71,11 @@ def folder(tmp_path: Path) -> Path:
 
 def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
     async def run() -> list[ExecResult]:
-        sandbox = await provider.create(SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32))
+        sandbox = await provider.open(SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32))
         try:
             return [await sandbox.exec(["bash", "-c", line], timeout_s=20) for line in lines]
         finally:
-            await sandbox.destroy()
+            await sandbox.close()
 
     return asyncio.run(run())
 
@@ -158,12 +158,12 @@ def test_its_processes_together_have_the_processors_of_its_cpus_rounded_up_and_c
 ) -> None:
     async def run() -> list[list[str]]:
         specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
-        sandboxes = [await provider.create(spec) for spec in specs]
+        sandboxes = [await provider.open(spec) for spec in specs]
         try:
             return [(await sandbox.exec(["python3", "-c", BUSY])).stdout.split() for sandbox in sandboxes]
         finally:
             for sandbox in sandboxes:
-                await sandbox.destroy()
+                await sandbox.close()
 
     (half, *half_says), (one, *one_says), (free, *_), (many, *_) = asyncio.run(run())
     # The second has not the processor that the first one has.
@@ -201,20 +201,20 @@ def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path
 
 def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Path) -> None:
     async def run() -> None:
-        sandbox = await provider.create(SandboxSpec(folder=folder))
+        sandbox = await provider.open(SandboxSpec(folder=folder))
         running = asyncio.ensure_future(sandbox.exec(["sleep", "300"]))
         await asyncio.sleep(0.3)
         provider.close()
         with pytest.raises(SandboxLost):
             await running
-        await sandbox.destroy()
+        await sandbox.close()
 
     asyncio.run(run())
 
 
 def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:
     with pytest.raises(SandboxRefused, match="gives no network but the service"):
-        asyncio.run(provider.create(SandboxSpec(folder=folder, network=True)))
+        asyncio.run(provider.open(SandboxSpec(folder=folder, network=True)))
 
 
 @pytest.mark.parametrize("line", ["echo \0", "echo \ud800"], ids=["a null byte", "a lone surrogate"])

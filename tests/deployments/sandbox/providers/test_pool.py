@@ -22,7 +22,7 @@ class Sandbox:
             raise SandboxLost("It has ended.")
         return ExecResult(0, "", "")
 
-    async def destroy(self) -> None:
+    async def close(self) -> None:
         await asyncio.sleep(0.1)
         self.provider.living.remove(self)
 
@@ -33,7 +33,7 @@ class Counting:
         self.most = self.created = self.reaped = 0
         self.refuses = False
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def open(self, spec: SandboxSpec) -> Sandbox:
         await asyncio.sleep(CREATE_S)
         if self.refuses:
             raise SandboxRefused("no")

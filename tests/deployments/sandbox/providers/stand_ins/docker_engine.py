@@ -169,12 +169,6 @@ class Engine:
         found = self.containers.values()
         return JSONResponse([{"Id": each.name, "Labels": each.config["Labels"]} for each in found])
 
-    async def commit(self, request: Request) -> Response:
-        asked = request.query_params
-        name = f"{asked['repo']}:{asked['tag']}"
-        self.images[name] = await world().snapshot(self.containers[asked["container"]].id, name)
-        return JSONResponse({"Id": name}, 201)
-
 
 def message(status: int, text: str) -> Response:
     return JSONResponse({"message": text}, status)
@@ -192,7 +186,6 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
         Route("/info", stand_in.about),
         Route("/images/{name:path}/json", stand_in.image),
         Route("/build", stand_in.build, methods=["POST"]),
-        Route("/commit", stand_in.commit, methods=["POST"]),
         Route("/containers/json", stand_in.listed),
         Route("/containers/create", stand_in.create, methods=["POST"]),
         Route("/containers/{name}/start", stand_in.start, methods=["POST"]),

@@ -1,0 +1,145 @@
+"""The command line of bubblewrap, for the walls of a run and for those of a sandbox that lives on.
+
+bubblewrap makes new namespaces for everything, and a file system that holds almost nothing. Where the service runs as
+root, the processes get a user id of their own; else a new user namespace maps the service's own one. Either lets the
+kernel count the processes of one launch alone: it does not for root.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from deployments.sandbox.interface import MIB, Limits, Program, WallName
+from deployments.sandbox.launch import NICENESS, HeldFds, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+_WORK = "/tmp/work"
+_FILTER = system_call_filter(FilterOptions())
+_NAMESPACES = [
+    *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Walls of one launch, besides those that all have."""
+
+    users: Sequence[str]
+    """Options about user ids and capabilities."""
+    mounts: Sequence[str]
+    """Options that make the file systems to write."""
+    folders: Sequence[str]
+    """Folders outside of the system's, to read."""
+    files: Mapping[str, bytes]
+    """By absolute path."""
+    file_mode: str
+    variables: Mapping[str, str]
+    inside: Sequence[str]
+    """The command behind the walls."""
+    outside: Sequence[str] = ()
+    """The beginning of the command that starts bubblewrap."""
+    shared_memory_bytes: int = MIB
+    """Size of `/dev/shm`, where the locks of `multiprocessing` are."""
+    at_last: Sequence[str] = ()
+    """Options after all mounts and files."""
+
+
+def bubblewrap_launch(profile: Profile, status_fd: int, held: HeldFds) -> Launch:
+    """A launch that has ended when `held` is closed."""
+    command = ["nice", "-n", str(NICENESS), *profile.outside, "bwrap", "--json-status-fd", str(status_fd)]
+    command += [*_NAMESPACES, *profile.users]
+    if _FILTER is not None:
+        command += ["--seccomp", str(held.add(_FILTER))]
+    shared_memory = str(profile.shared_memory_bytes)
+    command += [*profile.mounts, "--proc", "/proc", "--dev", "/dev"]
+    command += ["--perms", "1777", "--size", shared_memory, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    command += [*_system_mounts(), *_folder_mounts(profile.folders)]
+    for path, content in profile.files.items():
+        command += ["--perms", profile.file_mode, "--file", str(held.add(content)), path]
+    command += profile.at_last
+    for name, value in profile.variables.items():
+        command += ["--setenv", name, value]
+    return Launch([*command, *profile.inside], tuple(held.fds))
+
+
+def _system_mounts() -> list[str]:
+    """The system's programs and libraries, to read."""
+    mounts = []
+    for folder in SYSTEM_FOLDERS:
+        path = Path(folder)
+        if path.is_symlink():
+            mounts += ["--symlink", str(path.readlink()), folder]
+        elif path.exists():
+            mounts += ["--ro-bind", folder, folder]
+    return mounts
+
+
+def _folder_mounts(folders: Sequence[str]) -> list[str]:
+    # bubblewrap would make parents that only root may enter.
+    parents = sorted({str(parent) for folder in folders for parent in Path(folder).parents} - {"/"})
+    mounts = [part for parent in parents for part in ("--perms", "0755", "--dir", parent)]
+    return mounts + [part for folder in folders for part in ("--ro-bind", folder, folder)]
+
+
+class Bubblewrap:
+    """The walls of runs."""
+
+    name = "bubblewrap"
+    by: Mapping[WallName, str] = {
+        "network": "a network namespace without interfaces",
+        "files": "a mount namespace with the system's folders to read, and private memory to write",
+        "service_processes": "a process namespace",
+        "environment_variables": "the program gets its own ones only",
+        "system_calls": "a seccomp filter",
+        "processor_time": "RLIMIT_CPU of each process, and measuring all of them",
+        "memory": "RLIMIT_AS of each process",
+        "total_memory": "measuring all processes of the run",
+        "process_count": "RLIMIT_NPROC of the run's own user",
+        "file_size": "RLIMIT_FSIZE",
+        "disk": "the size of the private tmpfs",
+        "ends_whole": "the end of the process namespace",
+    }
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    @asynccontextmanager
+    async def launch(
+        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
+    ) -> AsyncIterator[Launch]:
+        """Prepares one run; leaving the context removes what was prepared.
+
+        Args:
+            files: as `checked_files` returns them.
+            uid: the run gets this user id, which no other process has; None keeps that of the service.
+            status_fd: see `Launch`.
+        """
+        if uid is None:
+            users, owner = ["--unshare-user", "--cap-drop", "ALL"], []
+        else:
+            users = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+            owner = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        # In a user namespace the first process of the process namespace counts as one of the run's.
+        values = resource_limits(limits, limits.processes + (uid is None)).items()
+        mounts = ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"]
+        folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+        for folder in sorted(folders):
+            mounts += ["--perms", "0777", "--dir", str(PurePosixPath(_WORK, folder))]
+        profile = Profile(
+            users=users,
+            mounts=mounts,
+            folders=self._interpreter.folders,
+            files={f"{_WORK}/{name}": content for name, content in files.items()},
+            file_mode="0666",
+            at_last=["--remount-ro", "/", "--chdir", _WORK],
+            variables=program_variables(self._interpreter, _WORK),
+            inside=[
+                *(*owner, "prlimit", *(f"--{name}={soft}:{hard}" for name, (soft, hard) in values)),
+                *self._interpreter.command(program),
+            ],
+        )
+        with HeldFds() as held:
+            yield bubblewrap_launch(profile, status_fd, held)

@@ -1,0 +1,117 @@
+"""The walls of runs where no namespace may be made, such as in containers without privileges, or without bubblewrap.
+
+They are resource limits, a filter of system calls, and Landlock where the kernel has it (`programs/jail.py`).
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Bubblewrap
+from deployments.sandbox.interface import Limits, Program, WallName
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+
+LANDLOCK_WITH_SIGNALS = 6
+_LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION_FLAG = 444, 1
+_NOT_WITHOUT_NAMESPACES: tuple[WallName, ...] = ("total_memory", "disk")
+
+
+def landlock_version() -> int:
+    """Version of this kernel's Landlock interface; 0 without Landlock."""
+    version: int = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION_FLAG)
+    return max(version, 0)
+
+
+class LimitJail:
+    """The walls of runs without namespaces."""
+
+    name = "limits"
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+        self._landlock = landlock_version()
+        can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
+        options = FilterOptions(sockets=False, signals=not can_signal_outside)
+        self._filter = (system_call_filter(options) or b"").hex()
+        system = [Path(folder) for folder in SYSTEM_FOLDERS]
+        of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
+        self._folders = of_system + interpreter.folders
+        by: dict[WallName, str] = {
+            "network": "a seccomp filter that refuses sockets",
+            "files": f"Landlock, version {self._landlock}",
+            "service_processes": f"Landlock, version {self._landlock}, and the user id or a seccomp filter",
+            "processor_time": "RLIMIT_CPU of each process",
+            "process_count": "RLIMIT_NPROC of the run's own user"
+            if os.geteuid() == 0
+            else "RLIMIT_NPROC of the service's user, from what it has at the start of the run",
+            "ends_whole": "a process that inherits and kills all orphans of the run",
+        }
+        merged = {**Bubblewrap.by, **by}
+        self.by = {name: means for name, means in merged.items() if name not in _NOT_WITHOUT_NAMESPACES}
+
+    @asynccontextmanager
+    async def launch(
+        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
+    ) -> AsyncIterator[Launch]:
+        """See `Bubblewrap.launch`."""
+        work = await asyncio.to_thread(_folder_with, files)
+        try:
+            # Without an id of its own, the kernel counts all processes of the service's user.
+            counted = await asyncio.to_thread(_processes_of_user, os.getuid()) if uid is None else 0
+            specification: dict[str, Any] = {
+                "landlock": self._landlock,
+                "uid": uid,
+                "status_fd": status_fd,
+                "folders": self._folders,
+                "work": work,
+                "limits": resource_limits(limits, limits.processes + counted),
+                "filter": self._filter,
+                "command": self._interpreter.command(program),
+                "environment": program_variables(self._interpreter, work),
+            }
+            launcher = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), repr(specification)]
+            yield Launch(["nice", "-n", str(NICENESS), *launcher], stop_signal=signal.SIGTERM)
+        finally:
+            await asyncio.to_thread(_remove, work)
+
+
+def _folder_with(files: Mapping[str, bytes]) -> str:
+    """A private folder of the disk with the files, which the program may change."""
+    folder = Path(tempfile.mkdtemp(prefix="rollout-sandbox-"))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    return str(folder)
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder, whatever a program made of it."""
+    # Python's own way is recursive and fails for a tree that is deep enough.
+    subprocess.run(["chmod", "-R", "u+rwX", folder], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", folder], check=False)
+
+
+def _processes_of_user(uid: int) -> int:
+    """Processes and threads of the user."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if folder.stat().st_uid == uid:
+                    count += sum(1 for _ in (folder / "task").iterdir())
+            except OSError:
+                continue
+    return count

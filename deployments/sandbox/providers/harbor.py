@@ -1,0 +1,178 @@
+"""Sandboxes of Harbor's environment backends, such as those of E2B, Daytona, Modal and Prime Intellect: `harbor`.
+
+The extra `harbor` installs the package, which needs Python 3.12 or newer; a backend needs its SDK and its key as in
+Harbor itself (`pip install "harbor[e2b]"`, `E2B_API_KEY`). Harbor lists no sandboxes, so there is no reaper here: those
+of a process that dies end by the time limit that the vendor or the backend's own options set.
+"""
+
+import asyncio
+import logging
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from harbor.environments.base import BaseEnvironment
+from harbor.environments.factory import EnvironmentFactory
+from harbor.models.environment_type import EnvironmentType
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.paths import TrialPaths
+
+from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.interface import (
+    ExecResult,
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxRefused,
+    SandboxSpec,
+)
+from deployments.sandbox.providers.owned import OwningProvider
+from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
+
+LONGEST_COMMAND_S = 86_400
+BOUNDS_FILES = ("daytona", "prime")
+"""Backends that make a disk of `storage_mb`; Harbor has no flag that says so."""
+REFUSALS = (ValueError, RuntimeError, FileNotFoundError, ImportError)
+"""Errors by which a backend refuses what it is asked to make: another try would fail alike."""
+logger = logging.getLogger("rollout_service.sandbox")
+
+
+class HarborProvider(OwningProvider):
+    name = "harbor"
+    has_network = True
+
+    def __init__(self, type: str | None = None, import_path: str | None = None, **options: Any) -> None:
+        """Loads the backend and checks its options and key, without a connection.
+
+        Args:
+            type: Harbor's name of a backend, such as `e2b`, `daytona`, `modal` or `prime`.
+            import_path: `module:Class` of another one.
+            options: the backend's own, as `harbor run --ek` takes them.
+
+        Raises:
+            ProviderUnusable: there is no such backend, its SDK or its key is missing, or an option is wrong.
+        """
+        super().__init__({"type": type, "import_path": import_path, **options})
+        self._backend_options = options
+        try:
+            known = None if type is None else EnvironmentType(type)
+            self._backend = EnvironmentFactory.get_environment_class(known, import_path)
+            self._backend.preflight(kwargs=options)
+        except (ImportError, ValueError, TypeError, SystemExit) as error:
+            raise ProviderUnusable(f"the backend {type or import_path} of harbor cannot be used: {error}") from error
+        self._label = type or str(import_path)
+        self._running: dict[str, BaseEnvironment] = {}
+
+    async def open(self, spec: SandboxSpec) -> RunningSandbox:
+        """See `SandboxProvider.open`."""
+        refuse_folders(self.name, spec)
+        self._refuse_unenforced(spec)
+        name = f"rollout-{uuid4().hex}"
+        paths = TrialPaths(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{name}-")))
+        environment = self._running[name] = self._environment(name, spec, paths)
+        try:
+            with _translated(self._label, refused=REFUSALS):
+                async with asyncio.timeout(spec.build_timeout_s):
+                    await environment.start(force_build=False)
+        except TimeoutError as error:
+            await self.removed_or_left(name)
+            raise SandboxLost(f"{self._label} did not start a sandbox within {spec.build_timeout_s:g} s.") from error
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(self.removed_or_left(name)))
+            raise
+        return HarborSandbox(self, name, spec, environment)
+
+    def _environment(self, name: str, spec: SandboxSpec, paths: TrialPaths) -> BaseEnvironment:
+        can = self._backend.resource_capabilities()
+        config = EnvironmentConfig(
+            build_timeout_sec=spec.build_timeout_s,
+            docker_image=spec.image,
+            cpus=spec.cpus if spec.cpus is None or (can and can.fractional_cpus) else math.ceil(spec.cpus),
+            memory_mb=spec.memory_mb,
+            storage_mb=spec.storage_mb,
+            workdir=spec.workdir,
+        )
+        mode = NetworkMode.PUBLIC if spec.network else NetworkMode.NO_NETWORK
+        with _translated(self._label, refused=REFUSALS):
+            return self._backend(
+                environment_dir=spec.folder or paths.trial_dir / "environment",
+                environment_name=name,
+                session_id=name,
+                trial_paths=paths,
+                task_env_config=config,
+                persistent_env=dict(spec.environment),
+                network_policy=NetworkPolicy(network_mode=mode),
+                **self._backend_options,
+            )
+
+    def _refuse_unenforced(self, spec: SandboxSpec) -> None:
+        """Raises `SandboxRefused` for a limit that the backend does not say it enforces."""
+        can = self._backend.resource_capabilities()
+        enforced = {
+            "cpus": can is not None and (can.cpu_limit or can.cpu_request),
+            "memory_mb": can is not None and (can.memory_limit or can.memory_request),
+            "storage_mb": self._label in BOUNDS_FILES,
+        }
+        for limit, is_enforced in enforced.items():
+            if not is_enforced:
+                spec.refuse_limits(f"the backend {self._label} of harbor does not bound it", limit)
+
+    async def owned(self) -> Mapping[str, str | None]:
+        """The sandboxes of this process: Harbor knows of no others."""
+        return dict.fromkeys(self._running, self.owner)
+
+    async def remove(self, sandbox_id: str) -> None:
+        """See `OwningProvider.remove`."""
+        if (environment := self._running.get(sandbox_id)) is not None:
+            with _translated(self._label):
+                await environment.stop(delete=True)
+            self._running.pop(sandbox_id, None)
+            await asyncio.to_thread(shutil.rmtree, environment.trial_paths.trial_dir, ignore_errors=True)
+
+    def close(self) -> None:
+        """Has what is left destroyed by the event loop, if one runs: Harbor's backends are asynchronous alone."""
+        for name in list(self._running):
+            try:
+                self._closing = asyncio.get_running_loop().create_task(self.removed_or_left(name))
+            except RuntimeError:
+                logger.warning("The sandbox %s was not destroyed: its vendor's time limit ends it.", name)
+
+
+class HarborSandbox(ShellSandbox):
+    """One environment of a backend."""
+
+    def __init__(self, provider: HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:
+        super().__init__(provider, name, spec)
+        self._environment = environment
+        self._backend = environment.type()
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        """See `ShellSandbox.run_shell`."""
+        limit = LONGEST_COMMAND_S if timeout_s is None else math.ceil(timeout_s) + 1
+        with _translated(self._backend):
+            done = await self._environment.exec(line, timeout_sec=limit, user="root")
+        return ExecResult(done.return_code, done.stdout or "", done.stderr or "")
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See `OwnedSandbox.put`."""
+        with tempfile.NamedTemporaryFile() as file:
+            await asyncio.to_thread(Path(file.name).write_bytes, content)
+            with _translated(self._backend):
+                await self._environment.upload_file(file.name, path)
+
+
+@contextmanager
+def _translated(backend: str, refused: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises errors of the backend's SDK, which are of any type, as those of the interface."""
+    try:
+        yield
+    except (SandboxLost, SandboxRefused, TimeoutError):
+        raise
+    except refused as error:
+        raise SandboxRefused(f"{backend} refuses the sandbox: {error}") from error
+    except Exception as error:
+        raise SandboxLost(f"{backend}: {type(error).__name__}: {error}") from error

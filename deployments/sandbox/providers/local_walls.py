@@ -1,0 +1,140 @@
+"""The walls around a sandbox of the provider `local`, and the processors that it may use."""
+
+import contextlib
+import math
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Profile, bubblewrap_launch
+from deployments.sandbox.interface import MIB
+from deployments.sandbox.launch import HeldFds, Launch, default_interpreters, leased_uid
+from deployments.sandbox.programs import init
+from deployments.sandbox.providers.interface import (
+    MOST_PROCESSES,
+    OWNER_LABEL,
+    ProviderUnusable,
+    SandboxSpec,
+    owner_of_process,
+)
+
+PORT = 8000
+"""The port of the sandbox's own loopback that leads to the service."""
+STARTS_WITHIN_S = 30.0
+FIRST_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+_INIT = "/run/rollout/init.py"
+_DEFAULT_STORAGE_MB = 1024
+_MOST_OPEN_FILES = 4096
+_ACCOUNTS = {
+    "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "/etc/group": b"root:x:0:\nnogroup:x:65534:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n",
+}
+
+
+class SandboxWalls:
+    """Builds the launches of sandboxes."""
+
+    def __init__(self) -> None:
+        """Checks that bubblewrap works. Raises `ProviderUnusable`."""
+        if shutil.which("bwrap") is None:
+            raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
+        self._python, self._python_folders = _interpreter()
+        self._owner = f"{OWNER_LABEL}={owner_of_process(os.getpid())}"
+        with HeldFds() as held, leased_uid() as uid:
+            launch = self.launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
+            tried = subprocess.run(
+                [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
+                check=False,
+                capture_output=True,
+                pass_fds=launch.pass_fds,
+                timeout=STARTS_WITHIN_S,
+                text=True,
+            )
+        if tried.returncode != 0:
+            said = tried.stderr.strip()
+            raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
+
+    def launch(
+        self, spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
+    ) -> Launch:
+        """The launch of a sandbox, whose first process is `programs/init.py`."""
+        storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
+        limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
+        init_argv = [self._python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), self._owner, workdir]
+        folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
+        profile = Profile(
+            outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+            users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
+            mounts=[
+                *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
+                *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
+            ],
+            shared_memory_bytes=64 * MIB,
+            folders=[*self._python_folders, *folders],
+            files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
+            file_mode="0644",
+            variables=FIRST_VARIABLES,
+            inside=["prlimit", *limits, *init_argv],
+        )
+        return bubblewrap_launch(profile, status_fd, held)
+
+    def read_only(self, spec: SandboxSpec) -> list[str]:
+        """Paths which are no files of the sandbox's own."""
+        return [
+            *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
+            *(*self._python_folders, *spec.read_only_folders, *_ACCOUNTS),
+        ]
+
+
+class Processors:
+    """Spreads sandboxes over the processors that this process may use."""
+
+    def __init__(self) -> None:
+        self._sandboxes = dict.fromkeys(os.sched_getaffinity(0), 0)
+
+    @contextlib.contextmanager
+    def pinned(self, cpus: float | None) -> Iterator[list[str]]:
+        """The beginning of a command that may use so many of them, rounded up: those with the fewest sandboxes so far.
+
+        It is empty for a command that may use all. The sandbox counts until the end of the block.
+        """
+        most = len(self._sandboxes) if cpus is None else math.ceil(cpus)
+        if most >= len(self._sandboxes):
+            yield []
+            return
+        # Other replicas of the machine choose among the same ones.
+        shuffled = random.sample(list(self._sandboxes), len(self._sandboxes))
+        chosen = sorted(shuffled, key=self._sandboxes.__getitem__)[:most]
+        for processor in chosen:
+            self._sandboxes[processor] += 1
+        try:
+            yield ["taskset", "--cpu-list", ",".join(map(str, chosen))]
+        finally:
+            for processor in chosen:
+                self._sandboxes[processor] -= 1
+
+
+def _interpreter() -> tuple[str, list[str]]:
+    """The Python of first processes, and its folders outside of the system's. Raises `ProviderUnusable`."""
+    for known in reversed(default_interpreters(())):
+        if known.executable.startswith("/usr/") or os.geteuid() != 0:
+            return known.executable, known.folders
+    raise ProviderUnusable("the provider local needs a Python below /usr: apt-get install python3.")
+
+
+def owners_of_processes() -> Iterator[tuple[int, str]]:
+    """The processes that have the label of an owner as an argument: those that make a sandbox, and its first one."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                for argument in (folder / "cmdline").read_bytes().split(b"\0"):
+                    if argument.startswith(f"{OWNER_LABEL}=".encode()):
+                        yield int(folder.name), argument.decode().partition("=")[2]
