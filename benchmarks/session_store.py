@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.journal import OPENED, call_entry, call_name, opened_entry, session_of
+from deployments.sessions.codec import OPENED, call_entry, call_name, opened_entry, session_of
 from deployments.sessions.records import (
     ChatContext,
     EngineCall,

@@ -363,7 +363,7 @@ READERS = {
         before="\\\\ud800",
     ),
     "choices of a call": Reader(
-        lambda text: call_bodies.choices_of("chat/completions", text.encode(), 8),
+        lambda text: call_bodies.fields_of("chat/completions", text.encode()),
         ['"n', '"\\u006', '"n"', '{"n":', "["],
         ("service/model_server/call_bodies.py::CHOICES_FIELD_IN_JSON",),
     ),

@@ -2,7 +2,7 @@
 
 Guarantees: each call that has begun ends once; a call whose replica is silent for longer than its lease is lost, unless
 the replica is heard again. A store that starts again knows of no call: it takes over those that replicas name. A
-replica's half is `deployments/generation/serving/session_calls_in_flight.py`.
+replica's half is `deployments/generation/serving/session_call.py`.
 
 Times are in seconds of any monotonic clock.
 """

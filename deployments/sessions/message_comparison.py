@@ -16,21 +16,21 @@ from deployments.sessions.records import ChatContext, ChatMessage, GeneratedMess
 from rollout_client.contract.sessions import LONGEST_DRIFT_TEXT, CallDrift, DriftAction, DriftReport, MessageDrift
 from rollout_env.records import escaped_half_surrogates
 
-REASONING_ENDS = "</think>"
+_REASONING_ENDS = "</think>"
 """A harness may cut the text of a response after this by itself, where no parser does."""
-DIGEST_BYTES = 16
-NO_ARGUMENTS = "{}"
-REASONING_FIELDS = ("reasoning_content", "reasoning")
+_DIGEST_BYTES = 16
+_NO_ARGUMENTS = "{}"
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
 """By what names servers and harnesses call it."""
 
 
 def rendered_key(message: ChatMessage) -> bytes:
     """Equal for messages that a chat template renders alike."""
     fields = {name: value for name, value in message.items() if value is not None and value != []}
-    fields["content"] = plain_content(message.get("content"))
+    fields["content"] = _plain_content(message.get("content"))
     if "tool_calls" in fields:
         calls = fields["tool_calls"]
-        fields["tool_calls"] = [[call.get("id"), *name_and_arguments(call)] for call in calls]
+        fields["tool_calls"] = [[call.get("id"), *_name_and_arguments(call)] for call in calls]
     return digest_of(fields)
 
 
@@ -40,7 +40,7 @@ def context_key(context: ChatContext) -> bytes:
 
 def response_key(message: ChatMessage) -> bytes:
     """The key of an assistant message as a harness sends it."""
-    return key_of_text(text_of(message.get("content")), calls_of(message))
+    return _key_of_text(text_of(message.get("content")), _calls_of(message))
 
 
 def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
@@ -49,10 +49,10 @@ def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
     return frozenset(
         {
             response_key(generated.message),
-            key_of_text(text, []),
-            key_of_text(text.rpartition(REASONING_ENDS)[2], []),
-            key_of_text(
-                text_of(generated.message.get("content")).rpartition(REASONING_ENDS)[2], calls_of(generated.message)
+            _key_of_text(text, []),
+            _key_of_text(text.rpartition(_REASONING_ENDS)[2], []),
+            _key_of_text(
+                text_of(generated.message.get("content")).rpartition(_REASONING_ENDS)[2], _calls_of(generated.message)
             ),
         }
     )
@@ -60,11 +60,11 @@ def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
 
 def has_other_reasoning(message: ChatMessage, generated: GeneratedMessage) -> bool:
     """Whether a harness sends reasoning that was not generated. One that leaves it out does not."""
-    said = collapsed(reasoning_of(message))
+    said = _collapsed(reasoning_of(message))
     if not said:
         return False
-    shown = collapsed(reasoning_of(generated.message))
-    return said != shown if shown else said not in collapsed(generated.text)
+    shown = _collapsed(reasoning_of(generated.message))
+    return said != shown if shown else said not in _collapsed(generated.text)
 
 
 def changed_fields(message: ChatMessage, generated: GeneratedMessage) -> list[str]:
@@ -73,7 +73,7 @@ def changed_fields(message: ChatMessage, generated: GeneratedMessage) -> list[st
     Arguments of calls that vLLM has parsed have no text any more: what they say is compared.
     """
     shown = generated.message
-    compared = parsed_calls if has_parsed_calls(message) else raw_calls
+    compared = _parsed_calls if _has_parsed_calls(message) else _raw_calls
     pairs = {
         "content": (text_of(shown.get("content")), text_of(message.get("content"))),
         "reasoning_content": (reasoning_of(shown), reasoning_of(message)),
@@ -88,7 +88,7 @@ def call_ids(message: ChatMessage) -> list[Any]:
 
 def shown_text(message: ChatMessage) -> str:
     """The message as one text, for people: its reasoning, its content, its calls."""
-    calls = (f"{name}({arguments})" for name, arguments in raw_calls(message))
+    calls = (f"{name}({arguments})" for name, arguments in _raw_calls(message))
     return "\n".join(filter(None, (reasoning_of(message), text_of(message.get("content")), *calls)))
 
 
@@ -101,7 +101,7 @@ def text_of(content: object) -> str:
 
 
 def reasoning_of(message: ChatMessage) -> str:
-    return next((str(message[name]) for name in REASONING_FIELDS if message.get(name)), "")
+    return next((str(message[name]) for name in _REASONING_FIELDS if message.get(name)), "")
 
 
 def plain_message(message: ChatMessage) -> ChatMessage:
@@ -110,10 +110,10 @@ def plain_message(message: ChatMessage) -> ChatMessage:
     Beside tool calls they send null, an empty text, an empty list or nothing, and vLLM hands the template different
     things for them: some templates refuse one, others print another.
     """
-    return {**message, "content": plain_content(message.get("content"))}
+    return {**message, "content": _plain_content(message.get("content"))}
 
 
-def plain_content(content: object) -> object:
+def _plain_content(content: object) -> object:
     """The content as text where it is one text: templates render a single part like its text."""
     match content:
         case None | []:
@@ -123,34 +123,34 @@ def plain_content(content: object) -> object:
     return content
 
 
-def calls_of(message: ChatMessage) -> list[tuple[str, str]]:
-    return [name_and_arguments(call) for call in message.get("tool_calls") or ()]
+def _calls_of(message: ChatMessage) -> list[tuple[str, str]]:
+    return [_name_and_arguments(call) for call in message.get("tool_calls") or ()]
 
 
-def raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
+def _raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
     """Names and arguments as they were written."""
     functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
-    return [(str(function.get("name")), arguments_text(function.get("arguments"))) for function in functions]
+    return [(str(function.get("name")), _arguments_text(function.get("arguments"))) for function in functions]
 
 
-def parsed_calls(message: ChatMessage) -> list[tuple[str, str]]:
+def _parsed_calls(message: ChatMessage) -> list[tuple[str, str]]:
     """Names and arguments, these as sorted JSON where they are JSON objects."""
-    return [(name, canonical(text) if is_object(text) else text) for name, text in raw_calls(message)]
+    return [(name, canonical(text) if _is_object(text) else text) for name, text in _raw_calls(message)]
 
 
-def is_object(text: str) -> bool:
+def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), Mapping)
     except (ValueError, RecursionError):
         return False
 
 
-def has_parsed_calls(message: ChatMessage) -> bool:
+def _has_parsed_calls(message: ChatMessage) -> bool:
     functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
     return any(isinstance(function.get("arguments"), Mapping) for function in functions)
 
 
-def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
+def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
     """One call in a normal form: its arguments as sorted JSON, whether they were an object or its text."""
     function = call.get("function") or call
     return str(function.get("name")), canonical(function.get("arguments"))
@@ -160,32 +160,32 @@ def canonical(arguments: object) -> str:
     """Anything but a JSON object counts as the empty one, which vLLM then hands to the chat template."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return json.dumps(parsed, sort_keys=True) if isinstance(parsed, Mapping) else NO_ARGUMENTS
+        return json.dumps(parsed, sort_keys=True) if isinstance(parsed, Mapping) else _NO_ARGUMENTS
     except (ValueError, RecursionError):
-        return NO_ARGUMENTS
+        return _NO_ARGUMENTS
 
 
-def arguments_text(arguments: object) -> str:
+def _arguments_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def collapsed(text: str) -> str:
+def _collapsed(text: str) -> str:
     return " ".join(text.split())
 
 
-def key_of_text(content: str, calls: Iterable[tuple[str, str]]) -> bytes:
-    return digest_of([collapsed(content), list(calls)])
+def _key_of_text(content: str, calls: Iterable[tuple[str, str]]) -> bytes:
+    return digest_of([_collapsed(content), list(calls)])
 
 
 def digest_of(value: object) -> bytes:
     """Raises `PromptRejected` for what is nested more deeply than JSON is written."""
     try:
-        return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=DIGEST_BYTES).digest()
+        return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=_DIGEST_BYTES).digest()
     except RecursionError as error:
         raise PromptRejected("The messages or tools are nested too deeply.") from error
 
 
-SHOWN_BEFORE = 20
+_SHOWN_BEFORE = 20
 """Characters before the first difference that a report shows."""
 
 
@@ -193,7 +193,7 @@ def generated_ids_drift(
     place: int, message: ChatMessage, generated: GeneratedMessage, fields: list[str]
 ) -> MessageDrift:
     """A generated message in another form, in whose place the engine's own ids are used."""
-    return drift_of(place, message, "generated_ids", fields, generated.message)
+    return _drift_of(place, message, "generated_ids", fields, generated.message)
 
 
 def new_messages_drift(
@@ -205,31 +205,31 @@ def new_messages_drift(
         recorded: what it has at this place; `None`: nothing, so that no branch starts.
     """
     if recorded is not None:
-        yield drift_of(first, messages[first], "new_branch", [], recorded)
+        yield _drift_of(first, messages[first], "new_branch", [], recorded)
     for place in range(first + (recorded is not None), len(messages)):
         if messages[place].get("role") == "assistant":
-            yield drift_of(place, messages[place], "rendered_anew", [], None)
+            yield _drift_of(place, messages[place], "rendered_anew", [], None)
 
 
 def drift_report(session_id: str, calls: Sequence[CallDrift]) -> DriftReport:
     counts: dict[DriftAction, int] = {"generated_ids": 0, "new_branch": 0, "rendered_anew": 0}
-    for one in all_messages(calls):
+    for one in _all_messages(calls):
         counts[one.action] += 1
     drifted = [call for call in calls if call.messages]
     return DriftReport(session_id=session_id, calls=len(calls), drift=drifted, counts=counts)
 
 
-def all_messages(calls: Iterable[CallDrift]) -> Iterator[MessageDrift]:
+def _all_messages(calls: Iterable[CallDrift]) -> Iterator[MessageDrift]:
     return (message for call in calls for message in call.messages)
 
 
-def drift_of(
+def _drift_of(
     place: int, message: ChatMessage, action: DriftAction, fields: list[str], recorded: ChatMessage | None
 ) -> MessageDrift:
     # No answer can be written with half of a surrogate pair, which the JSON of a call can spell.
     received = escaped_half_surrogates(shown_text(message))
     there = None if recorded is None else escaped_half_surrogates(shown_text(recorded))
-    start = max(first_difference(received, there) - SHOWN_BEFORE, 0) if there is not None else 0
+    start = max(_first_difference(received, there) - _SHOWN_BEFORE, 0) if there is not None else 0
     part = slice(start, start + LONGEST_DRIFT_TEXT)
     return MessageDrift(
         message=place,
@@ -241,6 +241,6 @@ def drift_of(
     )
 
 
-def first_difference(text: str, other: str) -> int:
+def _first_difference(text: str, other: str) -> int:
     pairs = zip(text, other, strict=False)
     return next((place for place, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(text), len(other)))

@@ -44,10 +44,10 @@ def sample_of(
         path: the nodes of the branch from its root on.
         known: the numbers of the nodes that earlier samples have.
     """
-    log = experts_up_to(path[-1]).of_messages(message_log_of(path))
+    log = experts_up_to(path[-1]).of_messages(_message_log_of(path))
     spoken = [node for node in path if node.message is not None]
     generated = [node.generated for node in spoken if node.generated is not None]
-    rewards = summed_rewards([shared_rewards, *(node.rewards for node in spoken)])
+    rewards = _summed_rewards([shared_rewards, *(node.rewards for node in spoken)])
     shared = [place for place, node in enumerate(spoken) if node.generated is not None and node.number in known]
     given = sample or SampleInput(task_name=NO_TASK)
     # An agent's rollout has these columns too, and gives them back itself; `POST /sessions` refuses them.
@@ -77,20 +77,20 @@ def sample_of(
     )
 
 
-def message_log_of(path: Iterable[Node]) -> list[Message]:
+def _message_log_of(path: Iterable[Node]) -> list[Message]:
     """The messages of a branch. The ids of a generation prompt belong to the message before the response."""
     log: list[Message] = []
     for node in path:
         if node.generated is not None:
-            log.append(generated_message(node.generated, node.rewards))
+            log.append(_generated_message(node.generated, node.rewards))
         elif node.message is not None:
-            log.append(rendered_message(node.message, node.token_ids, node.mm_ranges))
+            log.append(_rendered_message(node.message, node.token_ids, node.mm_ranges))
         elif log:
             log[-1].token_ids = packed_ids([*log[-1].token_ids, *node.token_ids])  # type: ignore[assignment]
     return log
 
 
-def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float]) -> Message:
+def _generated_message(generated: GeneratedMessage, rewards: Mapping[str, float]) -> Message:
     shown = generated.message
     calls, reasoning = shown.get("tool_calls") or None, reasoning_of(shown) or None
     optional: dict[str, Any] = {"constrained": True} if generated.is_constrained else {}
@@ -115,7 +115,7 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
     )
 
 
-def rendered_message(
+def _rendered_message(
     message: Mapping[str, Any], token_ids: Sequence[int], mm_ranges: Sequence[MediaRange] = ()
 ) -> Message:
     optional = {name: message.get(name) for name in ("name", "tool_call_id", "tool_calls")}
@@ -129,7 +129,7 @@ def rendered_message(
     )
 
 
-def summed_rewards(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _summed_rewards(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
     summed: dict[str, float] = {}
     for parts in rewards:
         for name, value in parts.items():

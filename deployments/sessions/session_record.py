@@ -45,9 +45,9 @@ from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.sessions import CallDrift, MessageDrift
 
-BEGINS_RESPONSE = b"generation prompt"
+_BEGINS_RESPONSE = b"generation prompt"
 """The key of the ids between a prompt's last message and a response. No digest has this length."""
-NODE_BYTES = 1000
+_NODE_BYTES = 1000
 """Approximate size of a node without its ids, log-probabilities and texts."""
 
 
@@ -97,7 +97,7 @@ class Node:
         """The nodes after this one that hold the message, those first that were generated."""
         if message.get("role") == "assistant":
             key = response_key(message)
-            for begins in self.rendered_children.get(BEGINS_RESPONSE, ()):
+            for begins in self.rendered_children.get(_BEGINS_RESPONSE, ()):
                 for node in begins.responses.get(key, ()):
                     if node.generated is not None and not has_other_reasoning(message, node.generated):
                         yield node
@@ -105,15 +105,15 @@ class Node:
 
     def newest_after(self, is_response: bool) -> ChatMessage | None:
         """The newest message recorded after this one: of responses, if there are any, or of rendered messages."""
-        begins = self.rendered_children.get(BEGINS_RESPONSE, ())
+        begins = self.rendered_children.get(_BEGINS_RESPONSE, ())
         responses = (node for one in begins for nodes in one.responses.values() for node in nodes)
         rendered = (node for nodes in self.rendered_children.values() for node in nodes if node.message is not None)
         first, second = (responses, rendered) if is_response else (rendered, responses)
-        newest = max(first, key=number_of, default=None) or max(second, key=number_of, default=None)
+        newest = max(first, key=_number_of, default=None) or max(second, key=_number_of, default=None)
         return None if newest is None else newest.message
 
 
-def number_of(node: Node) -> int:
+def _number_of(node: Node) -> int:
     return node.number
 
 
@@ -176,7 +176,7 @@ class SessionRecord:
         steps = self._matching(messages, context)
         covered, after = self._last_generated(steps, messages)
         drift, seen = [], []
-        for place, node in generated_on_way(after, covered):
+        for place, node in _generated_on_way(after, covered):
             assert node.generated is not None
             if fields := changed_fields(messages[place], node.generated):
                 form = node.number, digest_of([shown_text(messages[place]), fields])
@@ -220,7 +220,7 @@ class SessionRecord:
         for rendered in call.rendered:
             key, message, ids = rendered_key(rendered.message), rendered.message, rendered.token_ids
             node = self._rendered_child(node, key, message, ids, rendered.mm_ranges)
-        node = self._rendered_child(node, BEGINS_RESPONSE, None, call.generation_prompt)
+        node = self._rendered_child(node, _BEGINS_RESPONSE, None, call.generation_prompt)
         for one in generated:
             self._add_response(node, one)
         self._seen.update(call.plan.seen)
@@ -342,7 +342,7 @@ class SessionRecord:
         node = Node(len(self._nodes), parent, message, token_ids, generated, mm_ranges)
         self._nodes.append(node)
         self.total_tokens += len(token_ids)
-        self.size_bytes += NODE_BYTES + 4 * len(token_ids) + text_size(message)
+        self.size_bytes += _NODE_BYTES + 4 * len(token_ids) + _text_size(message)
         return node
 
 
@@ -367,20 +367,20 @@ def oldest_version(last: Node, policy: str | None) -> int | None:
     return min((label.number for label in labels if label.name == policy), default=None)
 
 
-def generated_on_way(last: Node | None, covered: int) -> Iterator[tuple[int, Node]]:
+def _generated_on_way(last: Node | None, covered: int) -> Iterator[tuple[int, Node]]:
     """The generated messages up to the given one, each with its place among the `covered` messages."""
     spoken = [] if last is None else [node for node in last.path() if node.message is not None]
     assert len(spoken) == covered
     return ((place, node) for place, node in enumerate(spoken) if node.generated is not None)
 
 
-def text_size(value: Any) -> int:
+def _text_size(value: Any) -> int:
     """The characters of all texts in a message, and 64 for everything else in it."""
     match value:
         case str():
             return len(value)
         case Mapping():
-            return sum(text_size(one) for one in value.values()) + 64 * len(value)
+            return sum(_text_size(one) for one in value.values()) + 64 * len(value)
         case list() | tuple():
-            return sum(map(text_size, value)) + 64 * len(value)
+            return sum(map(_text_size, value)) + 64 * len(value)
     return 64

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.sessions.calls_in_flight import CallsInFlight
+from deployments.sessions.codec import OPENED, ReadSession, SessionHead, head_bytes, head_of
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
-from deployments.sessions.journal import OPENED, ReadSession, SessionHead, head_bytes, head_of
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StoredChange, StoredRecord

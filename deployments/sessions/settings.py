@@ -5,7 +5,7 @@ from pydantic import Field
 from deployments.storage.settings import StorageSettings
 
 GIB = 2**30
-HARMONY_MODELS = frozenset({"gpt_oss"})
+_HARMONY_MODELS = frozenset({"gpt_oss"})
 """Types of models whose prompts vLLM writes in the harmony format, past the chat template and a session's own ids."""
 
 
@@ -15,7 +15,7 @@ class ModelNotRecordable(Exception):
 
 def refuse_unrecordable(model_type: str | None) -> None:
     """Raises `ModelNotRecordable`. `model_type` is that of the model's config."""
-    if model_type in HARMONY_MODELS:
+    if model_type in _HARMONY_MODELS:
         raise ModelNotRecordable(
             f"sessions record no calls of a model of type {model_type}: vLLM writes its prompts in the harmony format, "
             "not with the model's chat template; leave `sessions` and agents out, and play its tasks with environments"

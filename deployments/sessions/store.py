@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from deployments.rpc.batching import results_of
-from deployments.sessions.failures import session_unknown
-from deployments.sessions.journal import (
+from deployments.sessions.codec import (
     OPENED,
     ReadSession,
     call_entry,
@@ -28,6 +27,7 @@ from deployments.sessions.journal import (
     reward_name,
     session_of,
 )
+from deployments.sessions.failures import session_unknown
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of

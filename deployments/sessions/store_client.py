@@ -29,10 +29,10 @@ AT_ONCE = ("answer", "heard")
 
 def session_store_client(handle: DeploymentHandle[Any]) -> "SessionStore":
     """Raises `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds; `AT_ONCE` raise it at once."""
-    return cast("SessionStore", SessionStoreClient(handle))
+    return cast("SessionStore", _SessionStoreClient(handle))
 
 
-class SessionStoreClient(StoreClient):
+class _SessionStoreClient(StoreClient):
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         super().__init__(handle, SessionStoreLost, "The session store")
         call = super()._call
@@ -40,7 +40,7 @@ class SessionStoreClient(StoreClient):
         # each method: a plan does not wait for calls to be stored.
         self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
             method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
-            for method, bytes_of in (("plan", bytes_of_plan), ("add", bytes_of_add))
+            for method, bytes_of in (("plan", _bytes_of_plan), ("add", bytes_of_add))
         }
 
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ class SessionStoreClient(StoreClient):
         return await attempts(SessionStoreLost)(super()._call, method, *arguments, **named)
 
 
-def bytes_of_plan(arguments: tuple[Any, ...]) -> int:
+def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
     _, _, messages, _ = arguments
     return BYTES_PER_RECORD + bytes_of_json(messages)
 

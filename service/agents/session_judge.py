@@ -14,7 +14,7 @@ from rollout_env import StepOutcome
 from service.rollouts.metrics import UNNAMED_REWARD
 from service.rollouts.retries import RetryBudget, with_retries
 
-RETRIES = 2
+_RETRIES = 2
 """Retries of a step that fails because its replica does."""
 
 
@@ -36,12 +36,12 @@ class SessionJudge:
             GenerationUnknown
             JudgementFailed: the environment refuses the conversation, or breaks.
         """
-        sample = judged_sample(samples, generation_id)
+        sample = _judged_sample(samples, generation_id)
         environment = self._environments.get(sample.task_name)
         if environment is None:
-            raise not_judgeable(without_task(sample.task_name, self._environments), sample.session_id)
+            raise _not_judgeable(_without_task(sample.task_name, self._environments), sample.session_id)
         step = StepRequest(
-            message_log=judged_log(log_up_to(sample, generation_id)),
+            message_log=judged_log(_log_up_to(sample, generation_id)),
             extra_env_info=sample.extra_env_info,
             request_id=request_id,
             rollout_id=sample.session_id,
@@ -51,7 +51,7 @@ class SessionJudge:
             session_id=uuid4().hex,
         )
         try:
-            budget = RetryBudget({"request_id": request_id, "session_id": sample.session_id}, RETRIES)
+            budget = RetryBudget({"request_id": request_id, "session_id": sample.session_id}, _RETRIES)
             return named(await with_retries(lambda: environment.step(step), budget))
         except RolloutFailure as failure:
             message = str(failure).removesuffix(".")
@@ -60,13 +60,13 @@ class SessionJudge:
             environment.release(step.session_id)
 
 
-def judged_sample(samples: Sequence[SessionSample], generation_id: str | None) -> SessionSample:
+def _judged_sample(samples: Sequence[SessionSample], generation_id: str | None) -> SessionSample:
     """The branch that was generated last, of those that hold the message.
 
     Raises `SessionNotJudgeable` or `GenerationUnknown`.
     """
     if not samples:
-        raise not_judgeable("it has generated nothing yet, or it is gone", None)
+        raise _not_judgeable("it has generated nothing yet, or it is gone", None)
     held = [sample for sample in samples if generation_id is None or generation_id in sample.generation_ids]
     if not held:
         message = "the session has generated no such message"
@@ -74,7 +74,7 @@ def judged_sample(samples: Sequence[SessionSample], generation_id: str | None) -
     return held[-1]
 
 
-def log_up_to(sample: SessionSample, generation_id: str | None) -> Sequence[Message]:
+def _log_up_to(sample: SessionSample, generation_id: str | None) -> Sequence[Message]:
     """The conversation whose last message is judged."""
     if generation_id is None:
         return sample.message_log
@@ -86,11 +86,11 @@ def named(outcome: StepOutcome) -> dict[str, float]:
     return outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
 
 
-def without_task(task_name: str, environments: Mapping[str, Environment]) -> str:
+def _without_task(task_name: str, environments: Mapping[str, Environment]) -> str:
     if not task_name:
         return "it was opened without a sample, whose task_name names the environment; send a reward"
     return f"the service has no task {task_name!r}, only {', '.join(environments)}; send a reward"
 
 
-def not_judgeable(message: str, value: str | None) -> SessionNotJudgeable:
+def _not_judgeable(message: str, value: str | None) -> SessionNotJudgeable:
     return SessionNotJudgeable.of("judge", message, value)

@@ -26,7 +26,7 @@ from service.model_server.calls import ModelAnswer
 from service.problems import problem_of
 from service.tracing.spans import note_error
 
-LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
+_LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
     "chat/completions": (b"data: [DONE]",),
     "completions": (b"data: [DONE]",),
     "messages": (b"event: message_stop",),
@@ -37,29 +37,29 @@ LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
 
 
-def is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
+def _is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
     """Whether a part of a stream has its last event. No line begins within data: JSON has no line ends."""
-    return any(b"\n" + last in b"\n" + part for last in LAST_EVENTS[endpoint])
+    return any(b"\n" + last in b"\n" + part for last in _LAST_EVENTS[endpoint])
 
 
-def problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:
+def _problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:
     """The problem as an event; `after` is the part of the stream before it, empty at the beginning."""
     numbers = SEQUENCE_NUMBER.findall(after)
     number = int(numbers[-1]) + 1 if numbers else 0
-    return error_event(endpoint, problem.detail or problem.title, problem.type, problem.status, number)
+    return _error_event(endpoint, problem.detail or problem.title, problem.type, problem.status, number)
 
 
-def refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
+def _refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
     """The refusal of vLLM's server as an event."""
     try:
         fields = from_json(body)
         error: dict[str, Any] = fields["error"]
-        return error_event(endpoint, str(error["message"]), str(error["type"]), status)
+        return _error_event(endpoint, str(error["message"]), str(error["type"]), status)
     except (ValueError, KeyError, TypeError):
-        return error_event(endpoint, body.decode(errors="replace"), "error", status)
+        return _error_event(endpoint, body.decode(errors="replace"), "error", status)
 
 
-def error_event(endpoint: Endpoint, message: str, type_: str, status: int, number: int = 0) -> bytes:
+def _error_event(endpoint: Endpoint, message: str, type_: str, status: int, number: int = 0) -> bytes:
     """`number` is the event's in a stream of the Responses API."""
     error = {"type": type_, "message": message, "code": status}
     if endpoint == "messages":
@@ -91,11 +91,11 @@ async def response_to(
             await asyncio.wait({answering}, timeout=PERIOD_S)
             if not answering.done() and await asks_for_stream(body):
                 # A proxy in front sees an answer: from now on its status is said.
-                return EventStream(answering, endpoint, late_events(endpoint, answering), request_id)
+                return _EventStream(answering, endpoint, _late_events(endpoint, answering), request_id)
         begun = await answering
         if not begun.media_type.startswith(SSE):
             return Response(await whole(begun), begun.status, media_type=begun.media_type)
-        return EventStream(answering, endpoint, begun.body, request_id)
+        return _EventStream(answering, endpoint, begun.body, request_id)
     except asyncio.CancelledError:
         await leave(answering)
         raise
@@ -114,18 +114,18 @@ async def leave(answering: Answering) -> None:
         await answering.result().aclose()
 
 
-async def late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerator[bytes, None]:
+async def _late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerator[bytes, None]:
     """A heartbeat, and the events of the answer once it is there."""
     yield SSE_HEARTBEAT
     answer = await answering
     if not answer.media_type.startswith(SSE):
-        yield refusal_event(endpoint, answer.status, await whole(answer))
+        yield _refusal_event(endpoint, answer.status, await whole(answer))
         return
     async for part in answer.body:
         yield part
 
 
-async def ending_with_its_error(
+async def _ending_with_its_error(
     endpoint: Endpoint, events: AsyncGenerator[bytes, None], request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """The events; if one fails, the last is the error, because the status was sent before."""
@@ -141,11 +141,11 @@ async def ending_with_its_error(
             log_unexpected_error(error, request_id)
         elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("A stream ends with an error.", exc_info=error, extra={"request_id": request_id})
-        if not is_closed_by(endpoint, part):
-            yield problem_event(endpoint, problem, part)
+        if not _is_closed_by(endpoint, part):
+            yield _problem_event(endpoint, problem, part)
 
 
-class EventStream(StreamingResponse):
+class _EventStream(StreamingResponse):
     """Aborts its call when nobody reads it any longer, also if nobody has begun to."""
 
     def __init__(
@@ -157,7 +157,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         """Each part of `events` ends with an event."""
         self._answering = answering
-        self._stream = HeartbeatStream(ending_with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
+        self._stream = HeartbeatStream(_ending_with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
         super().__init__(self._stream, media_type=f"{SSE}; charset=utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

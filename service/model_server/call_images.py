@@ -27,13 +27,13 @@ NO_SOURCE = (
     "sha256: and its hash"
 )
 NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
-IMAGE_TYPES = ("image", "image_url", "input_image")
-SHOWING_ROLES = ("user", "system", "developer")
-ANTHROPIC_ROLES = ("user",)
+_IMAGE_TYPES = ("image", "image_url", "input_image")
+_SHOWING_ROLES = ("user", "system", "developer")
+_ANTHROPIC_ROLES = ("user",)
 
 
 @dataclass(frozen=True, slots=True)
-class ShownImage:
+class _ShownImage:
     """An image in the body of a call."""
 
     source: str
@@ -42,15 +42,15 @@ class ShownImage:
     """Writes its name into the parsed body."""
 
 
-def openai_part(name: str) -> dict[str, Any]:
+def _openai_part(name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": name}}
 
 
-def responses_part(name: str) -> dict[str, Any]:
+def _responses_part(name: str) -> dict[str, Any]:
     return {"type": "input_image", "image_url": name, "detail": "auto"}
 
 
-def anthropic_block(name: str) -> dict[str, Any]:
+def _anthropic_block(name: str) -> dict[str, Any]:
     # vLLM makes an `image_url` of an image that is named by an address.
     return {"type": "image", "source": {"type": "url", "url": name}}
 
@@ -89,7 +89,7 @@ def may_show_images(body: bytes) -> bool:
     return b"image" in text or ESCAPED_LETTER.search(text) is not None
 
 
-def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[ShownImage]] | None:
+def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[_ShownImage]] | None:
     """The parsed body and its images; `None` if it shows none, or is refused by vLLM.
 
     Raises:
@@ -104,75 +104,75 @@ def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[ShownImage]] |
         return None
     if not isinstance(fields, dict):
         return None
-    found: list[ShownImage] = []
+    found: list[_ShownImage] = []
     problems: list[FieldProblem] = []
-    for part, place, put, can_show in image_parts(endpoint, fields):
-        source = source_of(part)
+    for part, place, put, can_show in _image_parts(endpoint, fields):
+        source = _source_of(part)
         if not can_show:
             problems.append(FieldProblem(field=dotted(place), message=NOT_SHOWN))
         elif source is None or SOURCE.match(source) is None:
             problems.append(FieldProblem(field=dotted(place), message=NO_SOURCE, value=shown(source)))
         else:
-            found.append(ShownImage(source, place, put))
+            found.append(_ShownImage(source, place, put))
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
     return (fields, found) if found else None
 
 
-Part = tuple[dict[str, Any], Location, Callable[[str], None], bool]
+_Part = tuple[dict[str, Any], Location, Callable[[str], None], bool]
 """An image part, its place, what puts a name in its place, and whether its message can show images."""
 
 
-def image_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[Part]:
+def _image_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[_Part]:
     match endpoint:
         case "chat/completions" | "tokenize":
-            yield from in_messages("messages", fields, openai_part)
+            yield from _in_messages("messages", fields, _openai_part)
         case "responses":
-            yield from in_messages("input", fields, responses_part)
-            for number, item in enumerate(listed(fields, "input")):
-                yield from in_parts(listed(item, "output"), ("input", number, "output"), responses_part, False)
+            yield from _in_messages("input", fields, _responses_part)
+            for number, item in enumerate(_listed(fields, "input")):
+                yield from _in_parts(_listed(item, "output"), ("input", number, "output"), _responses_part, False)
         case "messages" | "messages/count_tokens":
-            yield from in_parts(listed(fields, "system"), ("system",), anthropic_block, False)
-            yield from in_messages("messages", fields, anthropic_block, ANTHROPIC_ROLES)
-            for number, message in enumerate(listed(fields, "messages")):
-                can_show = isinstance(message, dict) and message.get("role") in ANTHROPIC_ROLES
-                for place, block in enumerate(listed(message, "content")):
+            yield from _in_parts(_listed(fields, "system"), ("system",), _anthropic_block, False)
+            yield from _in_messages("messages", fields, _anthropic_block, _ANTHROPIC_ROLES)
+            for number, message in enumerate(_listed(fields, "messages")):
+                can_show = isinstance(message, dict) and message.get("role") in _ANTHROPIC_ROLES
+                for place, block in enumerate(_listed(message, "content")):
                     location = ("messages", number, "content", place, "content")
-                    yield from in_parts(listed(block, "content"), location, anthropic_block, can_show)
+                    yield from _in_parts(_listed(block, "content"), location, _anthropic_block, can_show)
 
 
-def in_messages(
-    field: str, fields: dict[str, Any], named: Callable[[str], dict[str, Any]], roles: Sequence[str] = SHOWING_ROLES
-) -> Iterator[Part]:
-    for number, message in enumerate(listed(fields, field)):
+def _in_messages(
+    field: str, fields: dict[str, Any], named: Callable[[str], dict[str, Any]], roles: Sequence[str] = _SHOWING_ROLES
+) -> Iterator[_Part]:
+    for number, message in enumerate(_listed(fields, field)):
         can_show = isinstance(message, dict) and message.get("role") in roles
-        yield from in_parts(listed(message, "content"), (field, number, "content"), named, can_show)
+        yield from _in_parts(_listed(message, "content"), (field, number, "content"), named, can_show)
 
 
-def in_parts(
+def _in_parts(
     parts: list[Any], place: Location, named: Callable[[str], dict[str, Any]], can_show: bool
-) -> Iterator[Part]:
+) -> Iterator[_Part]:
     for number, part in enumerate(parts):
-        if isinstance(part, dict) and is_image(part):
-            yield part, (*place, number), partial(put_name, parts, number, named), can_show
+        if isinstance(part, dict) and _is_image(part):
+            yield part, (*place, number), partial(_put_name, parts, number, named), can_show
 
 
-def put_name(parts: list[Any], number: int, named: Callable[[str], dict[str, Any]], name: str) -> None:
+def _put_name(parts: list[Any], number: int, named: Callable[[str], dict[str, Any]], name: str) -> None:
     parts[number] = named(name)
 
 
-def listed(holder: Any, field: str) -> list[Any]:
+def _listed(holder: Any, field: str) -> list[Any]:
     value = holder.get(field) if isinstance(holder, dict) else None
     return value if isinstance(value, list) else []
 
 
-def is_image(part: dict[str, Any]) -> bool:
-    return part.get("type") in IMAGE_TYPES or "image_url" in part
+def _is_image(part: dict[str, Any]) -> bool:
+    return part.get("type") in _IMAGE_TYPES or "image_url" in part
 
 
-def source_of(part: dict[str, Any]) -> str | None:
+def _source_of(part: dict[str, Any]) -> str | None:
     """The image as a data URL, address or name; `None` for what is none of them, or something else besides."""
-    if part.get("type") not in (*IMAGE_TYPES, None):
+    if part.get("type") not in (*_IMAGE_TYPES, None):
         return None
     match part:
         case {"image_url": {"url": str(url)}} | {"image_url": str(url)} | {"type": "image", "image": str(url)}:

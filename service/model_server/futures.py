@@ -6,7 +6,6 @@ together at most `most_bytes`, of which those that ended first are dropped first
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ FORGET_AFTER_S = 300.0
 MOST_BYTES = 2**28
 BYTES_OF_A_FUTURE = 2**11
 """Memory of a future beside its answer, about."""
-OWNER = "@"
+_OWNER = "@"
 """Stands between the name of a future and the ingress replica that has it."""
 Name = tuple[str, str]
 """The namespace of a key, and an id within it."""
@@ -42,15 +41,16 @@ class Future:
 
     task: "asyncio.Task[FutureAnswer]"
     timer: asyncio.TimerHandle | None = None
-    """Forgets it; `None` while somebody waits for it."""
-    waiting: int = 0
+    """Forgets it."""
+    size_bytes: int = 0
+    """Size of its answer, once it has ended."""
 
 
 class FutureElsewhere(Exception):
     """Another ingress replica has the future, and lives."""
 
 
-def replica_is_gone(name: str) -> bool:
+def _replica_is_gone(name: str) -> bool:
     return not is_name_of_replica(name) or has_died(name)
 
 
@@ -62,13 +62,12 @@ class Futures:
         is_gone: whether the ingress replica of this name has died; may block.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] = replica_is_gone) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, is_gone: Callable[[str], bool] = _replica_is_gone) -> None:
         self._owner = own_name()
         self._most_bytes = most_bytes
         self._is_gone = is_gone
         self._futures: dict[Name, Future] = {}
-        self._ended: OrderedDict[Name, int] = OrderedDict()
-        """Bytes of the answers that are kept, in the order in which they ended."""
+        """Those that have ended are in the order in which they did."""
         self._bytes = 0
         self._tasks = BackgroundTasks()
 
@@ -88,7 +87,7 @@ class Futures:
             namespace: of the caller's key.
             on_end: is called exactly once, when the work has ended; at once if it is not started.
         """
-        future_id = f"{name}{OWNER}{self._owner}"
+        future_id = f"{name}{_OWNER}{self._owner}"
         key = namespace, future_id
         if key in self._futures:
             on_end()
@@ -97,7 +96,7 @@ class Futures:
         self._futures[key] = Future(task)
         task.add_done_callback(lambda _: on_end())
         task.add_done_callback(lambda done: self._note_end(key, done))
-        self._forget_later(key)
+        self._forget_after(FORGET_AFTER_S, key)
         return future_id
 
     async def answer(self, namespace: str, future_id: str, wait_s: float) -> FutureAnswer | None:
@@ -109,19 +108,12 @@ class Futures:
         """
         key = namespace, future_id
         if (future := self._futures.get(key)) is None:
-            _, _, owner = future_id.rpartition(OWNER)
+            _, _, owner = future_id.rpartition(_OWNER)
             if owner != self._owner and not await asyncio.to_thread(self._is_gone, owner):
                 raise FutureElsewhere
             raise future_lost("no replica keeps it any longer; send the call again", future_id)
-        future.waiting += 1
-        if future.timer is not None:
-            future.timer.cancel()
-        try:
-            await asyncio.wait({future.task}, timeout=wait_s)
-        finally:
-            future.waiting -= 1
-            if not future.waiting and key in self._futures:
-                self._forget_later(key)
+        self._forget_after(wait_s + FORGET_AFTER_S, key)
+        await asyncio.wait({future.task}, timeout=wait_s)
         if not future.task.done():
             return None
         if future.task.cancelled():
@@ -135,19 +127,23 @@ class Futures:
         if future.timer is not None:
             future.timer.cancel()
         future.task.cancel()
-        self._bytes -= self._ended.pop((namespace, future_id), 0)
+        self._bytes -= future.size_bytes
 
-    def _forget_later(self, key: Name) -> None:
-        self._futures[key].timer = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self.cancel, *key)
+    def _forget_after(self, seconds: float, key: Name) -> None:
+        future = self._futures[key]
+        if future.timer is not None:
+            future.timer.cancel()
+        future.timer = asyncio.get_running_loop().call_later(seconds, self.cancel, *key)
 
     def _note_end(self, key: Name, done: "asyncio.Task[FutureAnswer]") -> None:
         failed = done.cancelled() or done.exception() is not None
-        if key not in self._futures:
+        if (future := self._futures.pop(key, None)) is None:
             return
-        self._ended[key] = BYTES_OF_A_FUTURE + (0 if failed else len(done.result().body))
-        self._bytes += self._ended[key]
+        self._futures[key] = future
+        future.size_bytes = BYTES_OF_A_FUTURE + (0 if failed else len(done.result().body))
+        self._bytes += future.size_bytes
         while self._bytes > self._most_bytes:
-            self.cancel(*next(iter(self._ended)))
+            self.cancel(*next(name for name, one in self._futures.items() if one.size_bytes))
 
 
 def future_lost(message: str, future_id: str) -> RequestProblem:

@@ -31,23 +31,24 @@ from service.scoring.parsing import (
     sequence_problems,
 )
 
-RETRIES = 3
+_RETRIES = 3
 """A sequence is scored again as often as a call of a model server is made again."""
-SCHEME = "tinker://"
+_SCHEME = "tinker://"
 MODEL_PATH = re.compile(
-    rf"{SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>{NUMBER}))?|(?P<unnamed>{NUMBER}))\Z"
+    rf"{_SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>{NUMBER}))?|(?P<unnamed>{NUMBER}))\Z"
 )
-MODEL_PATHS = (
-    f"send {SCHEME}POLICY for the current version of a named policy, {SCHEME}POLICY/VERSION or {SCHEME}VERSION for one"
+_MODEL_PATHS = (
+    f"send {_SCHEME}POLICY for the current version of a named policy, "
+    f"{_SCHEME}POLICY/VERSION or {_SCHEME}VERSION for one"
 )
 SAMPLER = re.compile(
     rf"(?P<session>[0-9a-f]{{32}}-(?P<priority>[\w.]+)):[0-9]+:(?P<name>(?:{NAME})?):(?P<version>(?:{NUMBER})?)\Z"
 )
-NOT_HERE = "this service has no such numbers; leave it out"
-UNKNOWN_LOGPROB = float("nan")
-UNKNOWN_TOP_LOGPROB = -99999.0
+_NOT_HERE = "this service has no such numbers; leave it out"
+_UNKNOWN_LOGPROB = float("nan")
+_UNKNOWN_TOP_LOGPROB = -99999.0
 """Beside token 0, where there is no likely token, as Tinker's client reads it."""
-priority_of: TypeAdapter[Priority] = TypeAdapter(Priority)
+_priority_of: TypeAdapter[Priority] = TypeAdapter(Priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +68,25 @@ class Sampler:
             message = "it is not a sampler of this service; make one by create_sampling_session"
             raise invalid_request(FieldProblem(field="sampling_session_id", message=message, value=sampler_id))
         version = int(found["version"]) if found["version"] else None
-        priority = read_priority("sampling_session_id", found["priority"])
+        priority = _read_priority("sampling_session_id", found["priority"])
         return cls(sampler_id, found["session"], priority, PolicyDemand(name=found["name"] or None, version=version))
 
     @property
     def model_path(self) -> str | None:
         """`None` for the current weights of the policy without a name."""
         named = [str(part) for part in (self.demand.name, self.demand.version) if part is not None]
-        return SCHEME + "/".join(named) if named else None
+        return _SCHEME + "/".join(named) if named else None
 
 
 def new_session(user_metadata: Mapping[str, Any] | None) -> str:
     """The id of a client's session, which says its priority. Raises `RequestProblem` (422)."""
     given = str((user_metadata or {}).get("priority", "train"))
-    return f"{uuid4().hex}-{read_priority('user_metadata.priority', given)}"
+    return f"{uuid4().hex}-{_read_priority('user_metadata.priority', given)}"
 
 
-def read_priority(field: str, given: str) -> Priority:
+def _read_priority(field: str, given: str) -> Priority:
     try:
-        return priority_of.validate_python(given if given.isalpha() else float(given))
+        return _priority_of.validate_python(given if given.isalpha() else float(given))
     except (ValidationError, ValueError) as error:
         message = "a priority is interactive, train, batch or a number from 0.001 to 1000"
         raise invalid_request(FieldProblem(field=field, message=message, value=given)) from error
@@ -111,26 +112,26 @@ class SamplingSessionRequest(Strict):
 def demand_of(model_path: str) -> PolicyDemand:
     """The weights that a path names. Raises `RequestProblem` (422)."""
     if (found := MODEL_PATH.match(model_path)) is None:
-        message = f"it names no weights of this service: {MODEL_PATHS}"
+        message = f"it names no weights of this service: {_MODEL_PATHS}"
         raise invalid_request(FieldProblem(field="model_path", message=message, value=model_path))
     number = found["number"] or found["unnamed"]
     return PolicyDemand(name=found["name"], version=None if number is None else int(number))
 
 
-class TextChunk(Strict):
+class _TextChunk(Strict):
     """A part of a prompt. Those that show images or play sounds are not taken."""
 
     type: Literal["encoded_text"] = "encoded_text"
     tokens: list[TokenId] = Field(fail_fast=True)
 
 
-class ModelInput(Strict):
+class _ModelInput(Strict):
     """The parts of a prompt, in order."""
 
-    chunks: list[TextChunk]
+    chunks: list[_TextChunk]
 
 
-class SamplingParams(Strict):
+class _SamplingParams(Strict):
     """How tokens are sampled."""
 
     max_tokens: int | None = Field(default=None, ge=1)
@@ -152,7 +153,7 @@ class SamplingParams(Strict):
         return {field: stop} if stop else {"ignore_eos": True}
 
 
-class SampleRequest(Strict):
+class _SampleRequest(Strict):
     """The body of `asample`."""
 
     type: Literal["sample"] = "sample"
@@ -160,8 +161,8 @@ class SampleRequest(Strict):
     seq_id: int = Field(ge=0)
     """Unique in the session: the same one again is the same call."""
     num_samples: int = Field(default=1, ge=1)
-    prompt: ModelInput
-    sampling_params: SamplingParams
+    prompt: _ModelInput
+    sampling_params: _SamplingParams
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
     topk_prompt_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_K)
@@ -174,7 +175,7 @@ class SampleRequest(Strict):
     @classmethod
     def refuse_what_is_not_here(cls, given: Any) -> Any:
         if given:
-            raise ValueError(NOT_HERE)
+            raise ValueError(_NOT_HERE)
         return given
 
 
@@ -206,12 +207,12 @@ class SampleCall:
 def parsed_sample_call(body: bytes | bytearray, bounds: ScoreBounds) -> SampleCall:
     """Parses an `asample`. Raises `RequestProblem`: 400 or 422, its problems."""
     try:
-        request = SampleRequest.model_validate_json(body, strict=True)
+        request = _SampleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
     sampler = Sampler.of_id(request.sampling_session_id)
     prompt = list(chain.from_iterable(chunk.tokens for chunk in request.prompt.chunks))
-    for problem in sample_problems(request, prompt, bounds):
+    for problem in _sample_problems(request, prompt, bounds):
         raise invalid_request(problem)
     room = bounds.max_model_len - len(prompt)
     return SampleCall(
@@ -219,16 +220,16 @@ def parsed_sample_call(body: bytes | bytearray, bounds: ScoreBounds) -> SampleCa
         sampler=sampler,
         num_samples=request.num_samples,
         most_tokens=len(prompt) + min(request.sampling_params.max_tokens or room, room),
-        completion=completion_body(request, prompt, room),
-        choices=choices_of(request),
+        completion=_completion_body(request, prompt, room),
+        choices=_choices_of(request),
         topk_sample_logprobs=request.topk_sample_logprobs,
         wants_prompt_logprobs=bool(request.prompt_logprobs),
         prompt_ids=packed_ids(prompt),
-        score=score_of(request, prompt, sampler),
+        score=_score_of(request, prompt, sampler),
     )
 
 
-def sample_problems(request: SampleRequest, prompt: Sequence[int], bounds: ScoreBounds) -> Iterable[FieldProblem]:
+def _sample_problems(request: _SampleRequest, prompt: Sequence[int], bounds: ScoreBounds) -> Iterable[FieldProblem]:
     if not prompt:
         yield FieldProblem(field="prompt", message="it has no tokens; send at least one", value=0)
         return
@@ -245,17 +246,17 @@ def sample_problems(request: SampleRequest, prompt: Sequence[int], bounds: Score
     yield from sequence_problems("prompt", prompt, 0, request.topk_prompt_logprobs, bounds)
 
 
-def choices_of(request: SampleRequest) -> int:
+def _choices_of(request: _SampleRequest) -> int:
     """How many samples the text completion makes: greedy ones are equal, and vLLM refuses several."""
     return 1 if request.sampling_params.temperature == 0 else request.num_samples
 
 
-def completion_body(request: SampleRequest, prompt: list[int], room: int) -> bytes:
+def _completion_body(request: _SampleRequest, prompt: list[int], room: int) -> bytes:
     """Every option is written: those that are left out are the model's, and Tinker has defaults of its own."""
     sampling = request.sampling_params
     fields: dict[str, Any] = {
         "prompt": prompt,
-        "n": choices_of(request),
+        "n": _choices_of(request),
         "max_tokens": min(sampling.max_tokens or room, room),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -273,17 +274,17 @@ def completion_body(request: SampleRequest, prompt: list[int], room: int) -> byt
     return orjson.dumps(fields)
 
 
-def score_of(request: SampleRequest, prompt: Sequence[int], sampler: Sampler) -> ParsedScoreRequest | None:
+def _score_of(request: _SampleRequest, prompt: Sequence[int], sampler: Sampler) -> ParsedScoreRequest | None:
     wanted = request.prompt_logprobs or request.topk_prompt_logprobs
     if not wanted or len(prompt) == 1:
         return None
     start = len(prompt) - (request.prompt_logprobs_last_n or len(prompt))
-    options = ParsedScoreOptions(request.topk_prompt_logprobs, sampler.demand, sampler.priority, RETRIES)
+    options = ParsedScoreOptions(request.topk_prompt_logprobs, sampler.demand, sampler.priority, _RETRIES)
     return ParsedScoreRequest(options, [SequenceToScore(packed_ids(prompt), start)])
 
 
-STOP_REASONS: Mapping[str, int] = {"stop": 0, "length": 1}
-TOKEN_ID = "token_id:"
+_STOP_REASONS: Mapping[str, int] = {"stop": 0, "length": 1}
+_TOKEN_ID = "token_id:"
 
 
 def sample_result(call: SampleCall, completion: bytes, score: ScoredPrompt | None) -> bytes:
@@ -296,43 +297,43 @@ def sample_result(call: SampleCall, completion: bytes, score: ScoredPrompt | Non
         ValueError: it ended in another way than a sample does.
     """
     choices = orjson.loads(completion)["choices"]
-    sequences = [message(1, *sequence(choice, call.topk_sample_logprobs)) for choice in choices]
-    return b"".join([*sequences * (call.num_samples // call.choices), *prompt_fields(call, score)])
+    sequences = [message(1, *_sequence(choice, call.topk_sample_logprobs)) for choice in choices]
+    return b"".join([*sequences * (call.num_samples // call.choices), *_prompt_fields(call, score)])
 
 
-def sequence(choice: Mapping[str, Any], top_k: int) -> Iterable[bytes]:
+def _sequence(choice: Mapping[str, Any], top_k: int) -> Iterable[bytes]:
     """The fields of a `SampledSequence`."""
-    if (reason := choice["finish_reason"]) not in STOP_REASONS:
+    if (reason := choice["finish_reason"]) not in _STOP_REASONS:
         raise ValueError(f"A sample ended by {reason!r}.")
-    yield number(1, STOP_REASONS[reason])
+    yield number(1, _STOP_REASONS[reason])
     yield message(2, packed_ids(choice["token_ids"]).tobytes())
     yield message(3, packed_logprobs(choice["logprobs"]["token_logprobs"]).tobytes())
     if top_k:
-        yield message(4, *top_logprobs([likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
+        yield message(4, *_top_logprobs([_likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
 
 
-def likeliest(row: Mapping[str, float] | None, top_k: int) -> list[tuple[int, float]]:
+def _likeliest(row: Mapping[str, float] | None, top_k: int) -> list[tuple[int, float]]:
     """The most likely tokens of one position. The one that was sampled is in the row too, however likely."""
-    named = ((int(name.removeprefix(TOKEN_ID)), logprob) for name, logprob in (row or {}).items())
+    named = ((int(name.removeprefix(_TOKEN_ID)), logprob) for name, logprob in (row or {}).items())
     return sorted(named, key=lambda token: -token[1])[:top_k]
 
 
-def prompt_fields(call: SampleCall, score: ScoredPrompt | None) -> Iterable[bytes]:
+def _prompt_fields(call: SampleCall, score: ScoredPrompt | None) -> Iterable[bytes]:
     """The fields of a `SampleResponse` that are of the prompt."""
     length, scored = len(call.prompt_ids), [] if score is None else list(score.prompt_logprobs)
     if call.wants_prompt_logprobs:
-        unknown = [UNKNOWN_LOGPROB] * (length - len(scored))
+        unknown = [_UNKNOWN_LOGPROB] * (length - len(scored))
         yield message(2, packed_logprobs([*unknown, *scored]).tobytes())
     if score is not None and (top_k := call.topk_prompt_logprobs):
         pairs = list(zip(score.top_token_ids, score.top_logprobs, strict=True))
         rows = [pairs[begin : begin + top_k] for begin in range(0, len(pairs), top_k)]
         unscored: list[list[tuple[int, float]]] = [[]] * (length - len(rows))
-        yield message(3, *top_logprobs([*unscored, *rows], top_k))
+        yield message(3, *_top_logprobs([*unscored, *rows], top_k))
 
 
-def top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Iterable[bytes]:
+def _top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Iterable[bytes]:
     """The fields of a `TopkLogprobs`, whose rows all have `top_k` tokens."""
-    padded = [[*row, *[(0, UNKNOWN_TOP_LOGPROB)] * (top_k - len(row))] for row in rows]
+    padded = [[*row, *[(0, _UNKNOWN_TOP_LOGPROB)] * (top_k - len(row))] for row in rows]
     yield message(1, packed_ids(token_id for row in padded for token_id, _ in row).tobytes())
     yield message(2, packed_logprobs(logprob for row in padded for _, logprob in row).tobytes())
     yield number(3, top_k)
@@ -341,14 +342,14 @@ def top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Ite
 
 def message(field: int, *parts: bytes) -> bytes:
     """A field of bytes, or of a message with these fields, in protocol buffers."""
-    return b"".join([varint(field << 3 | 2), varint(sum(map(len, parts))), *parts])
+    return b"".join([_varint(field << 3 | 2), _varint(sum(map(len, parts))), *parts])
 
 
 def number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value)
+    return _varint(field << 3) + _varint(value)
 
 
-def varint(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -21,11 +21,11 @@ from service.problems import problem_of
 from service.scheduling.priority import share_of
 from service.scoring.scoring import Score, Scoring
 
-PROTOBUF = "application/x-protobuf"
+_PROTOBUF = "application/x-protobuf"
 logger = logging.getLogger("rollout_service.tinker")
 
 
-class SampleRefused(Exception):
+class _SampleRefused(Exception):
     """The engine refuses the call as it is, with a sentence."""
 
 
@@ -44,18 +44,18 @@ class TinkerSampling:
             RequestProblem: 410, the same call can succeed: its client sends it again.
         """
         try:
-            return FutureAnswer(await self._sampled(call, request_id, caller), PROTOBUF)
+            return FutureAnswer(await self._sampled(call, request_id, caller), _PROTOBUF)
         except Exception as error:
             log_fields = {"request_id": request_id}
             if isinstance(error, RolloutFailure) and error.retryable:
                 logger.warning("A call of Tinker's API is to be sent again: %s", error, extra=log_fields)
                 raise future_lost(f"{error} Send the call again", call.name) from error
-            is_users = isinstance(error, SampleRefused | RolloutFailure)
+            is_users = isinstance(error, _SampleRefused | RolloutFailure)
             problem = problem_of(error).problem
             if not is_users and problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 logger.error("A call of Tinker's API failed unexpectedly.", exc_info=error, extra=log_fields)
-                return failed(problem.detail or problem.title, "server")
-            return failed(str(error), "user")
+                return _failed(problem.detail or problem.title, "server")
+            return _failed(str(error), "user")
 
     async def _sampled(self, call: SampleCall, request_id: str, caller: Caller) -> bytes:
         # Scored first: that leaves the prompt in the prefix cache.
@@ -73,7 +73,7 @@ class TinkerSampling:
         async with aclosing(answer):
             completion = b"".join([part async for part in answer.body])
         if answer.status != HTTPStatus.OK:
-            raise SampleRefused(refusal_in(completion))
+            raise _SampleRefused(_refusal_in(completion))
         if len(completion) <= MOST_BYTES_INLINE:
             return sample_result(call, completion, score)
         return await asyncio.to_thread(sample_result, call, completion, score)
@@ -89,11 +89,11 @@ class TinkerSampling:
         await self._scoring.score(call.score, request_id, keep, caller)
         [score] = scores
         if isinstance(score, SampleError):
-            raise GenerationLost(score.message) if score.retryable else SampleRefused(score.message)
+            raise GenerationLost(score.message) if score.retryable else _SampleRefused(score.message)
         return score
 
 
-def refusal_in(completion: bytes) -> str:
+def _refusal_in(completion: bytes) -> str:
     """The sentence in the refusal of a model server."""
     try:
         return str(from_json(completion)["error"]["message"])
@@ -101,5 +101,5 @@ def refusal_in(completion: bytes) -> str:
         return completion.decode(errors="replace")
 
 
-def failed(message: str, category: str) -> FutureAnswer:
+def _failed(message: str, category: str) -> FutureAnswer:
     return FutureAnswer(orjson.dumps({"error": message, "category": category}), JSON)

@@ -118,7 +118,7 @@ logger = logging.getLogger("rollout_service.remote")
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-NO_FIELDS: Mapping[str, Any] = {}
+_NO_FIELDS: Mapping[str, Any] = {}
 MOST_ITERATIONS_PER_CALL = 4
 """An iteration of a busy event loop lets up to 64 rollouts go on (`service/rollouts/pacing.py`) and takes 6 ms."""
 
@@ -134,7 +134,7 @@ class ReplicaStream(Generic[Request, Result]):
         start_call: Callable[[list[Request]], Any],
         lost: type[RolloutFailure],
         who: str,
-        log_fields: Mapping[str, Any] = NO_FIELDS,
+        log_fields: Mapping[str, Any] = _NO_FIELDS,
         results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
         silence: ReplicaWatch | None = None,
     ) -> None:
@@ -205,7 +205,7 @@ def control_calls(
     done: str,
     lost: type[RolloutFailure],
     who: str,
-    log_fields: Mapping[str, Any] = NO_FIELDS,
+    log_fields: Mapping[str, Any] = _NO_FIELDS,
 ) -> CallBatcher[Request, None]:
     """Batches calls about running requests, such as their abortion, whose results nobody waits for.
 
@@ -228,7 +228,7 @@ async def call_unless_gone(
     lost: type[RolloutFailure],
     who: str,
     not_done: str,
-    log_fields: Mapping[str, Any] = NO_FIELDS,
+    log_fields: Mapping[str, Any] = _NO_FIELDS,
 ) -> None:
     """Makes a call that stops something at a replica. One that fails is logged as `not_done`: a lost replica does it no
     longer."""

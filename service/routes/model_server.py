@@ -22,12 +22,12 @@ from service.model_server.call_bodies import (
     CHOICES_FIELD,
     CHOICES_FIELDS,
     choices_of,
-    not_too_many,
+    demand_of,
+    fields_of,
     refuse_lone_surrogates,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.model_server.token_bodies import choices_in, demand_of, fields_of
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
 from service.scheduling.priority import share_of
@@ -64,11 +64,10 @@ async def read_call(
     body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
     call = bytes(body)
     refuse_lone_surrogates(call)
-    most = rollouts.limits.max_rollouts_per_request
-    fields = fields_of(call) if endpoint in TOKEN_ENDPOINTS else {}
-    choices = not_too_many(endpoint, choices_in(endpoint, fields), most) if fields else choices_of(endpoint, call, most)
+    fields = fields_of(endpoint, call)
+    choices = choices_of(endpoint, fields, rollouts.limits.max_rollouts_per_request)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
-    return ReadCall(call, choices, fields)
+    return ReadCall(call, choices, fields if endpoint in TOKEN_ENDPOINTS else {})
 
 
 MODELS: dict[str, Any] = {

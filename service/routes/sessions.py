@@ -38,8 +38,8 @@ from service.http.openapi import content, json_content, json_request, json_respo
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
+from service.model_server.call_bodies import refuse_demand
 from service.model_server.call_images import with_names_of_images
-from service.model_server.token_bodies import refuse_demand
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
@@ -48,13 +48,13 @@ from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
-SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
-SESSION_ID = "5f0c1e9bb9a04c0e8a2f6d0f3b1c7a42"
-SESSION_INFO = SessionInfo(
-    id=SESSION_ID, base_url=f"http://127.0.0.1:8000/v1/sessions/{SESSION_ID}", status="open", calls=2, branches=1
+_SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
+_SESSION_ID = "5f0c1e9bb9a04c0e8a2f6d0f3b1c7a42"
+_SESSION_INFO = SessionInfo(
+    id=_SESSION_ID, base_url=f"http://127.0.0.1:8000/v1/sessions/{_SESSION_ID}", status="open", calls=2, branches=1
 )
 router = APIRouter(prefix="/sessions", tags=["sessions"])
-MOST_BYTES_OF_A_REWARD = 2**16
+_MOST_BYTES_OF_A_REWARD = 2**16
 
 
 @router.post(
@@ -65,7 +65,7 @@ MOST_BYTES_OF_A_REWARD = 2**16
     status_code=201,
     responses={
         201: {
-            **json_response(SESSION_INFO.model_copy(update={"api_key": "session-4f1d"})),
+            **json_response(_SESSION_INFO.model_copy(update={"api_key": "session-4f1d"})),
             "description": "The session; see `base_url`",
         },
         429: refusal([SessionLimitReached.title]),
@@ -102,7 +102,7 @@ async def open_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="List the sessions",
-    responses={200: json_response(SessionList(sessions=[SESSION_INFO])), **refusals(SessionsNotConfigured)},
+    responses={200: json_response(SessionList(sessions=[_SESSION_INFO])), **refusals(SessionsNotConfigured)},
 )
 async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
@@ -114,9 +114,9 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="Get the state of a session",
-    responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+    responses={200: json_response(_SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
 )
-async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
     return await sessions.store.info(session_id, caller.namespace)
 
@@ -130,7 +130,7 @@ async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedC
         200: {
             "description": "All branches; as NDJSON one line for each",
             "content": {
-                JSON: json_content(SessionSamples(session_id=SESSION_ID, status="open", samples=[])),
+                JSON: json_content(SessionSamples(session_id=_SESSION_ID, status="open", samples=[])),
                 NDJSON: content({"type": "string"}),
             },
         },
@@ -138,7 +138,7 @@ async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedC
     },
 )
 async def session_samples(
-    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
+    request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller
 ) -> Response:
     """The branches of the session as rollouts, with their rewards.
 
@@ -152,16 +152,16 @@ async def session_samples(
 def encoded(samples: SessionSamples, accepted: str) -> Response:
     if NDJSON in accepted:
         lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
-        return Response(b"".join([*lines, summary_line(summary_of(samples))]), media_type=NDJSON)
+        return Response(b"".join([*lines, summary_line(_summary_of(samples))]), media_type=NDJSON)
     if ARROW in accepted:
         encoder = ArrowResponseEncoder()
         for position, sample in enumerate(samples.samples):
             encoder.add(position, sample)
-        return Response(b"".join(encoder.body(summary_of(samples))), media_type=ARROW)
+        return Response(b"".join(encoder.body(_summary_of(samples))), media_type=ARROW)
     return Response(json_of(samples), media_type=JSON)
 
 
-def summary_of(samples: SessionSamples) -> RolloutSummary:
+def _summary_of(samples: SessionSamples) -> RolloutSummary:
     metrics = RequestMetricsAccumulator()
     for sample in samples.samples:
         metrics.add(sample)
@@ -173,11 +173,11 @@ def summary_of(samples: SessionSamples) -> RolloutSummary:
     **needs("rollout"),
     summary="Get what a session's program sent otherwise",
     responses={
-        200: json_response(DriftReport(session_id=SESSION_ID, calls=2, drift=[], counts={"generated_ids": 0})),
+        200: json_response(DriftReport(session_id=_SESSION_ID, calls=2, drift=[], counts={"generated_ids": 0})),
         **refusals(SessionUnknown, SessionsNotConfigured),
     },
 )
-async def session_drift(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
+async def session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
     return await sessions.store.drift(session_id, caller.namespace)
 
@@ -188,7 +188,7 @@ async def session_drift(session_id: SessionId, sessions: Sessions, caller: Autho
     **needs("rollout"),
     summary="Reward a session",
     responses={
-        200: json_response(SESSION_INFO),
+        200: json_response(_SESSION_INFO),
         **refusals(
             SessionUnknown,
             GenerationUnknown,
@@ -201,13 +201,13 @@ async def session_drift(session_id: SessionId, sessions: Sessions, caller: Autho
     openapi_extra=json_request(SessionReward(reward=1.0)),
 )
 async def reward_session(
-    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
+    request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
 ) -> Response:
     """Rewards the session, or one of its generated messages and with it the branches that hold it.
 
     With `judge` the environment of the session's task computes the reward.
     """
-    reward = await read_json_body(request, SessionReward, MOST_BYTES_OF_A_REWARD, "send fewer parts")
+    reward = await read_json_body(request, SessionReward, _MOST_BYTES_OF_A_REWARD, "send fewer parts")
     return Response(json_of(await sessions.reward(session_id, caller.namespace, reward, request_id)), media_type=JSON)
 
 
@@ -216,14 +216,14 @@ async def reward_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="End a session",
-    responses={200: json_response(SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+    responses={200: json_response(_SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
 )
-async def end_session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
     return await sessions.store.end(session_id, caller.namespace)
 
 
-async def opened_session(request: Request, session_id: SessionId, sessions: Sessions) -> OpenSession:
+async def opened_session(request: Request, session_id: _SessionId, sessions: Sessions) -> OpenSession:
     """Checks the session's own key, before anything of a call is read."""
     return await sessions.authorized(session_id, given_keys(request))
 
@@ -241,7 +241,7 @@ async def admitted_call(
         yield held, caller
 
 
-AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
+_AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
 
 
 def recorded(call: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def call_of(endpoint: Endpoint) -> Any:
         rollouts: Rollouts,
         services: Services,
         opened: Opened,
-        admitted_call: AdmittedCall,
+        admitted_call: _AdmittedCall,
         calls: Calls,
         request_id: RequestId,
     ) -> Response:
@@ -273,10 +273,10 @@ def call_of(endpoint: Endpoint) -> Any:
     return call
 
 
-NOT_IN_SESSIONS: tuple[Endpoint, ...] = ("completions", "detokenize")
+_NOT_IN_SESSIONS: tuple[Endpoint, ...] = ("completions", "detokenize")
 """A session's prompts are made of its own ids, so that it has no text completions, and is never echoed."""
 for route in CALL_ROUTES:
-    if route.endpoint not in NOT_IN_SESSIONS:
+    if route.endpoint not in _NOT_IN_SESSIONS:
         router.add_api_route(
             f"/{{session_id}}{route.path_in_session}",
             call_of(route.endpoint),

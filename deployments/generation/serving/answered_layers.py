@@ -5,23 +5,22 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 from fastapi import Request
+from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateRequest,
-    GenerateResponse,
-    GenerateResponseBase,
 )
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -43,16 +42,16 @@ def prepare_chat(request: Any, call: ServedCall) -> None:
         raise VLLMValidationError("A session records samples, not beams.", parameter="use_beam_search")
     given = request.model_fields_set
     length = "max_completion_tokens"
-    fill(request, call, length, has_length=bool(given & {"max_tokens", "max_completion_tokens"}))
+    _fill(request, call, length, has_length=bool(given & {"max_tokens", "max_completion_tokens"}))
 
 
-def prepare_responses(request: Any, call: ServedCall) -> None:
+def _prepare_responses(request: Any, call: ServedCall) -> None:
     """Prepares vLLM's `ResponsesRequest`. Raises `VLLMValidationError`."""
     if request.background or request.previous_response_id is not None:
         field = "background" if request.background else "previous_response_id"
         message = f"A session takes no `{field}`: send the items of the conversation."
         raise VLLMValidationError(message, parameter=field)
-    fill(request, call, "max_output_tokens", has_length="max_output_tokens" in request.model_fields_set)
+    _fill(request, call, "max_output_tokens", has_length="max_output_tokens" in request.model_fields_set)
 
 
 def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -> None:
@@ -82,7 +81,7 @@ def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -
         raise VLLMValidationError(message, parameter="top_k")
 
 
-def fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
+def _fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
     """Fills in the fields of sampling that the caller left out, and lets any name stand for the model.
 
     vLLM's own defaults are those of the model's generation config; rollouts have none of these.
@@ -119,30 +118,18 @@ def seed_in_group(seed: int, call: ServedCall) -> int:
     return derived_seed(seed, call.request.generation_index) if call.request.generation_index else seed
 
 
-VERSIONS = "weight_versions"
+_VERSIONS = "weight_versions"
 
 
 class AnsweredChat(OpenAIServingChat):
-    async def create_chat_completion(
-        self, request: ChatCompletionRequest, raw_request: Request | None = None
-    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+    async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Request | None = None) -> Any:
         call = CURRENT_CALL.get()
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
             prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, ChatCompletionResponse):
-            return answered_events(answer, call, bool(request.return_token_ids))
-        if call.session is not None:
-            shown = {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
-            await record(call.session, shown)
-        for choice in answer.choices if request.return_token_ids else ():
-            # vLLM's types of answers take further fields.
-            setattr(choice, VERSIONS, versions_of(call, choice.index))
-        return answer
+        return await _noted(answer, call, bool(request.return_token_ids), _shown_choices)
 
 
 class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
@@ -152,22 +139,13 @@ class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
 class AnsweredCompletions(OpenAIServingCompletion):
     """No session records text completions."""
 
-    async def create_completion(
-        self, request: CompletionRequest, raw_request: Request | None = None
-    ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
+    async def create_completion(self, request: CompletionRequest, raw_request: Request | None = None) -> Any:
         if request.use_beam_search:
             # To which prompt each of its generations belongs is not known: what they take could not be counted.
             raise VLLMValidationError("Text completions take no beam search here.", parameter="use_beam_search")
         call = CURRENT_CALL.get()
         shows_versions = bool(request.return_token_ids) or request.logprobs is not None
-        answer = await super().create_completion(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, CompletionResponse):
-            return answered_events(answer, call, shows_versions)
-        for choice in answer.choices if shows_versions else ():
-            setattr(choice, VERSIONS, versions_of(call, choice.index))
-        return answer
+        return await _noted(await super().create_completion(request, raw_request), call, shows_versions)
 
 
 class AnsweredResponses(OpenAIServingResponses):
@@ -178,51 +156,42 @@ class AnsweredResponses(OpenAIServingResponses):
         request.request_id = f"resp_{call.request.generation_id}"
         if call.session is not None:
             call.session.answer_id = request.request_id
-            prepare_responses(request, call)
+            _prepare_responses(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_responses(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
             events = ending_as_they_end(answer)
-            return as_sent(events if call.session is None else recorded_responses(events, call.session))
+            return _as_sent(events if call.session is None else _recorded_responses(events, call.session))
         if call.session is not None:
             await record(call.session, {0: shown_output(answer.output)})
         return answer
 
 
-NOT_IN_TOKENS = ("content_parts", "features", "kv_transfer_params", "ec_transfer_params", "priority")
+_NOT_IN_TOKENS = ("content_parts", "features", "kv_transfer_params", "ec_transfer_params", "priority")
 """Fields of vLLM's API of token ids that would go past the image store, the scheduler or the replica."""
 
 
 class AnsweredTokens(ServingTokens):
     """Token ids in, token ids out. vLLM's own answers say which weights made which tokens."""
 
-    async def serve_tokens(
-        self, request: GenerateRequest, raw_request: Request | None = None
-    ) -> GenerateResponse | ErrorResponse | AsyncGenerator[str, None]:
+    async def serve_tokens(self, request: GenerateRequest, raw_request: Request | None = None) -> Any:
         call, session = CURRENT_CALL.get(), CURRENT_CALL.get().session
-        if (asked := next((name for name in NOT_IN_TOKENS if getattr(request, name)), None)) is not None:
+        if (asked := next((name for name in _NOT_IN_TOKENS if getattr(request, name)), None)) is not None:
             raise VLLMValidationError(f"`{asked}` is not served here: leave it out.", parameter=asked)
         if session is not None:
             request.model = None
             session.answer_id = f"generate-tokens-{call.request.generation_id}"
-            fill_params(request, call)
+            _fill_params(request, call)
             refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
             with answered_failures():
                 await session.prepare_tokens(request.token_ids)
-        answer = await super().serve_tokens(request, raw_request)
-        if isinstance(answer, ErrorResponse):
-            return answer
-        if not isinstance(answer, GenerateResponseBase):
-            return answered_events(answer, call, shows_versions=False)
-        if session is not None:
-            await record(session, {})
-        return answer
+        return await _noted(await super().serve_tokens(request, raw_request), call, shows_versions=False)
 
 
-def fill_params(request: GenerateRequest, call: ServedCall) -> None:
-    """Fills in the parameters that the caller left out, as `fill` does."""
+def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
+    """Fills in the parameters that the caller left out, as `_fill` does."""
     params, sampling = request.sampling_params, call.request.session_sampling
     if params.seed is not None:
         params.seed = seed_in_group(params.seed, call)
@@ -237,7 +206,38 @@ def fill_params(request: GenerateRequest, call: ServedCall) -> None:
     params.__post_init__()
 
 
-async def answered_events(
+def _no_messages(_answer: Any) -> Mapping[int, ChatMessage]:
+    return {}
+
+
+def _shown_choices(answer: ChatCompletionResponse) -> Mapping[int, ChatMessage]:
+    return {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
+
+
+async def _noted(
+    answer: Any,
+    call: ServedCall,
+    shows_versions: bool,
+    shown: Callable[[Any], Mapping[int, ChatMessage]] = _no_messages,
+) -> Any:
+    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events.
+
+    Args:
+        shown: the messages of a whole answer, by their index.
+    """
+    if isinstance(answer, ErrorResponse):
+        return answer
+    if not isinstance(answer, BaseModel):
+        return _answered_events(answer, call, shows_versions)
+    if call.session is not None:
+        await record(call.session, shown(answer))
+    for choice in getattr(answer, "choices", ()) if shows_versions else ():
+        # vLLM's types of answers take further fields.
+        setattr(choice, _VERSIONS, versions_of(call, choice.index))
+    return answer
+
+
+async def _answered_events(
     events: AsyncGenerator[str, None], call: ServedCall, shows_versions: bool
 ) -> AsyncGenerator[str, None]:
     """The events of a chat, a text completion or token ids. In a session those from the first `finish_reason` on wait
@@ -249,7 +249,7 @@ async def answered_events(
             if call.session is not None:
                 call.session.shown.note(event)
             ends = '"finish_reason":"' in event
-            sent = with_versions(event, call) if ends and shows_versions else event
+            sent = _with_versions(event, call) if ends and shows_versions else event
             if call.session is None or not (ends or held):
                 yield sent
             else:
@@ -260,7 +260,7 @@ async def answered_events(
         yield event
 
 
-async def recorded_responses(events: AsyncGenerator[Any, None], session: SessionCall) -> AsyncGenerator[Any, None]:
+async def _recorded_responses(events: AsyncGenerator[Any, None], session: SessionCall) -> AsyncGenerator[Any, None]:
     """The events of a response; the last one waits until the call is recorded."""
     async with aclosing(events):
         async for event in events:
@@ -270,7 +270,7 @@ async def recorded_responses(events: AsyncGenerator[Any, None], session: Session
             yield event
 
 
-async def as_sent(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+async def _as_sent(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     """The events of a response as they are sent."""
     async with aclosing(events):
         async for event in events:
@@ -283,12 +283,12 @@ async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None
         await session.record(shown)
 
 
-def with_versions(event: str, call: ServedCall) -> str:
+def _with_versions(event: str, call: ServedCall) -> str:
     """The event with `weight_versions` of each choice that it ends."""
     chunk = orjson.loads(event.removeprefix(DATA))
     for choice in chunk.get("choices", ()):
         if choice.get("finish_reason") is not None:
-            choice[VERSIONS] = versions_of(call, choice["index"])
+            choice[_VERSIONS] = versions_of(call, choice["index"])
     return f"{DATA}{orjson.dumps(chunk).decode()}\n\n"
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from deployments.protocols.model_server import CallsToAbort, ServedRequest
 
 MOST_REMEMBERED = 1000
-INTERRUPT_EVERY_S = 0.05
-WITHIN_S = 10.0
+_INTERRUPT_EVERY_S = 0.05
+_WITHIN_S = 10.0
 """An engine that hangs ends nothing: its replica is replaced."""
 
 
@@ -79,11 +79,11 @@ class CallAborts:
             self._running.discard(call)
 
     async def abort(self, calls: CallsToAbort) -> None:
-        """Returns when all of them have ended, after `WITHIN_S` seconds at the latest."""
+        """Returns when all of them have ended, after `_WITHIN_S` seconds at the latest."""
         self._aborted.note(calls, time.monotonic())
         with suppress(TimeoutError):
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(_WITHIN_S):
                 # Again and again, because a call reaches the engine some time after it has begun here.
                 while ids := [call.generation_id for call in self._running if self.is_aborted(call)]:
                     await self._interrupt(ids)
-                    await asyncio.sleep(INTERRUPT_EVERY_S)
+                    await asyncio.sleep(_INTERRUPT_EVERY_S)

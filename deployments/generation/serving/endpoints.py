@@ -1,11 +1,13 @@
-"""One endpoint of vLLM's servers, read and written as vLLM's own router does it.
+"""Endpoints of vLLM's servers, read and written as vLLM's own router does it, and their calls, which run as tasks.
 
-That router needs a FastAPI application, and a task more for each call.
+The router needs a FastAPI application, and a task more for each call.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -20,17 +22,31 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 from vllm.exceptions import VLLMError
 
-from deployments.generation.serving.running_calls import ServedAnswer
-from deployments.generation.serving.served_call import ServedCall
+from deployments.failures import RolloutFailure
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.protocols.model_server import ServedPart
+from deployments.rpc.background_tasks import BackgroundTasks
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream; charset=utf-8"
 _APP = SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False)))
 """The parts of a server's application that vLLM's handlers of errors look up."""
+_GATHER_S = 0.02
+"""Events of so long go in one part, because each part costs both ends half a millisecond."""
+running_calls = BackgroundTasks()
 logger = logging.getLogger("rollout_service.generation")
 
 
-def openai_error(answer: ErrorResponse) -> JSONResponse:
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """An answer of one of vLLM's servers: its whole body, or the events of a stream."""
+
+    status: int
+    media_type: str
+    body: bytes | AsyncGenerator[str, None]
+
+
+def _openai_error(answer: ErrorResponse) -> JSONResponse:
     return JSONResponse(answer.model_dump(), answer.error.code)
 
 
@@ -42,7 +58,7 @@ class VLLMEndpoint:
     """The type of its bodies; `None`: it has none."""
     dumped: Mapping[str, Any] = field(default_factory=dict)
     """Options with which an answer becomes JSON."""
-    error: Callable[[ErrorResponse], JSONResponse] = openai_error
+    error: Callable[[ErrorResponse], JSONResponse] = _openai_error
     """Writes the errors of `answer`. Those of a body are OpenAI's everywhere."""
 
     async def answered(self, call: ServedCall) -> ServedAnswer:
@@ -50,7 +66,7 @@ class VLLMEndpoint:
         # vLLM names its answer after the header.
         headers = [(b"x-request-id", call.request.generation_id.encode())]
         raw_request = Request({"type": "http", "headers": headers, "app": _APP})
-        write_error: Callable[[ErrorResponse], JSONResponse] = openai_error
+        write_error: Callable[[ErrorResponse], JSONResponse] = _openai_error
         try:
             request = None if self.body is None else _parsed(self.body, call.request.body)
             write_error = self.error
@@ -97,3 +113,110 @@ def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:
     except ValidationError as error:
         problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         raise RequestValidationError(problems) from error
+
+
+class _RunningCall:
+    def __init__(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall) -> None:
+        self._call = call
+        self._bytes = bytearray()
+        self._some = asyncio.Event()
+        self._failure: Exception | None = None
+        self.begun: ServedAnswer | None = None
+        """Once the answer has begun."""
+        self.ended = asyncio.Event()
+        self._task = running_calls.start(self._run(answer))
+
+    def leave(self) -> None:
+        """The caller does not wait any longer."""
+        self._task.cancel()
+
+    async def next(self) -> bytes:
+        """The bytes that have come since the last time; empty at the end alone.
+
+        Raises:
+            RolloutFailure: another replica can make the call; or the answer broke off.
+            Exception: what was raised before the answer began.
+        """
+        await self._some.wait()
+        if (failure := self._call.retryable_failure or self._failure) is not None:
+            raise failure
+        taken = bytes(self._bytes)
+        self._bytes.clear()
+        if not self.ended.is_set():
+            self._some.clear()
+        return taken
+
+    async def _run(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]]) -> None:
+        CURRENT_CALL.set(self._call)
+        try:
+            self.begun = await answer(self._call)
+            if isinstance(self.begun.body, bytes):
+                self._bytes += self.begun.body
+            else:
+                await self._take(self.begun.body)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            self._note_failure(error)
+        finally:
+            if self._call.session is not None:
+                self._call.session.leave()
+            self.ended.set()
+            self._some.set()
+
+    async def _take(self, events: AsyncGenerator[str, None]) -> None:
+        async with aclosing(events):
+            async for event in events:
+                self._bytes += event.encode()
+                self._some.set()
+
+    def _note_failure(self, error: Exception) -> None:
+        if self.begun is None:
+            self._failure = error
+            return
+        about = {"request_id": self._call.request.request_id, "generation_id": self._call.request.generation_id}
+        logger.warning("A call broke while it was answered.", exc_info=error, extra=about)
+        # An end like any other would hide from the caller that something is missing.
+        self._failure = RolloutFailure("The answer broke off.")
+
+
+async def answer_parts(
+    answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall
+) -> AsyncGenerator[ServedPart, None]:
+    """The answer of the call, as it is made. Closing the generator breaks the call off.
+
+    Args:
+        answer: returns when the answer has begun. `CURRENT_CALL` is the call, until the end of its stream.
+
+    Raises:
+        RolloutFailure: another replica can make the call; or the answer broke off.
+        Exception: what `answer` raises.
+    """
+    running = _RunningCall(answer, call)
+    try:
+        while True:
+            body = await running.next()
+            has_ended = running.ended.is_set()
+            # The status waits for the first bytes: until then another replica can make the call.
+            begun = running.begun if not call.has_begun and (body or has_ended) else None
+            call.has_begun |= begun is not None
+            yield ServedPart(
+                body,
+                None if begun is None else begun.status,
+                "" if begun is None else begun.media_type,
+                tokens=call.tokens if has_ended else None,
+            )
+            if has_ended:
+                return
+            await _wait_for_event(running.ended, _GATHER_S)
+    finally:
+        running.leave()
+
+
+async def _wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Returns when the event is set, after so many seconds at the latest."""
+    if event.is_set():
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

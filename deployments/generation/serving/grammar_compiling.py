@@ -26,13 +26,13 @@ from deployments.upstream.vllm.structured_outputs import backend_of, compiled_wi
 
 PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar", "vllm.v1.structured_output.backend_guidance")
 """Modules that a worker process imports before its first call."""
-CACHE_MB = "32"
+_CACHE_MB = "32"
 """Cache of compiled grammars, in the worker process."""
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """How messages of xgrammar begin: with a time and a line of its source."""
 FIELD = "structured_outputs"
 TRIED_TOKENS = 512
-LONGEST_REASON = 500
+_LONGEST_REASON = 500
 """Characters."""
 
 
@@ -44,7 +44,7 @@ class Refused:
     parameter: str
 
 
-class GrammarCompiler:
+class _GrammarCompiler:
     """vLLM's own, with a manager for each of its backends: an engine keeps to the first one that it needs."""
 
     def __init__(self, config: VllmConfig) -> None:
@@ -75,10 +75,10 @@ class GrammarCompiler:
             manager = self._managers[name] = StructuredOutputManager(self._config)
         grammar = compiled_with(manager, name, valid)
         assert manager.backend is not None
-        match_tokens(grammar, manager.backend.allocate_token_bitmask(1), self._tokenizer.eos_token_id)
+        _match_tokens(grammar, manager.backend.allocate_token_bitmask(1), self._tokenizer.eos_token_id)
 
 
-def match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_token_id: int | None) -> None:
+def _match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_token_id: int | None) -> None:
     """Takes `TRIED_TOKENS` tokens at random of those that are allowed: what compiles fast may match slowly."""
     chosen = Random(0)
     words = bitmask[0].numpy()
@@ -90,22 +90,22 @@ def match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_to
             return
 
 
-compiler: GrammarCompiler
+compiler: _GrammarCompiler
 
 
 def prepare(config: VllmConfig, most_bytes: int) -> None:
     """Prepares a worker process, which may take `most_bytes` beside the memory that it has at its start."""
     # It would log each grammar that cannot be compiled with its trace.
     logging.disable(logging.CRITICAL)
-    os.environ["VLLM_XGRAMMAR_CACHE_MB"] = CACHE_MB
+    os.environ["VLLM_XGRAMMAR_CACHE_MB"] = _CACHE_MB
     global compiler
-    compiler = GrammarCompiler(config)
+    compiler = _GrammarCompiler(config)
     limit = psutil.Process().memory_info().data + most_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
-    """As `GrammarCompiler.compile` for and with the MessagePack of `StructuredOutputsParams`: what is nested deeply
+    """As `_GrammarCompiler.compile` for and with the MessagePack of `StructuredOutputsParams`: what is nested deeply
     cannot be pickled. What it raises is a value, because not all exceptions travel between processes.
     """
     try:
@@ -114,7 +114,7 @@ def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
     except MemoryError:
         return Refused("compiling it takes too much memory; make it smaller", FIELD)
     except VLLMValidationError as error:
-        return Refused(str(error.args[0])[:LONGEST_REASON], error.parameter or FIELD)
+        return Refused(str(error.args[0])[:_LONGEST_REASON], error.parameter or FIELD)
     except Exception as error:  # noqa: BLE001 - the caller gets it as a sentence
         reason = WHERE.sub("", str(error))
-        return Refused(f"it cannot be compiled: {reason}"[:LONGEST_REASON], FIELD)
+        return Refused(f"it cannot be compiled: {reason}"[:_LONGEST_REASON], FIELD)

@@ -50,31 +50,31 @@ def with_marks(messages: list[Any]) -> tuple[list[Any], bool]:
     Raises:
         VLLMValidationError: a part is neither a text nor the name of an image.
     """
-    marked = [message_with_marks(message) for message in messages]
+    marked = [_message_with_marks(message) for message in messages]
     if has_non_text_content(marked):
         raise VLLMValidationError(
             "A message has a part that is neither a text nor an image: leave it out.", parameter="messages"
         )
-    texts = (part.get("text") for message in marked for part in parts_of(message) if isinstance(part, Mapping))
+    texts = (part.get("text") for message in marked for part in _parts_of(message) if isinstance(part, Mapping))
     return marked, any(isinstance(text, str) and text.startswith(MARK) for text in texts)
 
 
-def message_with_marks(message: Any) -> Any:
+def _message_with_marks(message: Any) -> Any:
     if not isinstance(message, Mapping):
         return message
     content = message.get("content")
     # vLLM's requests have iterators, which give their parts once.
     if content is None or isinstance(content, str) or not isinstance(content, Iterable):
         return message
-    return {**message, "content": [marked_part(part) for part in content]}
+    return {**message, "content": [_marked_part(part) for part in content]}
 
 
-def parts_of(message: Any) -> Sequence[Any]:
+def _parts_of(message: Any) -> Sequence[Any]:
     content = message.get("content") if isinstance(message, Mapping) else None
     return content if isinstance(content, list) else ()
 
 
-def marked_part(part: Any) -> Any:
+def _marked_part(part: Any) -> Any:
     given = part.get("image_url") if isinstance(part, Mapping) else None
     name = given.get("url") if isinstance(given, Mapping) else given
     return {"type": "text", "text": MARK + name} if isinstance(name, str) and NAME.match(name) else part
@@ -92,10 +92,10 @@ def with_names(message: Mapping[str, Any]) -> dict[str, Any]:
         raise VLLMValidationError(f"{shown}: show them in one of role 'user'.", parameter="messages")
     if not isinstance(content, list):
         return {**message}
-    return {**message, "content": [named_part(part) for part in content]}
+    return {**message, "content": [_named_part(part) for part in content]}
 
 
-def named_part(part: Any) -> Any:
+def _named_part(part: Any) -> Any:
     text = part.get("text") if isinstance(part, Mapping) else None
     if not isinstance(text, str) or not text.startswith(MARK):
         return part

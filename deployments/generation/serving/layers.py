@@ -37,14 +37,12 @@ from deployments.generation.serving.answered_layers import (
     AnsweredTokens,
 )
 from deployments.generation.serving.call_aborts import CallAborts
-from deployments.generation.serving.endpoints import VLLMEndpoint
+from deployments.generation.serving.endpoints import VLLMEndpoint, answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
-from deployments.generation.serving.running_calls import answer_parts
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall
-from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.session_call import SessionCall, SessionCallsInFlight
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
 from deployments.generation.serving.sglang_requests import SGLangRequest

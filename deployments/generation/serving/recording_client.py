@@ -17,13 +17,16 @@ from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
 from deployments.generation.engine_requests import likeliest_tokens
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import answered_failures, refusal_of
-from deployments.generation.serving.sampling_marks import is_constrained, sampled_with
 from deployments.generation.serving.served_call import CURRENT_CALL, ColumnReader, ServedCall
 from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.upstream.vllm.token_texts import skip_logprob_texts
+from deployments.upstream.vllm.token_texts import TEXTS_ARE_UNSEEN, skip_logprob_texts
+from rollout_client.contract.messages import SampledWith
+from rollout_client.contract.rollouts import Sampling
 
-Output = RequestOutput | Exception | None
+_NO_SAMPLING = frozenset({TEXTS_ARE_UNSEEN, "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"})
+"""Further arguments that move no token. Any other is one of a plugin of the engine, which may."""
+_Output = RequestOutput | Exception | None
 """An item from the task that reads the engine: an output, a failure, or the end."""
 
 
@@ -60,7 +63,7 @@ class RecordingClient:
     async def _outputs(
         self, call: ServedCall, first: int, prompt: Any, params: SamplingParams, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
-        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        outputs: asyncio.Queue[_Output] = asyncio.Queue()
         await self._check(call, params)
         if call.session is not None:
             with answered_failures():
@@ -70,12 +73,12 @@ class RecordingClient:
             call.sampled_with = sampled_with(params, call.request.session_sampling)
             # Its caller is shown no more than it asked for.
             params = copy(params)
-            ask_for_logprobs(params)
+            _ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
-        choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
+        choices = _WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
         request = call.generation(prompt["prompt_token_ids"], params.max_tokens, first)
         if request.include != NO_COLUMNS:
-            call.columns = ask_for_columns(params, request, self._engine.llm.model_config)
+            call.columns = _ask_for_columns(params, request, self._engine.llm.model_config)
         reading = self._tasks.start(self._read(call, request, choices, prompt, params, options, outputs, ended))
         try:
             while (output := await outputs.get()) is not None:
@@ -90,11 +93,11 @@ class RecordingClient:
         self,
         call: ServedCall,
         request: GenerationRequest,
-        choices: "WholeChoices",
+        choices: "_WholeChoices",
         prompt: Any,
         params: SamplingParams,
         options: dict[str, Any],
-        outputs: "asyncio.Queue[Output]",
+        outputs: "asyncio.Queue[_Output]",
         ended: asyncio.Event,
     ) -> None:
         """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted."""
@@ -102,8 +105,8 @@ class RecordingClient:
         async def read_choice(index: int, equal: range) -> None:
             of_choice = params_of_choice(params, index)
             async for made in self._engine.completions.stream(request, prompt, of_choice, index, **options):
-                reject_unsatisfiable_schema(made, of_choice)
-                for output in for_each(made, equal):
+                _reject_unsatisfiable_schema(made, of_choice)
+                for output in _for_each(made, equal):
                     call.note(output, choices.is_delta, choices.first)
                     if (whole := choices.add(output)) is not None:
                         outputs.put_nowait(whole)
@@ -137,7 +140,7 @@ class RecordingClient:
                 raise
 
 
-def for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
+def _for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
     """The output of the first of these choices as those of all of them."""
     [completion] = output.outputs
     copies = [copy(output) for _ in choices[1:]]
@@ -146,7 +149,7 @@ def for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
     return [output, *copies]
 
 
-class WholeChoices:
+class _WholeChoices:
     """The outputs of the choices of one prompt as vLLM's engine gives them: those that are not streamed together."""
 
     def __init__(self, count: int, is_delta: bool, first: int) -> None:
@@ -171,7 +174,7 @@ class WholeChoices:
         return output
 
 
-def ask_for_logprobs(params: SamplingParams) -> None:
+def _ask_for_logprobs(params: SamplingParams) -> None:
     """Lets the engine give those of the sampled tokens, whatever the caller asked for, who is shown no more than that.
 
     Those of given ids are beside that of the sampled one, and vLLM takes no number beside them. Flat ones cost an
@@ -184,8 +187,8 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     params.flat_logprobs = params.prompt_logprobs is None
 
 
-def ask_for_columns(params: SamplingParams, request: GenerationRequest, model: ModelConfig) -> ColumnReader:
-    """Lets the engine give what the session includes, beside what `ask_for_logprobs` has asked for."""
+def _ask_for_columns(params: SamplingParams, request: GenerationRequest, model: ModelConfig) -> ColumnReader:
+    """Lets the engine give what the session includes, beside what `_ask_for_logprobs` has asked for."""
     asked = replace(request, sampling=replace(request.sampling, top_k=params.top_k))
     if params.logprobs is not None and params.logprobs != ALL_LOGPROBS:
         params.logprobs = max(params.logprobs, likeliest_tokens(asked))
@@ -194,7 +197,7 @@ def ask_for_columns(params: SamplingParams, request: GenerationRequest, model: M
     return ColumnReader(asked, named, model.get_num_experts() if request.include.routed_experts else 0)
 
 
-def reject_unsatisfiable_schema(output: RequestOutput, params: SamplingParams) -> None:
+def _reject_unsatisfiable_schema(output: RequestOutput, params: SamplingParams) -> None:
     """Raises `VLLMValidationError` (400) if the engine has given up on a grammar or a JSON schema.
 
     It does where no token is allowed: `{"$ref": "#"}` passes vLLM's validation, and no text fits it. vLLM answers 500.
@@ -204,3 +207,42 @@ def reject_unsatisfiable_schema(output: RequestOutput, params: SamplingParams) -
         raise VLLMValidationError(
             "no further token fits the schema or grammar; give one that some text fits", parameter="structured_outputs"
         )
+
+
+def is_constrained(params: SamplingParams) -> bool:
+    """Whether something that the call asked for makes tokens more or less likely whatever the policy says.
+
+    Temperature, top-p, top-k and min-p are the policy's own distribution. Stop texts, stop ids, `ignore_eos` and the
+    detection of repetition say where a response ends, and not what is sampled.
+    """
+    wanted = params.structured_outputs
+    return (
+        (wanted is not None and not wanted.all_constraints_none())
+        # Asked for, also if it moves nothing.
+        or params.logit_bias is not None
+        or params.allowed_token_ids is not None
+        or bool(params.bad_words)
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+        or params.repetition_penalty != 1
+        or params.min_tokens > 0
+        or params.thinking_token_budget is not None
+        or params.trace_decode_token_ids is not None
+        or bool(params.watermarking)
+        or not (params.extra_args or {}).keys() <= _NO_SAMPLING
+    )
+
+
+def sampled_with(params: SamplingParams, session: Sampling | None) -> SampledWith | None:
+    """The distribution that the call samples from, if it is not the one that its session says."""
+    asked = session or Sampling()
+    of_call = distribution(params.temperature, params.top_p, params.top_k, params.min_p)
+    temperature = 0.0 if asked.greedy else asked.temperature
+    return None if of_call == distribution(temperature, asked.top_p, asked.top_k, asked.min_p) else of_call
+
+
+def distribution(temperature: float, top_p: float, top_k: int, min_p: float) -> SampledWith:
+    """Greedy decoding is the same whatever the others are."""
+    if not temperature:
+        return SampledWith(temperature=0.0)
+    return SampledWith(temperature=temperature, top_p=top_p, top_k=max(top_k, 0), min_p=min_p)

@@ -18,7 +18,7 @@ from deployments.failures import (
     VersionReplaced,
 )
 
-STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
+_STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
     PromptRejected: HTTPStatus.BAD_REQUEST,
     # The chat template refuses the role of a message.
     EnvironmentRejected: HTTPStatus.BAD_REQUEST,
@@ -33,7 +33,7 @@ STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
 def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
     if isinstance(failure, StoreFailure):
         return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
-    status = next((status for kind, status in STATUSES.items() if isinstance(failure, kind)), None)
+    status = next((status for kind, status in _STATUSES.items() if isinstance(failure, kind)), None)
     return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)
 
 

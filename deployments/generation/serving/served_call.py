@@ -90,7 +90,7 @@ class ServedCall:
     session: "SessionCall | None" = None
     """The session's part of a call of a session."""
     is_constrained: bool = False
-    """Whether it makes tokens more or less likely whatever the policy says (`sampling_marks.py`)."""
+    """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
     sampled_with: SampledWith | None = None
     """The distribution that it samples from, if it is not the session's."""
     oldest_version: int | None = None
@@ -169,7 +169,7 @@ class ServedCall:
                 self.columns.read(choice, completion)
             choice.token_ids.extend(completion.token_ids)
             if completion.logprobs is not None and self.keeps_logprobs:
-                logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))
+                logprobs = packed_logprobs(_sampled_logprobs(completion.logprobs, completion.token_ids))
                 refuse_not_finite(logprobs)
                 choice.logprobs.extend(logprobs)
             if completion.finish_reason is not None:
@@ -178,7 +178,7 @@ class ServedCall:
                 choice.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
 
 
-def sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
+def _sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
     """Those of the sampled tokens, in either of vLLM's forms; in the flat one each position begins with them."""
     starts = getattr(logprobs, "start_indices", None)
     if starts is not None:

@@ -1,20 +1,27 @@
-"""The session's part of a call: its plan, its prompt, and its record in the session store.
+"""A session's calls in the replica that makes them: each one's plan, its prompt, and its record in the session store.
 
-`ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back.
+`ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
+hears twice a second which calls are in flight, and says which to abort; a store that starts again learns of them in
+this way (its half: `deployments/sessions/calls_in_flight.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
-from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids, packed_logprobs
-from deployments.protocols.images import ImageSpan
-from deployments.sessions.failures import call_not_recorded
+from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.rpc.background_tasks import BackgroundTasks
+from deployments.sessions.failures import SessionUnknown, call_not_recorded
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -29,8 +36,22 @@ from deployments.sessions.records import (
     prompt_of_tokens,
 )
 
+if TYPE_CHECKING:
+    from deployments.sessions.store import SessionStore
+
 DATA = "data: "
 DONE = "[DONE]"
+_UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
+_SHORT_BODY_BYTES = 4096
+_FEW_MESSAGES = 32
+"""Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
+_FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+HEARD_EVERY_S = 0.5
+ADD_RETRY_S = 0.5
+_ADD_WITHIN_S = 60.0
+"""How long a record waits for a store that does not answer, or whose database fails."""
+_NO_IDS = packed_ids(())
+logger = logging.getLogger("rollout_service.generation")
 
 
 class ShownChoices:
@@ -108,11 +129,89 @@ def shown_output(items: Sequence[Any]) -> dict[str, Any]:
     return shown_message(message)
 
 
-UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
-SHORT_BODY_BYTES = 4096
-FEW_MESSAGES = 32
-"""Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
-FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+class SessionCallsInFlight:
+    def __init__(
+        self,
+        store: "SessionStore",
+        renderer: TemplateRenderer,
+        interrupt: Callable[[Sequence[str]], Awaitable[None]],
+        image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]],
+    ) -> None:
+        """`interrupt` lets generations of these ids end with the tokens that they have.
+
+        `image_tokens` gives the tokens of images; it raises as `EngineImages.tokens`.
+        """
+        self.renderer = renderer
+        self._store = store
+        self.interrupt = interrupt
+        self.image_tokens = image_tokens
+        self._in_flight: dict[str, str] = {}
+        """The session of each call."""
+        self._hearing: asyncio.Task[None] | None = None
+        self.tasks = BackgroundTasks()
+
+    async def begin(self, session_id: str, call_id: str, conversation: Conversation, context: ChatContext) -> Plan:
+        """Raises what `SessionStore.plan` raises."""
+        plan = await self._store.plan(session_id, call_id, conversation, context)
+        self._in_flight[call_id] = session_id
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._keep_heard())
+        return plan
+
+    async def add(self, session_id: str, call: EngineCall) -> None:
+        """Tries again for `_ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
+
+        Raises:
+            StoreLost: in the end.
+            SessionUnknown: the session was dropped meanwhile, and its record with it.
+        """
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(StoreLost),
+            wait=wait_fixed(ADD_RETRY_S),
+            stop=stop_after_delay(_ADD_WITHIN_S),
+            before_sleep=_log_retry,
+            reraise=True,
+        )
+        # The store that gets the plan with the call has its ids.
+        sent = replace(call, plan=replace(call.plan, token_ids=_NO_IDS, response_ids=_NO_IDS, images=()))
+        try:
+            await attempts(self._store.add, session_id, sent)
+        finally:
+            self._in_flight.pop(call.id, None)
+
+    async def end(self, call_id: str) -> None:
+        """Ends a call that generated nothing."""
+        self._in_flight.pop(call_id, None)
+        await self._store.end_call(call_id)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Records a call, which nobody need wait for. A failure of it is logged."""
+        task = self.tasks.start(work)
+        task.add_done_callback(self._log_failure)
+        return task
+
+    def _log_failure(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() or isinstance(failure := task.exception(), SessionUnknown):
+            # Whoever waits for the answer is told; nobody wants the record.
+            return
+        if failure is not None:
+            known = isinstance(failure, RolloutFailure)
+            logger.warning("A call of a session is not recorded: %s", failure, exc_info=None if known else failure)
+
+    async def _keep_heard(self) -> None:
+        try:
+            while self._in_flight:
+                await asyncio.sleep(HEARD_EVERY_S)
+                try:
+                    await self.interrupt(await self._store.heard(dict(self._in_flight)))
+                except RolloutFailure as failure:
+                    logger.info("The session store did not hear of the calls here: %s", failure)
+        finally:
+            self._hearing = None
+
+
+def _log_retry(state: RetryCallState) -> None:
+    logger.warning("A call of a session is not recorded yet: %s", state.outcome and state.outcome.exception())
 
 
 class SessionCall:
@@ -145,7 +244,7 @@ class SessionCall:
         names = new_images(plan, messages)
         images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
         prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
-        prompt = await self._prepared(prepare, is_short=len(messages) <= FEW_MESSAGES)
+        prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
         self._note_prompt(plan, prompt)
         return prompt.token_ids
 
@@ -162,7 +261,7 @@ class SessionCall:
         return plan
 
     async def _prepared(self, prepare: Callable[[], PreparedPrompt], is_short: bool = True) -> PreparedPrompt:
-        is_short = is_short and len(self._call.request.body) <= SHORT_BODY_BYTES
+        is_short = is_short and len(self._call.request.body) <= _SHORT_BODY_BYTES
         return prepare() if is_short else await asyncio.to_thread(prepare)
 
     def _note_prompt(self, plan: Plan, prompt: PreparedPrompt) -> None:
@@ -180,7 +279,7 @@ class SessionCall:
     def refuse_unprepared(self) -> None:
         """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
         if self._prompt is None:
-            raise call_not_recorded(self._session_id, UNPREPARED)
+            raise call_not_recorded(self._session_id, _UNPREPARED)
 
     async def record(self, shown: Mapping[int, ChatMessage]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -231,7 +330,7 @@ class SessionCall:
             text=text,
             token_ids=packed_ids(choice.token_ids),
             logprobs=packed_logprobs(choice.logprobs),
-            finish_reason=FINISH_REASONS.get(choice.finish_reason),
+            finish_reason=_FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
             is_constrained=self._call.is_constrained,
             sampled_with=self._call.sampled_with,

@@ -18,7 +18,7 @@ from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message
 from deployments.upstream.vllm.chat_messages import with_known_roles
 
-REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
+_REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
 
 
@@ -50,18 +50,18 @@ class SessionOnlineRenderer(OnlineRenderer):
         images: Sequence[ImageSpan] = ()
         may_constrain = True
         if session is not None or shows_images:
-            refuse_other_prompts(request, "A call with images" if session is None else "A session")
+            _refuse_other_prompts(request, "A call with images" if session is None else "A session")
             params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
                 merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
             )
-            with too_deep_messages_refused():
+            with _too_deep_messages_refused():
                 conversation, multi_modal = await self._parsed(messages, params, shows_images)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
             context = context_of(tool_dicts, params.chat_template_kwargs)
             with answered_failures():
                 if session is not None:
-                    may_constrain = asks_for_grammar(request)
+                    may_constrain = _asks_for_grammar(request)
                     ids = await session.prepare(conversation, context)
                     images = session.images
                 elif self.images is not None:
@@ -70,7 +70,7 @@ class SessionOnlineRenderer(OnlineRenderer):
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
-        with too_deep_messages_refused():
+        with _too_deep_messages_refused():
             rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
         if images and self.images is not None:
             with answered_failures():
@@ -117,7 +117,7 @@ class SessionOnlineRenderer(OnlineRenderer):
 
 
 @contextmanager
-def too_deep_messages_refused() -> Iterator[None]:
+def _too_deep_messages_refused() -> Iterator[None]:
     """vLLM parses the arguments of tool calls without a limit to their depth: its answer would be a 500."""
     try:
         yield
@@ -127,7 +127,7 @@ def too_deep_messages_refused() -> Iterator[None]:
         ) from None
 
 
-def asks_for_grammar(request: Any) -> bool:
+def _asks_for_grammar(request: Any) -> bool:
     """Whether the caller asks that the answer fits something: a schema, a tool that must be called, or a strict one."""
     if request.extract_structured_outputs() is not None or request.tool_choice not in (None, "none", "auto"):
         return True
@@ -135,11 +135,11 @@ def asks_for_grammar(request: Any) -> bool:
     return any(getattr(getattr(tool, "function", tool), "strict", None) for tool in request.tools or ())
 
 
-def refuse_other_prompts(request: Any, asked: str) -> None:
+def _refuse_other_prompts(request: Any, asked: str) -> None:
     """Raises `VLLMValidationError`, whose sentence begins with what was asked."""
     if getattr(request, "truncation", "disabled") not in (None, "disabled"):
         raise VLLMValidationError(f"{asked} cuts no prompt: leave `truncation` out.", parameter="truncation")
-    for name in REFUSED:
+    for name in _REFUSED:
         if getattr(request, name, None):
             raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
     if getattr(request, "add_generation_prompt", True) is False:

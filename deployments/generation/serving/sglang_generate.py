@@ -36,9 +36,9 @@ NUMBERS_OF_EVENT = 2000
 """An event has all tokens so far: one for each token would make a long answer's stream quadratic in its length. Events
 with more tokens and log-probabilities than this are rarer in the same measure, so that no stream holds the replica for
 more than a small share of its time."""
-LEAST_LOGPROB = -9999.0
+_LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
-TokenLogprob = tuple[float | None, int, str | None]
+_TokenLogprob = tuple[float | None, int, str | None]
 """The log-probability of a token, its id, and its text where texts are asked for: an entry of SGLang's lists."""
 
 
@@ -61,7 +61,7 @@ class PromptAnswer:
     """Tokens of each choice: the call may have more of them already."""
     have_ended: list[bool] = field(init=False)
     stop_reasons: list[int | str | None] = field(init=False)
-    top_logprobs: list[list[list[TokenLogprob]]] = field(init=False)
+    top_logprobs: list[list[list[_TokenLogprob]]] = field(init=False)
     prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
@@ -85,7 +85,7 @@ class PromptAnswer:
             if completion.finished():
                 self.have_ended[place], self.stop_reasons[place] = True, completion.stop_reason
             if self.asked.top_logprobs and completion.logprobs is not None:
-                self.top_logprobs[place] += [self._likeliest(one) for one in shown_positions(completion)]
+                self.top_logprobs[place] += [self._likeliest(one) for one in _shown_positions(completion)]
         return [completion.index for completion in output.outputs]
 
     def numbers(self, place: int) -> int:
@@ -97,7 +97,7 @@ class PromptAnswer:
         several = self.asked.sampling.n > 1
         choice, generates = self._choice(place), self.asked.generates
         token_ids = list(choice.token_ids[: self.lengths[place]]) if generates else []
-        spans = cut_versions(versions_of(self.call, self.first + place), len(token_ids)) if generates else []
+        spans = _cut_versions(versions_of(self.call, self.first + place), len(token_ids)) if generates else []
         meta: dict[str, Any] = {
             "id": f"{self.asked.rid}_{place}" if several else self.asked.rid,
             "finish_reason": self._finish_reason(place),
@@ -129,7 +129,7 @@ class PromptAnswer:
             case None:
                 return None
             case "abort":
-                return aborted()
+                return _aborted()
             case _ if not self.asked.generates:
                 return {"type": "length", "length": 0}
             case "stop":
@@ -157,26 +157,26 @@ class PromptAnswer:
             shown["input_top_logprobs"] = [*[None for _ in first], *map(self._likeliest, positions)]
         return shown
 
-    def _likeliest(self, position: Any) -> list[TokenLogprob]:
+    def _likeliest(self, position: Any) -> list[_TokenLogprob]:
         ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
         return [self._entry(one.logprob, token_id) for token_id, one in ranked[: self.asked.top_logprobs]]
 
-    def _entry(self, logprob: float | None, token_id: int) -> TokenLogprob:
-        return None if logprob is None else max(logprob, LEAST_LOGPROB), token_id, self.text_of(token_id)
+    def _entry(self, logprob: float | None, token_id: int) -> _TokenLogprob:
+        return None if logprob is None else max(logprob, _LEAST_LOGPROB), token_id, self.text_of(token_id)
 
 
-def shown_positions(completion: CompletionOutput) -> Sequence[Any]:
+def _shown_positions(completion: CompletionOutput) -> Sequence[Any]:
     """Those of the tokens that the output has, each with the log-probabilities that vLLM names."""
     assert completion.logprobs is not None
     return [completion.logprobs[place] for place in range(len(completion.token_ids))]
 
 
-def cut_versions(spans: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+def _cut_versions(spans: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
     """Those of the first `tokens`."""
     return [span | {"end": min(span["end"], tokens)} for span in spans if span["start"] < max(tokens, 1)]
 
 
-def aborted() -> dict[str, Any]:
+def _aborted() -> dict[str, Any]:
     return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
@@ -214,7 +214,7 @@ class AnsweredGenerate(GenerateBaseServing):
             request, prompt_input=prompts, prompt_embeds=None, skip_mm_cache=True
         )
         if call.session is not None:
-            await prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs])
+            await _prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs])
         answers, outputs = self._start(request, asked, inputs, call)
         if request.stream:
             return self._events(request, answers, outputs, call)
@@ -235,7 +235,7 @@ class AnsweredGenerate(GenerateBaseServing):
         answers: list[PromptAnswer] = []
         running: list[AsyncGenerator[RequestOutput, None]] = []
         # The same tokens are named again and again.
-        text_of = cache(self._decoded) if request.return_text_in_logprobs else no_text
+        text_of = cache(self._decoded) if request.return_text_in_logprobs else _no_text
         version = self._current_version(call.request.policy)
         for one, engine_input in zip(asked, inputs, strict=True):
             ids = engine_input["prompt_token_ids"]
@@ -247,10 +247,10 @@ class AnsweredGenerate(GenerateBaseServing):
             answers.append(PromptAnswer(one, ids, call, first, text_of, version))
             if self._aborts.is_aborted(abortable):
                 call.begin_prompt(params.n)
-                running.append(aborted_at_once(call, first, params.n))
+                running.append(_aborted_at_once(call, first, params.n))
             else:
                 outputs = self.engine_client.generate(engine_input, params, call.generation_id(first))
-                running.append(abortable_outputs(self._aborts, abortable, outputs))
+                running.append(_abortable_outputs(self._aborts, abortable, outputs))
         return answers, merge_async_iterators(*running)
 
     async def _events(
@@ -299,11 +299,11 @@ class AnsweredGenerate(GenerateBaseServing):
         return text
 
 
-def no_text(_token_id: int) -> None:
+def _no_text(_token_id: int) -> None:
     """No text is shown."""
 
 
-async def prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]]) -> None:
+async def _prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]]) -> None:
     """Begins a call of a session. Raises `VLLMValidationError`, or what `SessionCall.prepare_tokens` does, answered."""
     assert call.session is not None
     if len(prompts) > 1:
@@ -315,7 +315,7 @@ async def prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompt
         await call.session.prepare_tokens(prompts[0])
 
 
-async def abortable_outputs(
+async def _abortable_outputs(
     aborts: CallAborts, call: AbortableCall, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[RequestOutput, None]:
     with aborts.running(call):
@@ -324,7 +324,7 @@ async def abortable_outputs(
                 yield output
 
 
-async def aborted_at_once(call: ServedCall, first: int, choices: int) -> AsyncGenerator[RequestOutput, None]:
+async def _aborted_at_once(call: ServedCall, first: int, choices: int) -> AsyncGenerator[RequestOutput, None]:
     """The output of a prompt that was aborted before the engine had it."""
     made = [
         CompletionOutput(place, "", [], cumulative_logprob=None, logprobs=None, finish_reason="abort")

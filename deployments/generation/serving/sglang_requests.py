@@ -17,10 +17,10 @@ from deployments.generation.serving.answered_layers import sampling_of_session, 
 from deployments.generation.serving.served_call import ServedCall
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
 
-ALL_TOKENS = 1 << 30
+_ALL_TOKENS = 1 << 30
 """SGLang's own number for a `top_k` that keeps all tokens; -1 is another."""
 NO_INPUT_LOGPROBS = -1
-ADVICE: Mapping[str, str] = {
+_ADVICE: Mapping[str, str] = {
     "image_data": "show images in `POST /v1/chat/completions`",
     "lora_path": "a session names its policy when it is opened",
     "priority": "send the query parameter `priority`",
@@ -29,23 +29,23 @@ ADVICE: Mapping[str, str] = {
     "stop_regex": "give the texts in `stop`",
 }
 """Ways to the same, where there is one."""
-READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
-VLLM_NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+_READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
+_VLLM_NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 Given = TypeVar("Given")
 
 
-def only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
+def _only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
     """The fields without those that ask for nothing. Raises `VLLMValidationError` for one that is not served."""
     if not isinstance(fields, dict):
         return fields
     for name, value in fields.items():
-        if name not in served.model_fields and name not in READ_BY_INGRESS and value:
-            advice = f": {ADVICE[name]}" if name in ADVICE else "; leave it out"
+        if name not in served.model_fields and name not in _READ_BY_INGRESS and value:
+            advice = f": {_ADVICE[name]}" if name in _ADVICE else "; leave it out"
             raise VLLMValidationError(f"`{within}{name}` of SGLang's API is not served here{advice}.", parameter=name)
     return {name: value for name, value in fields.items() if name in served.model_fields}
 
 
-class SGLangSampling(BaseModel):
+class _SGLangSampling(BaseModel):
     """`sampling_params`, with SGLang's defaults. Null stands for the default, but in `max_new_tokens`: for no bound."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -77,7 +77,7 @@ class SGLangSampling(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = only_served(fields, cls, "sampling_params.")
+        served = _only_served(fields, cls, "sampling_params.")
         if not isinstance(served, dict):
             return served
         return {name: value for name, value in served.items() if value is not None or name == "max_new_tokens"}
@@ -103,7 +103,7 @@ class SGLangRequest(BaseModel):
     rid: str | list[str] | None = None
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: SGLangSampling | list[SGLangSampling] = SGLangSampling()
+    sampling_params: _SGLangSampling | list[_SGLangSampling] = _SGLangSampling()
     return_logprob: bool | list[bool] = False
     logprob_start_len: int | list[int] = NO_INPUT_LOGPROBS
     top_logprobs_num: int | list[int] = 0
@@ -115,7 +115,7 @@ class SGLangRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = only_served(fields, cls)
+        served = _only_served(fields, cls)
         if not isinstance(served, dict):
             return served
         return {name: value for name, value in served.items() if value is not None}
@@ -152,7 +152,7 @@ class AskedPrompt:
     """One prompt of a call, and what is asked of it."""
 
     rid: str
-    sampling: SGLangSampling
+    sampling: _SGLangSampling
     shows_logprobs: bool
     logprobs_from: int
     """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
@@ -172,28 +172,28 @@ def asked_prompts(request: SGLangRequest, call_id: str) -> list[AskedPrompt]:
         rids = [rids] if request.is_single else [f"{rids}_{place}" for place in range(count)]
     if len(set(rids)) < len(rids):
         raise VLLMValidationError("Two request ids are equal.", parameter="rid")
-    samplings = for_each("sampling_params", request.sampling_params, count)
+    samplings = _for_each("sampling_params", request.sampling_params, count)
     if len({sampling.n for sampling in samplings}) > 1:
         raise VLLMValidationError("`n` must be the same for all prompts of a call.", parameter="n")
     return [
         AskedPrompt(rid, sampling, shown, start if shown else NO_INPUT_LOGPROBS, top if shown else 0)
         for rid, sampling, shown, start, top in zip(
-            exactly("rid", rids, count),
+            _exactly("rid", rids, count),
             samplings,
-            for_each("return_logprob", request.return_logprob, count),
-            for_each("logprob_start_len", request.logprob_start_len, count),
-            for_each("top_logprobs_num", request.top_logprobs_num, count),
+            _for_each("return_logprob", request.return_logprob, count),
+            _for_each("logprob_start_len", request.logprob_start_len, count),
+            _for_each("top_logprobs_num", request.top_logprobs_num, count),
             strict=True,
         )
     ]
 
 
-def for_each(name: str, given: Given | list[Given], count: int) -> list[Given]:
+def _for_each(name: str, given: Given | list[Given], count: int) -> list[Given]:
     """A value for each prompt of a call. Raises `VLLMValidationError` for a list of another length."""
-    return exactly(name, given, count) if isinstance(given, list) else [given] * count
+    return _exactly(name, given, count) if isinstance(given, list) else [given] * count
 
 
-def exactly(name: str, given: list[Given], count: int) -> list[Given]:
+def _exactly(name: str, given: list[Given], count: int) -> list[Given]:
     if len(given) != count:
         message = f"`{name}` has {len(given)} values for {count} prompts: send one for each prompt, or one for all."
         raise VLLMValidationError(message, parameter=name)
@@ -214,7 +214,7 @@ def params_of(
         "min_tokens": sampling.min_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": 0 if sampling.top_k in (-1, ALL_TOKENS) else sampling.top_k,
+        "top_k": 0 if sampling.top_k in (-1, _ALL_TOKENS) else sampling.top_k,
         "min_p": sampling.min_p,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
@@ -227,7 +227,7 @@ def params_of(
         "structured_outputs": sampling.grammar,
     }
     if call.session is not None:
-        fields |= fields_of_session(sampling, call)
+        fields |= _fields_of_session(sampling, call)
     room = max_model_len - len(prompt_token_ids)
     if room < max(fields["max_tokens"] or 0, 1):
         message = (
@@ -256,9 +256,9 @@ def params_of(
     return params
 
 
-def fields_of_session(sampling: SGLangSampling, call: ServedCall) -> dict[str, Any]:
+def _fields_of_session(sampling: _SGLangSampling, call: ServedCall) -> dict[str, Any]:
     """The fields of vLLM's parameters that a call of a session leaves to its session, and its seed in its group."""
-    given = {VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
+    given = {_VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
     defaults = sampling_of_session(call)
     of_session = call.request.session_sampling
     if of_session is not None and of_session.max_new_tokens is not None:

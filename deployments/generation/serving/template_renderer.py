@@ -19,7 +19,7 @@ class TemplateRenderer(SessionRenderer):
 
     def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[Sequence[int]]:
         """Raises `PromptRejected`."""
-        return [*self._tokenizer.prompt_ids(messages, options_of(context), self._max_model_len)]
+        return [*self._tokenizer.prompt_ids(messages, _options_of(context), self._max_model_len)]
 
     def following(
         self,
@@ -30,25 +30,25 @@ class TemplateRenderer(SessionRenderer):
         calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
-        given: Any = [plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, options_of(context), ROOM, calls, calls_before)
+        given: Any = [_plain(message) for message in messages]
+        observed = self._tokenizer.observations(given, after, _options_of(context), ROOM, calls, calls_before)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:
-        return self._tokenizer.generation_prompt(options_of(context))
+        return self._tokenizer.generation_prompt(_options_of(context))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Without special tokens."""
         return self._tokenizer.decode(token_ids)
 
 
-def options_of(context: ChatContext) -> ChatOptions:
+def _options_of(context: ChatContext) -> ChatOptions:
     tools, kwargs = context.tools, context.chat_template_kwargs
     given = [dict(tool) for tool in tools] if tools else None
     return ChatOptions("chat", given, dict(kwargs) if kwargs else None, echoes_answers=True)
 
 
-def plain(message: ChatMessage) -> Mapping[str, Any]:
+def _plain(message: ChatMessage) -> Mapping[str, Any]:
     """The message with a text for its content, unless it shows images; without fields that are null."""
     fields = {name: value for name, value in message.items() if value is not None}
     return fields if images_in(message) else {**fields, "content": text_of(message.get("content"))}

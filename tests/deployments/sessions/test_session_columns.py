@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.generation import Generation, GenerationRequest, IncludedColumns
 from deployments.protocols.token_columns import EXPERTS, packed_rows
-from deployments.sessions.journal import call_entry, call_of
+from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers

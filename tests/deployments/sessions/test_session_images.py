@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from deployments.failures import PromptRejected
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens, name_of_image
-from deployments.sessions.journal import call_entry, call_of
+from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.records import (
     NO_PLAN,
     ChatContext,

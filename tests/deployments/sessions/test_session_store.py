@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.codec import opened_entry, opened_of
 from deployments.sessions.failures import (
     GenerationUnknown,
     SessionClosed,
     SessionLimitReached,
     SessionUnknown,
 )
-from deployments.sessions.journal import opened_entry, opened_of
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.model_server.call_bodies import choices_of, refuse_lone_surrogates
+from deployments.protocols.model_server import Endpoint
+from service.model_server.call_bodies import choices_of, fields_of, refuse_lone_surrogates
 from service.problems import RequestProblem
 
 PIECES = st.sampled_from(["\\", "ud800", "uDC00", "x", '"', "\ud800", "\udbff", "\udc00", "\udfff", "\U0001f600"])
@@ -71,6 +72,10 @@ def test_the_refusal_names_the_nearest_field_before_it(body: bytes, field: str) 
     assert [error.field for error in refused.value.problem.errors] == [field]
 
 
+def asked_choices(endpoint: Endpoint, body: bytes, most: int) -> int:
+    return choices_of(endpoint, fields_of(endpoint, body), most)
+
+
 @pytest.mark.parametrize(
     ("body", "choices"),
     [
@@ -96,7 +101,7 @@ def test_the_refusal_names_the_nearest_field_before_it(body: bytes, field: str) 
     ],
 )
 def test_what_n_says_is_read_however_it_is_written(body: bytes, choices: int) -> None:
-    assert choices_of("chat/completions", body, most=100) == choices
+    assert asked_choices("chat/completions", body, most=100) == choices
 
 
 @pytest.mark.parametrize(
@@ -114,24 +119,24 @@ def test_what_n_says_is_read_however_it_is_written(body: bytes, choices: int) ->
     ],
 )
 def test_a_text_completion_has_the_choices_of_each_of_its_prompts(prompt: Any, prompts: int) -> None:
-    assert choices_of("completions", json.dumps({"prompt": prompt}).encode(), most=100) == prompts
-    assert choices_of("completions", json.dumps({"prompt": prompt, "n": 4}).encode(), most=100) == 4 * prompts
+    assert asked_choices("completions", json.dumps({"prompt": prompt}).encode(), most=100) == prompts
+    assert asked_choices("completions", json.dumps({"prompt": prompt, "n": 4}).encode(), most=100) == 4 * prompts
 
 
 def test_more_prompts_than_a_request_may_play_are_refused() -> None:
     with pytest.raises(RequestProblem) as raised:
-        choices_of("completions", json.dumps({"prompt": [[5]] * 6, "n": 2}).encode(), most=10)
+        asked_choices("completions", json.dumps({"prompt": [[5]] * 6, "n": 2}).encode(), most=10)
     assert [(error.field, error.value) for error in raised.value.problem.errors] == [("prompt", 12)]
 
 
 def test_other_endpoints_answer_once() -> None:
-    assert choices_of("messages", b'{"n": 5}', most=100) == 1
+    assert asked_choices("messages", b'{"n": 5}', most=100) == 1
 
 
 @pytest.mark.parametrize("asked", [101, 10**30])
 def test_more_than_a_request_may_play_is_refused(asked: Any) -> None:
     with pytest.raises(RequestProblem) as raised:
-        choices_of("chat/completions", json.dumps({"n": asked}).encode(), most=100)
+        asked_choices("chat/completions", json.dumps({"n": asked}).encode(), most=100)
     [error] = raised.value.problem.errors
     assert (raised.value.problem.status, error.field, error.value) == (422, "n", asked)
     assert error.message == (

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.journal import generated_fields, generated_of, written
+from deployments.sessions.codec import generated_fields, generated_of, written
 from deployments.sessions.records import GeneratedMessage
 from rollout_client.contract.messages import GivenMessage, Message, SampledWith
 from rollout_client.contract.training import may_be_trained

@@ -20,8 +20,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from deployments.generation.serving.endpoints import VLLMEndpoint
-from deployments.generation.serving.running_calls import answer_parts
+from deployments.generation.serving.endpoints import VLLMEndpoint, answer_parts
 from deployments.generation.serving.served_call import ServedCall
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest

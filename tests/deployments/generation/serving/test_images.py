@@ -16,7 +16,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.images import ImageSpan, ImageTokens
-from deployments.sessions.journal import call_entry, call_of
+from deployments.sessions.codec import call_entry, call_of
 from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_client.contract.rollouts import SampleResult

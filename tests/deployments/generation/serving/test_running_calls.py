@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
-from deployments.generation.serving.running_calls import ServedAnswer, answer_parts, running_calls
+from deployments.generation.serving.endpoints import ServedAnswer, answer_parts, running_calls
 from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
 from deployments.protocols.generation import SamplingOptions, packed_ids
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens

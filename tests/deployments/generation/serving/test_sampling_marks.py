@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.serving.sampling_marks import is_constrained, sampled_with
+from deployments.generation.serving.recording_client import is_constrained, sampled_with
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
 from rollout_client.contract.messages import SampledWith
 from rollout_client.contract.rollouts import Sampling

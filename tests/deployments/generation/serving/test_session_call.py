@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.failures import ReplicaShuttingDown, SessionStoreLost
-from deployments.generation.serving import session_calls_in_flight
+from deployments.generation.serving import session_call
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
-from deployments.generation.serving.session_call import SessionCall, context_of
-from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.session_call import SessionCall, SessionCallsInFlight, context_of
 from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
@@ -230,7 +229,7 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
 
 @runs
 async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_calls_in_flight, "HEARD_EVERY_S", 0)
+    monkeypatch.setattr(session_call, "HEARD_EVERY_S", 0)
     replica = await Replica().open()
     call = replica.call("one")
     await prepared(call, [QUESTION])
@@ -243,7 +242,7 @@ async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monke
 
 @runs
 async def test_a_record_is_sent_again_until_the_store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_calls_in_flight, "ADD_RETRY_S", 0)
+    monkeypatch.setattr(session_call, "ADD_RETRY_S", 0)
     replica = await Replica().open()
     add, failures = replica.store.add, [SessionStoreLost("gone"), SessionStoreLost("gone")]
 

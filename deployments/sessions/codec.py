@@ -30,10 +30,10 @@ from deployments.storage.storage import EntryName
 from rollout_client.contract.messages import NUMBER_BYTES, MediaRange, SampledWith
 from rollout_client.contract.sessions import MessageDrift, SessionLimits, SessionRequest
 
-LINE_BREAK = b"\n"
+_LINE_BREAK = b"\n"
 """JSON has none."""
 OPENED = EntryName("opened", 0)
-NO_IDS = packed_ids(())
+_NO_IDS = packed_ids(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,22 +106,22 @@ def call_entry(call: EngineCall) -> bytes:
             "covered": plan.covered,
             "drift": [message.model_dump(mode="json") for message in plan.drift],
             "seen": [[number, form.hex()] for number, form in plan.seen],
-            "rendered": [rendered_fields(rendered) for rendered in call.rendered],
-            "generation_prompt": ids_text(call.generation_prompt),
+            "rendered": [_rendered_fields(rendered) for rendered in call.rendered],
+            "generation_prompt": _ids_text(call.generation_prompt),
             "generated": [generated_fields(generated) for generated in call.generated],
         }
     )
-    return b"".join([fields, LINE_BREAK, *columns]) if columns else fields
+    return b"".join([fields, _LINE_BREAK, *columns]) if columns else fields
 
 
 def call_of(data: bytes) -> EngineCall:
-    text, _, columns = data.partition(LINE_BREAK)
+    text, _, columns = data.partition(_LINE_BREAK)
     fields, numbers = json.loads(text), BytesIO(columns)
     plan = Plan(
         after=fields["after"],
         covered=fields["covered"],
-        token_ids=NO_IDS,
-        response_ids=NO_IDS,
+        token_ids=_NO_IDS,
+        response_ids=_NO_IDS,
         drift=tuple(MessageDrift.model_validate(message) for message in fields["drift"]),
         seen=tuple((number, bytes.fromhex(form)) for number, form in fields["seen"]),
     )
@@ -129,7 +129,7 @@ def call_of(data: bytes) -> EngineCall:
         id=fields["id"],
         context=ChatContext(*fields["context"]),
         plan=plan,
-        rendered=[rendered_of(*rendered) for rendered in fields["rendered"]],
+        rendered=[_rendered_of(*rendered) for rendered in fields["rendered"]],
         generation_prompt=ids_of(fields["generation_prompt"]),
         generated=[generated_of(generated, numbers) for generated in fields["generated"]],
     )
@@ -147,14 +147,14 @@ def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
     return read
 
 
-def rendered_fields(rendered: RenderedMessage) -> list[Any]:
+def _rendered_fields(rendered: RenderedMessage) -> list[Any]:
     """Message and ids; and name, start and end of each image where the message shows some."""
-    fields: list[Any] = [rendered.message, ids_text(rendered.token_ids)]
+    fields: list[Any] = [rendered.message, _ids_text(rendered.token_ids)]
     places = [[shown.media, shown.start, shown.end] for shown in rendered.mm_ranges]
     return [*fields, places] if places else fields
 
 
-def rendered_of(message: Any, ids: str, places: Sequence[Any] = ()) -> RenderedMessage:
+def _rendered_of(message: Any, ids: str, places: Sequence[Any] = ()) -> RenderedMessage:
     mm_ranges = [MediaRange.model_construct(media=media, start=start, end=end) for media, start, end in places]
     return RenderedMessage(message, ids_of(ids), mm_ranges)
 
@@ -165,8 +165,8 @@ def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
         "id": generated.id,
         "message": generated.message,
         "text": generated.text,
-        "token_ids": ids_text(generated.token_ids),
-        "logprobs": text_of_numbers(packed_logprobs(generated.logprobs)),
+        "token_ids": _ids_text(generated.token_ids),
+        "logprobs": _text_of_numbers(packed_logprobs(generated.logprobs)),
         "finish_reason": generated.finish_reason,
         "weight_versions": [[span.version, span.start, span.end] for span in generated.weight_versions],
         "is_constrained": generated.is_constrained,
@@ -195,15 +195,15 @@ def generated_of(fields: Mapping[str, Any], numbers: BytesIO) -> GeneratedMessag
     return GeneratedMessage(**{**fields, **packed})
 
 
-def ids_text(token_ids: Sequence[int]) -> str:
-    return text_of_numbers(packed_ids(token_ids))
+def _ids_text(token_ids: Sequence[int]) -> str:
+    return _text_of_numbers(packed_ids(token_ids))
 
 
 def ids_of(text: str) -> "array[int]":
     return array("i", b64decode(text))
 
 
-def text_of_numbers(numbers: "array[int] | array[float]") -> str:
+def _text_of_numbers(numbers: "array[int] | array[float]") -> str:
     return b64encode(numbers).decode()
 
 
