@@ -44,7 +44,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.replay.replayer import Replayer
-from service.replay.same_weights import SameWeights
+from service.replay.same_weights import served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory, build_of
@@ -207,7 +207,7 @@ class Ingress:
             records=recorder,
             replayer=Replayer(
                 remote,
-                SameWeights(policy),
+                partial(served_weights, policy),
                 tokenizer,
                 described,
                 build_of(described.settings_hash),
