@@ -34,7 +34,7 @@ from service.agents.sessions import AgentSessions
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
-from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
+from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
@@ -55,7 +55,6 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
-from service.scheduling.priority import counts_by_priority
 from service.scoring.scoring import Scoring
 from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware
@@ -217,8 +216,8 @@ class Ingress:
             tinker=TinkerSampling(calls, scoring, policy),
         )
         if rollout_metrics is not None and self._http_metrics is not None:
-            snapshot = partial(gauge_snapshot, admission, remote, policy)
-            self._exporting = export(rollout_metrics, self._http_metrics, snapshot)
+            gauges = IngressGauges(admission, remote, policy)
+            self._exporting = export(rollout_metrics, self._http_metrics, gauges)
         self._request_pacer = request_pacer()
         keep_proxy_handles(self._request_pacer.wait_for_turn)
         freeze_and_tune_collector()
@@ -247,15 +246,3 @@ async def describe_tasks(tasks: Iterable[RemoteEnvironment]) -> None:
     An environment that does not answer is asked again by the first request with its task.
     """
     await asyncio.gather(*(task.known_description() for task in tasks), return_exceptions=True)
-
-
-def gauge_snapshot(admission: Admission, generator: RemoteGenerator, policy: RemotePolicy) -> GaugeSnapshot:
-    held = admission.in_flight
-    return GaugeSnapshot(
-        rollouts=held.rollouts,
-        requested_tokens=held.tokens,
-        body_bytes=held.body_bytes,
-        waiting_generations=generator.waiting_generations,
-        waiting_by_priority=counts_by_priority(generator.waiting_by_weight),
-        policy_versions=policy.known_versions,
-    )
