@@ -57,8 +57,7 @@ from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.settings import ServiceSettings
-from service.tracing.spans import TracedRollouts, TracingMiddleware
-from service.tracing.tracer import tracer_of
+from service.tracing.spans import TracedRollouts, TracingMiddleware, tracer_of
 
 
 def http_options() -> HttpOptions | None:
