@@ -34,7 +34,7 @@ from service.agents.sessions import AgentSessions, RequestAgents
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
-from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, HttpMetricsMiddleware, export
+from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
@@ -44,7 +44,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.replay.replayer import Replayer
-from service.replay.same_weights import SameWeights
+from service.replay.same_weights import served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory, build_of
@@ -55,11 +55,9 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
-from service.scheduling.priority import counts_by_priority
 from service.scoring.scoring import Scoring
 from service.settings import ServiceSettings
-from service.tracing.spans import TracedRollouts, TracingMiddleware
-from service.tracing.tracer import tracer_of
+from service.tracing.spans import TracedRollouts, TracingMiddleware, tracer_of
 
 
 def http_options() -> HttpOptions | None:
@@ -206,7 +204,7 @@ class Ingress:
             records=recorder,
             replayer=Replayer(
                 remote,
-                SameWeights(policy),
+                partial(served_weights, policy),
                 tokenizer,
                 described,
                 build_of(described.settings_hash),
@@ -216,8 +214,8 @@ class Ingress:
             tinker=TinkerSampling(calls, scoring),
         )
         if rollout_metrics is not None and self._http_metrics is not None:
-            snapshot = partial(gauge_snapshot, admission, remote, policy)
-            self._exporting = export(rollout_metrics, self._http_metrics, snapshot)
+            gauges = IngressGauges(admission, remote, policy)
+            self._exporting = export(rollout_metrics, self._http_metrics, gauges)
         self._request_pacer = request_pacer()
         keep_proxy_handles(self._request_pacer.wait_for_turn)
         freeze_and_tune_collector()
@@ -246,15 +244,3 @@ async def describe_tasks(tasks: Iterable[RemoteEnvironment]) -> None:
     An environment that does not answer is asked again by the first request with its task.
     """
     await asyncio.gather(*(task.known_description() for task in tasks), return_exceptions=True)
-
-
-def gauge_snapshot(admission: Admission, generator: RemoteGenerator, policy: RemotePolicy) -> GaugeSnapshot:
-    held = admission.in_flight
-    return GaugeSnapshot(
-        rollouts=held.rollouts,
-        requested_tokens=held.tokens,
-        body_bytes=held.body_bytes,
-        waiting_generations=generator.waiting_generations,
-        waiting_by_priority=counts_by_priority(generator.waiting_by_weight),
-        policy_versions=policy.known_versions,
-    )

@@ -19,7 +19,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
@@ -172,17 +172,17 @@ class ControlTokens:
         if len(pieces) == 1:
             return SplittableText(text, is_split=False)
         spelled = [self._spelling(number) for number in pieces[1::2]]
-        moved, place, shift = [], 0, 0
+        moved, place, shift = list[tuple[int, int]](), 0, 0
         for before, number, spelling in zip(pieces[::2], pieces[1::2], spelled, strict=False):
             length = len(self._placeholder.format(number))
             place += len(before) + length
             shift += len(spelling) - length
             moved.append((place, shift))
-        kept, plain = pieces[::2], interleaved(pieces[::2], spelled)
-        starts = accumulate(map(len, interleaved_pieces(kept, spelled)), initial=0)
+        kept = pieces[::2]
+        plain = interleaved(kept, spelled)
         own = [
             (start + found.start(), start + found.end())
-            for start, piece in zip(islice(starts, 0, None, 2), kept, strict=False)
+            for start, piece in zip([0, *map(sum, moved)], kept, strict=True)
             for found in self._any.finditer(piece)
         ]
         is_changed = str(len(self.spellings)) in pieces[1::2]
@@ -338,9 +338,5 @@ def pattern_of(trie: Mapping[str, Any]) -> str:
     return f"(?:{found})?" if "" in trie else found
 
 
-def interleaved_pieces(pieces: Sequence[str], between: Sequence[str]) -> list[str]:
-    return [*chain.from_iterable(zip_longest(pieces, between, fillvalue=""))]
-
-
 def interleaved(pieces: Sequence[str], between: Sequence[str]) -> str:
-    return "".join(interleaved_pieces(pieces, between))
+    return "".join(chain.from_iterable(zip_longest(pieces, between, fillvalue="")))

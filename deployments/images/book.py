@@ -4,7 +4,7 @@ Times are seconds since 1970, which outlive the process.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -81,12 +81,9 @@ class ImageBook:
         Raises:
             ImagesFull: there is no room, even without the images that may go.
         """
-        room = Room(self._images, images.keys(), time_s - self._settings.keep_at_least_s)
-        self._make_room(room, images, owner)
-        changes = [
-            StoredChange(name, None if image is None else image.record()) for name, image in room.changed.items()
-        ]
-        changed = dict(room.changed)
+        changed = self._room_for(images, owner, time_s - self._settings.keep_at_least_s)
+        removed = [name for name, image in changed.items() if image is None]
+        changes = [StoredChange(name, None if image is None else image.record()) for name, image in changed.items()]
         for name, content in images.items():
             if (known := self._images.get(name)) is None:
                 image = KeptImage(len(content), frozenset([owner]), time_s, time_s)
@@ -98,7 +95,7 @@ class ImageBook:
 
         def commit() -> list[str]:
             self._apply(changed)
-            return room.removed
+            return removed
 
         return changes, commit
 
@@ -120,19 +117,33 @@ class ImageBook:
 
         return changes, commit
 
-    def _make_room(self, room: "Room", images: Mapping[str, bytes], owner: str) -> None:
-        """Raises `ImagesFull`."""
-        settings = self._settings
+    def _room_for(self, images: Mapping[str, bytes], owner: str, used_before: float) -> dict[str, KeptImage | None]:
+        """The images that make room for others: with fewer owners, or `None` for those that go. Raises `ImagesFull`."""
+        settings, changed = self._settings, dict[str, KeptImage | None]()
+        # In the order in which they go.
+        unused = takewhile(lambda pair: pair[1].used_at <= used_before, self._images.items())
+        candidates = [(name, image) for name, image in unused if name not in images]
         most_bytes = int(settings.max_bytes * settings.max_share) if owner else settings.max_bytes
-        for_owner = sum(len(content) for name, content in images.items() if not self._is_of(name, owner))
-        in_all = sum(len(content) for name, content in images.items() if name not in self._images)
-        own = self.bytes_of(owner) + for_owner - most_bytes
-        if own > room.free_of(owner, own):
+        over = self.bytes_of(owner) - most_bytes
+        over += sum(len(content) for name, content in images.items() if not self._is_of(name, owner))
+        for name, image in candidates:
+            if over > 0 and owner in image.owners:
+                others = image.owners - {owner}
+                changed[name] = replace(image, owners=others) if others else None
+                over -= image.size_bytes
+        if over > 0:
             share = f" x images.max_share ({settings.max_share:g})" if owner else ""
             raise self._full(f"{self.bytes_of(owner)} bytes of this caller", f"{share} allows {most_bytes}")
-        over = self.total_bytes + in_all - settings.max_bytes
-        if over > room.free(over):
+        over = self.total_bytes - settings.max_bytes
+        over += sum(len(content) for name, content in images.items() if name not in self._images)
+        over -= sum(image.size_bytes for name, image in candidates if changed.get(name, image) is None)
+        for name, image in candidates:
+            if over > 0 and changed.get(name, image) is not None:
+                changed[name] = None
+                over -= image.size_bytes
+        if over > 0:
             raise self._full(f"{self.total_bytes} bytes of all callers", f" allows {settings.max_bytes}")
+        return changed
 
     def _full(self, kept: str, allowed: str) -> ImagesFull:
         message = (
@@ -170,54 +181,3 @@ class ImageBook:
             self._bytes_of[owner] += sign * image.size_bytes
             if not self._bytes_of[owner]:
                 del self._bytes_of[owner]
-
-
-class Room:
-    """Images that go to make room for others; none goes before `changed` is stored and applied.
-
-    Args:
-        images: those that are kept, in the order in which they go.
-        needed: names of those that must stay.
-        used_before: images that were used later stay too.
-    """
-
-    def __init__(self, images: Mapping[str, KeptImage], needed: Collection[str], used_before: float) -> None:
-        self._images = images
-        self._needed = needed
-        self._used_before = used_before
-        self.changed: dict[str, KeptImage | None] = {}
-        """Images with fewer owners; `None` for those that go."""
-
-    @property
-    def removed(self) -> list[str]:
-        return [name for name, image in self.changed.items() if image is None]
-
-    def free_of(self, owner: str, wanted: int) -> int:
-        """Takes images from an owner until they have at least `wanted` bytes. Returns how many they have."""
-        freed = 0
-        for name, image in self._candidates() if wanted > 0 else ():
-            if owner in image.owners:
-                others = image.owners - {owner}
-                self.changed[name] = replace(image, owners=others) if others else None
-                freed += image.size_bytes
-                if freed >= wanted:
-                    break
-        return freed
-
-    def free(self, wanted: int) -> int:
-        """Drops images until they have at least `wanted` bytes, those that an owner lost included."""
-        freed = sum(self._images[name].size_bytes for name in self.removed)
-        for name, image in self._candidates() if wanted > freed else ():
-            if freed >= wanted:
-                break
-            if self.changed.get(name, image) is not None:
-                self.changed[name] = None
-                freed += image.size_bytes
-        return freed
-
-    def _candidates(self) -> Iterator[tuple[str, KeptImage]]:
-        for name, image in self._images.items():
-            if image.used_at > self._used_before:
-                return
-            if name not in self._needed:
-                yield name, image

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
-from tenacity.wait import wait_base
 
 from deployments.models.settings import ChatModelSettings, ModelPrices
 from deployments.strict_settings import bearer_headers
@@ -37,14 +36,12 @@ class AttemptFailed(Exception):
         self.wait_s = wait_s
 
 
-class PauseBetweenAttempts(wait_base):
+def pause_s(retry_state: RetryCallState) -> float:
     """Doubling pauses with jitter, so that calls do not return all at once, after the time that the server asks for."""
-
-    def __call__(self, retry_state: RetryCallState) -> float:
-        pause_s: float = min(FIRST_PAUSE_S * 2 ** (retry_state.attempt_number - 1), LONGEST_PAUSE_S)
-        failure = retry_state.outcome.exception() if retry_state.outcome else None
-        asked_s = failure.wait_s if isinstance(failure, AttemptFailed) else 0.0
-        return min(asked_s, LONGEST_PAUSE_S) + pause_s * random.uniform(0.5, 1.0)
+    longest_s: float = min(FIRST_PAUSE_S * 2 ** (retry_state.attempt_number - 1), LONGEST_PAUSE_S)
+    failure = retry_state.outcome.exception() if retry_state.outcome else None
+    asked_s = failure.wait_s if isinstance(failure, AttemptFailed) else 0.0
+    return min(asked_s, LONGEST_PAUSE_S) + longest_s * random.uniform(0.5, 1.0)
 
 
 class HttpChatModel(ChatModel):
@@ -80,7 +77,7 @@ class HttpChatModel(ChatModel):
         async with self._slots:
             retrying = AsyncRetrying(
                 stop=stop_after_attempt(1 + self._settings.retries) | stop_before_delay(self._settings.give_up_after_s),
-                wait=PauseBetweenAttempts(),
+                wait=pause_s,
                 retry=retry_if_exception_type(AttemptFailed),
                 retry_error_callback=self._give_up,
             )

@@ -5,12 +5,15 @@ who has the most loses the oldest.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from deployments.rollout_records.failures import rollout_unknown
 from deployments.rollout_records.settings import RolloutRecordsSettings
 
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 BYTES_PER_ENTRY = 512
 """Taken by the place of a record beside its bytes."""
 BYTES_PER_NOTE = 256
@@ -48,79 +51,119 @@ class KeptRecord:
         return len(self.data) + BYTES_PER_ENTRY + sum(len(note.data) + BYTES_PER_NOTE for note in self.notes)
 
 
-class RecordBook:
-    """The records that are kept, each under its `rollout_id`."""
+class OwnedValues(Generic[Key, Value]):
+    """Values by owner and key. Beyond `most` of all owners together, the owner who has the most loses the oldest.
 
-    def __init__(self, settings: RolloutRecordsSettings) -> None:
-        self._settings = settings
-        self._by_owner: dict[str, OrderedDict[str, KeptRecord]] = {}
-        """By owner and id, the oldest first."""
+    Args:
+        size_of: the part of `most` that a value takes; by default one.
+    """
+
+    def __init__(self, most: int, size_of: Callable[[Value], int] = lambda _: 1) -> None:
+        self._most = most
+        self._size_of = size_of
+        self._by_owner: dict[str, OrderedDict[Key, Value]] = {}
+        """Those of an owner that were set last are at the end."""
         self._sizes: dict[str, int] = {}
-        """By owner, in bytes."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_owner.values()))
 
+    def __iter__(self) -> Iterator[tuple[str, Key, Value]]:
+        return ((owner, key, value) for owner, values in self._by_owner.items() for key, value in values.items())
+
+    @property
+    def size(self) -> int:
+        """Size of all values together."""
+        return sum(self._sizes.values())
+
+    def get(self, owner: str, key: Key) -> Value | None:
+        return self._by_owner.get(owner, OrderedDict()).get(key)
+
+    def newest(self, owner: str) -> Iterator[Value]:
+        """The values of the owner, the newest first."""
+        return reversed(self._by_owner.get(owner, OrderedDict()).values())
+
+    def set(self, owner: str, key: Key, value: Value) -> None:
+        """Keeps the value as the newest, in place of one of the same key; none that is larger than all may be."""
+        self._drop(owner, key)
+        if (size := self._size_of(value)) > self._most:
+            return
+        self._by_owner.setdefault(owner, OrderedDict())[key] = value
+        self._sizes[owner] = self._sizes.get(owner, 0) + size
+        while self.size > self._most:
+            self._drop_oldest(max(self._sizes, key=self._sizes.__getitem__))
+
+    def replace(self, owner: str, key: Key, value: Value) -> None:
+        """Puts another value in the place of one that is kept, if there is room for it."""
+        grown = self._size_of(value) - self._size_of(self._by_owner[owner][key])
+        if self.size + grown <= self._most:
+            self._by_owner[owner][key] = value
+            self._sizes[owner] += grown
+
+    def drop_oldest_while(self, is_over: Callable[[Key, Value], bool]) -> None:
+        """Drops the oldest of each owner as long as `is_over` says so."""
+        for owner, values in list(self._by_owner.items()):
+            while values and is_over(*next(iter(values.items()))):
+                self._drop_oldest(owner)
+
+    def _drop_oldest(self, owner: str) -> None:
+        self._drop(owner, next(iter(self._by_owner[owner])))
+
+    def _drop(self, owner: str, key: Key) -> None:
+        values = self._by_owner.get(owner)
+        if values is None or key not in values:
+            return
+        self._sizes[owner] -= self._size_of(values.pop(key))
+        if not values:
+            del self._by_owner[owner], self._sizes[owner]
+
+
+class RecordBook:
+    """The records that are kept, each under its `rollout_id`."""
+
+    def __init__(self, settings: RolloutRecordsSettings) -> None:
+        self._keep_s = settings.keep_s
+        self._records = OwnedValues[str, KeptRecord](settings.max_bytes, lambda record: record.size)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
     @property
     def size(self) -> int:
         """Bytes of all records together."""
-        return sum(self._sizes.values())
+        return self._records.size
 
     def put(self, record: KeptRecord) -> None:
         """Keeps the record, in place of one of the same id. One that is larger than all may be is not kept."""
-        self._remove(record.owner, record.rollout_id)
-        if record.size > self._settings.max_bytes:
-            return
-        self._by_owner.setdefault(record.owner, OrderedDict())[record.rollout_id] = record
-        self._sizes[record.owner] = self._sizes.get(record.owner, 0) + record.size
-        while self.size > self._settings.max_bytes:
-            largest = max(self._sizes, key=self._sizes.__getitem__)
-            self._remove(largest, next(iter(self._by_owner[largest])))
+        self._records.set(record.owner, record.rollout_id, record)
 
     def record(self, rollout_id: str, owner: str) -> KeptRecord:
         """Raises `RolloutUnknown`, also for another owner's."""
-        record = self._by_owner.get(owner, OrderedDict()).get(rollout_id)
+        record = self._records.get(owner, rollout_id)
         if record is None:
             raise rollout_unknown(rollout_id)
         return record
 
     def replace_data(self, record: KeptRecord, data: bytes) -> None:
         """The record has other data from now on. One that is not kept any more, or would be too large, is left."""
-        kept = self._by_owner.get(record.owner, OrderedDict()).get(record.rollout_id)
+        kept = self._records.get(record.owner, record.rollout_id)
         if kept is not None and kept.data is record.data:
-            self._replace(kept, replace(kept, data=data))
+            self._records.replace(record.owner, record.rollout_id, replace(kept, data=data))
 
     def add_note(self, note: RecordNote) -> None:
         """Adds a note to its record. One that is not kept, or would be too large, is left."""
-        kept = self._by_owner.get(note.owner, OrderedDict()).get(note.rollout_id)
+        kept = self._records.get(note.owner, note.rollout_id)
         if kept is None:
             return
         notes = [*kept.notes, note]
         if sum(other.name == note.name for other in notes) > MOST_NOTES:
             notes.remove(next(other for other in notes if other.name == note.name))
-        self._replace(kept, replace(kept, notes=tuple(notes)))
-
-    def _replace(self, kept: KeptRecord, changed: KeptRecord) -> None:
-        grown = changed.size - kept.size
-        if self.size + grown <= self._settings.max_bytes:
-            self._by_owner[kept.owner][kept.rollout_id] = changed
-            self._sizes[kept.owner] += grown
+        self._records.replace(note.owner, note.rollout_id, replace(kept, notes=tuple(notes)))
 
     def newest(self, owner: str) -> Iterator[KeptRecord]:
         """The records of the owner, the newest first."""
-        return reversed(self._by_owner.get(owner, OrderedDict()).values())
+        return self._records.newest(owner)
 
     def expire(self, now: float) -> None:
         """Forgets the records whose time is over."""
-        for owner, records in list(self._by_owner.items()):
-            while records and next(iter(records.values())).kept_at + self._settings.keep_s <= now:
-                self._remove(owner, next(iter(records)))
-                records = self._by_owner.get(owner, OrderedDict())
-
-    def _remove(self, owner: str, rollout_id: str) -> None:
-        records = self._by_owner.get(owner)
-        if records is None or (record := records.pop(rollout_id, None)) is None:
-            return
-        self._sizes[owner] -= record.size
-        if not records:
-            del self._by_owner[owner], self._sizes[owner]
+        self._records.drop_oldest_while(lambda _, record: record.kept_at + self._keep_s <= now)

@@ -3,15 +3,15 @@
 No I/O.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.rollout_records.ratios import LARGEST_DIFFERENCE, Floats, Sums, sums_by
+from deployments.rollout_records.ratios import LARGEST_DIFFERENCE, Floats, Sums, TokenLabels, sums_by
 from rollout_client.contract.training import may_be_compared, may_be_trained
 
 HEAD_TOKENS = 4
@@ -21,14 +21,6 @@ UNKNOWN = "unknown"
 MOST_VERSIONS = 32
 """Versions of one rollout that are told apart."""
 MOST_DIGITS = 18
-
-
-class LabelledTokens(NamedTuple):
-    """Tokens `[start, end)` of those that are compared have this label."""
-
-    start: int
-    end: int
-    label: str
 
 
 class ReportRefused(Exception):
@@ -60,8 +52,8 @@ class ComparedRollout:
     """The log-probabilities that it was sampled with."""
     difference: Floats
     """The trainer's less `sampled`, at most `LARGEST_DIFFERENCE` in size."""
-    labels: Mapping[str, Sequence[LabelledTokens]]
-    """By attribute, such as `replica`, the values of the tokens: spans that cover all of them, in order."""
+    labels: Mapping[str, TokenLabels[str]]
+    """By attribute, such as `replica`, the value of each token."""
     temperature: float
     stated_version: str | None
     unmasked: int
@@ -81,8 +73,7 @@ class ComparedRollout:
 
     def sums_by(self, attribute: str) -> dict[str, Sums]:
         """By the values of the attribute."""
-        spans = self.labels[attribute]
-        return sums_by([one.label for one in spans], [one.end - one.start for one in spans], self.difference)
+        return sums_by(self.labels[attribute], self.difference)
 
 
 def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[str, int]) -> ComparedRollout:
@@ -122,7 +113,7 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
         group=record["group_id"],
         sampled=sampled,
         difference=np.clip(given - sampled, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE),
-        labels={name: cut(spans, first, first + len(given)) for name, spans in labels.items()},
+        labels={name: of_token.within(first, first + len(given)) for name, of_token in labels.items()},
         temperature=replay.get("temperature", 1.0),
         stated_version=report.weight_version,
         unmasked=0 if report.mask is None else int((report.mask & ~is_trained[places]).sum()),
@@ -175,79 +166,58 @@ def other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) ->
 
 def labels_of(
     record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], looked_at: Sequence[bool], engine: str
-) -> dict[str, list[LabelledTokens]]:
+) -> dict[str, TokenLabels[str]]:
     """The attributes of where and how each token of the messages that are looked at was made."""
-    labels: dict[str, list[LabelledTokens]] = {name: [] for name in ("version", "position", *OF_GENERATION)}
-    parts: dict[int, list[Mapping[str, Any]]] = {}
-    for made in record["generations"]:
-        parts.setdefault(made["message"], []).append(made)
+    spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in ("version", "position", *OF_GENERATION)}
     begin = 0
     for index, message in enumerate(messages):
         if not looked_at[index]:
             continue
         end = begin + len(message["token_ids"])
-        spans = message.get("weight_versions") or ()
-        label(labels["version"], begin, end, [(one["start"], one["end"], one["version"]) for one in spans])
-        for name, value_of in OF_GENERATION.items():
-            made_by = parts.get(index, ())
-            label(labels[name], begin, end, [(made["start"], made["end"], value_of(made)) for made in made_by])
-        label(labels["position"], begin, end, [(0, HEAD_TOKENS, "head"), (HEAD_TOKENS, end - begin, "rest")])
+
+        def add(name: str, start: int, stop: int, value: str, begin: int = begin, end: int = end) -> None:
+            spans[name].append((begin + start, min(begin + stop, end), value))
+
+        for one in message.get("weight_versions") or ():
+            add("version", one["start"], one["end"], one["version"])
+        for made in (made for made in record["generations"] if made["message"] == index):
+            for name, value_of in OF_GENERATION.items():
+                add(name, made["start"], made["end"], value_of(made))
+        add("position", 0, HEAD_TOKENS, "head")
+        add("position", HEAD_TOKENS, end, "rest")
         begin = end
-    label(labels.setdefault("policy", []), 0, begin, [(0, begin, record.get("policy") or "unnamed")])
-    label(labels.setdefault("engine", []), 0, begin, [(0, begin, engine)])
-    return labels
+    spans |= {"policy": [(0, begin, record.get("policy") or "unnamed")], "engine": [(0, begin, engine)]}
+    return {name: labelled(begin, of_attribute) for name, of_attribute in spans.items()}
 
 
-def served_alone(labels: Sequence[LabelledTokens], latest: Mapping[str, int]) -> list[LabelledTokens]:
+def labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[str]:
+    """The labels of `count` tokens by spans, the first of which counts; tokens in none of them are unknown."""
+    codes: dict[str, int] = {}
+    of_span = [codes.setdefault(name or UNKNOWN, len(codes)) for *_, name in spans]
+    of_token = np.full(count, -1, np.intp)
+    for (start, end, _), code in zip(reversed(spans), reversed(of_span), strict=True):
+        of_token[start:end] = code
+    if (in_none := of_token < 0).any():
+        of_token[in_none] = codes.setdefault(UNKNOWN, len(codes))
+    return TokenLabels([*codes], of_token)
+
+
+def served_alone(versions: TokenLabels[str], latest: Mapping[str, int]) -> TokenLabels[str]:
     """The versions of tokens, of which those that never were served are unknown: a caller may have posted the log.
 
     Args:
         latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
     """
-    served = [version for version in dict.fromkeys(one.label for one in labels) if is_served(version, latest)]
-    told = set(served[:MOST_VERSIONS])
-    kept: list[LabelledTokens] = []
-    for start, end, version in labels:
-        name = version if version in told else UNKNOWN
-        begin = kept.pop().start if kept and kept[-1].label == name else start
-        kept.append(LabelledTokens(begin, end, name))
-    return kept
+    told = set([version for version in versions.names if is_served(version, latest)][:MOST_VERSIONS])
+    codes: dict[str, int] = {}
+    known = [codes.setdefault(name if name in told else UNKNOWN, len(codes)) for name in versions.names]
+    return TokenLabels([*codes], np.array(known, np.intp)[versions.codes])
 
 
 def is_served(label: str, latest: Mapping[str, int]) -> bool:
     name, _, number = label.rpartition("/")
     # Versions of a policy only increase. Without a leading zero, a version has one label.
     return number.isdecimal() and number == str(int(number[:MOST_DIGITS])) and int(number) <= latest.get(name, -1)
-
-
-def cut(labels: Sequence[LabelledTokens], start: int, end: int) -> list[LabelledTokens]:
-    """The spans of the tokens `[start, end)`, which count from `start`."""
-    inside = [(max(one.start, start), min(one.end, end), one.label) for one in labels]
-    return [LabelledTokens(begin - start, stop - start, name) for begin, stop, name in inside if begin < stop]
-
-
-def label(labels: list[LabelledTokens], begin: int, end: int, spans: Sequence[tuple[int, int, str]]) -> None:
-    """Labels the tokens `[begin, end)`. `spans` count from `begin`, in order; tokens in none of them are unknown."""
-    at = begin
-    for span_start, span_end, name in spans:
-        start, stop = max(begin + span_start, at), min(begin + span_end, end)
-        if at < start:
-            labels.append(LabelledTokens(at, start, UNKNOWN))
-        if start < stop:
-            labels.append(LabelledTokens(start, stop, name or UNKNOWN))
-            at = stop
-    if at < end:
-        labels.append(LabelledTokens(at, end, UNKNOWN))
-
-
-def crossed(one: Sequence[LabelledTokens], other: Sequence[LabelledTokens]) -> Iterator[tuple[int, int, str, str]]:
-    """The spans in which both labels stay the same, in order: start, end, and both labels."""
-    i = j = 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i].start, other[j].start), min(one[i].end, other[j].end)
-        if start < end:
-            yield start, end, one[i].label, other[j].label
-        i, j = i + (one[i].end == end), j + (other[j].end == end)
 
 
 def batch_label(made: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
-from deployments.rollout_records.ratios import Floats, Sums, sums_by, total
+from deployments.rollout_records.ratios import Floats, Sums, TokenLabels, sums_by, total
 
 MismatchKind = Literal[
     "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
@@ -71,15 +71,13 @@ class RolloutPattern:
 
 def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
     stated = rollout.stated_version
-    counts = np.zeros(rollout.tokens, bool)
-    for start, end, version in rollout.labels["version"]:
-        counts[start:end] = stated in (None, version)
-    difference, before = rollout.difference[counts], np.concatenate([[0], np.cumsum(counts)])
+    versions = rollout.labels["version"]
+    counts = np.array([stated in (None, version) for version in versions.names])[versions.codes]
+    difference = rollout.difference[counts]
 
     def counted(attribute: str) -> dict[str, Sums]:
-        spans = rollout.labels[attribute]
-        lengths = before[[one.end for one in spans]] - before[[one.start for one in spans]]
-        return sums_by([one.label for one in spans], lengths, difference)
+        names, codes = rollout.labels[attribute]
+        return sums_by(TokenLabels(names, codes[counts]), difference)
 
     places = counted("position")
     return RolloutPattern(

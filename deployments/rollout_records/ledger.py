@@ -5,12 +5,13 @@ long as the others have less; causes are looked for in the rollouts of one owner
 trainer's, and told to that owner, but for replicas that are at fault.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import product
 
-from deployments.rollout_records.comparison import ComparedRollout, crossed
+from deployments.rollout_records.book import Key, OwnedValues
+from deployments.rollout_records.comparison import ComparedRollout
 from deployments.rollout_records.findings import (
     MismatchFinding,
     MismatchKind,
@@ -19,11 +20,9 @@ from deployments.rollout_records.findings import (
     pattern_of,
     suspect_of,
 )
-from deployments.rollout_records.ratios import Sums, sums_by
+from deployments.rollout_records.ratios import Sums, TokenLabels, sums_by
 from deployments.rollout_records.trials import MadeRollout, ReplicaTrials, Vote
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 NO_TOKENS = Sums()
 
 RECENT_ROLLOUTS = 256
@@ -38,46 +37,6 @@ MOST_HISTORY = MOST_PERIODS * MOST_VALUES
 """Periods of a replica and version, of all owners together."""
 MOST_WORST = 20
 MOST_FINDINGS = 50
-
-
-class OwnedValues(Generic[Key, Value]):
-    """Values by owner and key. Beyond `most` of all owners together, the owner who has the most loses the oldest."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._by_owner: dict[str, OrderedDict[Key, Value]] = {}
-        """Those of an owner that were set last are at the end."""
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[tuple[str, Key, Value]]:
-        return ((owner, key, value) for owner, values in self._by_owner.items() for key, value in values.items())
-
-    def get(self, owner: str, key: Key) -> Value | None:
-        return self._by_owner.get(owner, OrderedDict()).get(key)
-
-    def set(self, owner: str, key: Key, value: Value) -> None:
-        values = self._by_owner.setdefault(owner, OrderedDict())
-        self._count += key not in values
-        values[key] = value
-        values.move_to_end(key)
-        while self._count > self._most:
-            self._drop(max(self._by_owner, key=lambda one: len(self._by_owner[one])))
-
-    def drop_oldest_while(self, is_over: Callable[[Key], bool]) -> None:
-        """Drops the oldest of each owner as long as `is_over` says so."""
-        for owner, values in list(self._by_owner.items()):
-            while values and is_over(next(iter(values))):
-                self._drop(owner)
-
-    def _drop(self, owner: str) -> None:
-        values = self._by_owner[owner]
-        values.popitem(last=False)
-        self._count -= 1
-        if not values:
-            del self._by_owner[owner]
 
 
 def sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
@@ -163,13 +122,14 @@ class MismatchLedger:
             for value, of_value in rollout.sums_by(attribute).items():
                 values.set(owner, value, (values.get(owner, value) or NO_TOKENS) + of_value)
         period = now - now % PERIOD_S
-        spans = [*crossed(rollout.labels["replica"], rollout.labels["version"])]
-        made_by, lengths = [(one, version) for *_, one, version in spans], [end - start for start, end, *_ in spans]
-        for made, of_made in sums_by(made_by, lengths, rollout.difference).items():
+        replicas, versions = rollout.labels["replica"], rollout.labels["version"]
+        both = [*product(replicas.names, versions.names)]
+        made_by = TokenLabels(both, replicas.codes * len(versions.names) + versions.codes)
+        for made, of_made in sums_by(made_by, rollout.difference).items():
             key = (period, *made)
             self._history.set(owner, key, (self._history.get(owner, key) or NO_TOKENS) + of_made)
-        self._history.drop_oldest_while(lambda key: key[0] < period - (MOST_PERIODS - 1) * PERIOD_S)
-        policy = rollout.labels["policy"][0].label
+        self._history.drop_oldest_while(lambda key, _: key[0] < period - (MOST_PERIODS - 1) * PERIOD_S)
+        policy = rollout.labels["policy"].names[0]
         window = self._windows.get(owner, policy) or deque(maxlen=RECENT_ROLLOUTS)
         window.append(pattern_of(rollout, owner))
         self._windows.set(owner, policy, window)

@@ -8,7 +8,7 @@ beside the mean, and so does the largest ratio.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,27 +79,27 @@ def total(parts: Iterable[Sums]) -> Sums:
     return whole
 
 
-def sums_by(
-    labels: Sequence[Label], lengths: Sequence[int] | NDArray[np.int64], differences: Floats
-) -> dict[Label, Sums]:
-    """The sums of each label. Label `i` is that of the next `lengths[i]` tokens.
+class TokenLabels(NamedTuple, Generic[Label]):
+    """A label for each token: that of token `i` is `names[codes[i]]`. Bounded also where each token has its own."""
 
-    Of many spans too: a caller may post a log in which each token has a span of its own.
-    """
-    codes: dict[Label, int] = {}
-    of_span = [codes.setdefault(label, len(codes)) for label in labels]
-    if len(codes) == 1:
-        return {label: sums for label in codes if (sums := Sums.of(differences)).tokens}
-    of_token = np.repeat(np.array(of_span, np.intp), lengths)
+    names: Sequence[Label]
+    codes: NDArray[np.intp]
+
+    def within(self, start: int, end: int) -> "TokenLabels[Label]":
+        return TokenLabels(self.names, self.codes[start:end])
+
+
+def sums_by(labels: TokenLabels[Label], differences: Floats) -> dict[Label, Sums]:
+    """The sums of each label that a token has, in the order of the names."""
     sizes = sizes_of(differences)
     counted = np.minimum(sizes, MOST_COUNTED_SIZE)
-    largest = np.zeros(len(codes))
-    np.maximum.at(largest, of_token, sizes)
+    largest = np.zeros(len(labels.names))
+    np.maximum.at(largest, labels.codes, sizes)
     columns = [
-        np.bincount(of_token, weights, len(codes)).tolist()
+        np.bincount(labels.codes, weights, len(labels.names)).tolist()
         for weights in (None, counted, np.exp(counted), sizes > MOST_COUNTED_SIZE)
     ]
-    rows = zip(codes, *columns, largest.tolist(), strict=True)
+    rows = zip(labels.names, *columns, largest.tolist(), strict=True)
     return {label: Sums(of[0], of[1], of[2], int(of[3]), of[4]) for label, *of in rows if of[0]}
 
 

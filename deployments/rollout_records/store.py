@@ -178,11 +178,7 @@ def fields_of(sums: Sums) -> dict[str, Any]:
 
 
 def ratios_of(sums: Sums) -> dict[str, float]:
-    return {
-        "mean_ratio": sums.mean_ratio,
-        "share_beyond": sums.share_beyond,
-        "largest_ratio": sums.largest_ratio,
-    }
+    return {name: getattr(sums, name) for name in ("mean_ratio", "share_beyond", "largest_ratio")}
 
 
 def fields_of_cause(noted: Noted) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from service.admission.capacity import (
     Reservation,
     Resource,
 )
-from service.admission.key_usage import KeyUsage, KeyUsages, MeteredGenerator
+from service.admission.key_usage import KeyUsage, MeteredGenerator
 from service.problems import (
     NOT_READY,
     OVERLOADED,
@@ -87,7 +87,7 @@ class Admission:
         self.max_model_len = max_model_len
         self._ingress_replicas = ingress_replicas
         self._lock = Lock()
-        self._keys = KeyUsages(ingress_replicas, now_s, bounds_of_key(settings.replica))
+        self._usage_by_key: dict[str, KeyUsage] = {}
         self._now_s = now_s
         self._refuses_new = False
 
@@ -117,7 +117,7 @@ class Admission:
             raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
         holds = [Hold(self._capacity, OVERLOADED)]
         with self._lock:
-            usage = self._keys.of(caller)
+            usage = self._usage_by(caller)
         if usage is not None:
             if not is_of_rollout:
                 refuse_without_tokens(usage)
@@ -153,7 +153,7 @@ class Admission:
 
     def usage_of(self, caller: Caller) -> KeyUsage | None:
         """Usage of the token quota of the caller's key; `None` if it has no such quota."""
-        usage = self._keys.of(caller)
+        usage = self._usage_by(caller)
         return usage if usage is not None and usage.has_token_quota else None
 
     def metered(self, generator: Generator, caller: Caller) -> Generator:
@@ -163,8 +163,18 @@ class Admission:
 
     def sandboxes_of(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """The sandboxes of the caller's key. A task that enters waits while those are as many as its quota allows."""
-        usage = self._keys.of(caller)
+        usage = self._usage_by(caller)
         return nullcontext() if usage is None else usage.sandboxes
+
+    def _usage_by(self, caller: Caller) -> KeyUsage | None:
+        """Usage by the caller's key, with the quotas that it has now; `None` for a caller without one."""
+        if caller.name is None:
+            return None
+        if (usage := self._usage_by_key.get(caller.name)) is None:
+            usage = KeyUsage(caller.name, self._ingress_replicas, self._now_s, bounds_of_key(self.settings.replica))
+            self._usage_by_key[caller.name] = usage
+        usage.set_quotas(caller.quotas)
+        return usage
 
     def amounts_of_call(self, choices: int, most_tokens: int | None = None) -> Amounts:
         """Amounts for a call of a model server's API: each choice counts as a rollout, of the longest length unless

@@ -40,6 +40,9 @@ class Amounts:
         return amount
 
 
+NOTHING = Amounts()
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The most of one resource; `setting` is its name in the config."""
@@ -54,7 +57,7 @@ class Bound:
 class Reservation:
     """Amounts that one request holds."""
 
-    held: Amounts = Amounts()
+    held: Amounts = NOTHING
 
 
 class BoundExceeded(Exception):
@@ -119,27 +122,25 @@ class Capacity:
         """
         held = reservation.held
         grown = Amounts(**{resource: max(held.of(resource), wanted.of(resource)) for resource in RESOURCES})
-        for resource in RESOURCES:
-            if grown.of(resource) > held.of(resource):
-                self._check(resource, held.of(resource), grown.of(resource), ingress_replicas, now)
+        self.check(grown, ingress_replicas, now, held)
         self._add(held, sign=-1)
         self._add(grown, sign=1)
         reservation.held = grown
 
-    def check(self, wanted: Amounts, ingress_replicas: int, now: float) -> None:
-        """Raises what `grow` would raise for a new request, and reserves nothing."""
+    def check(self, wanted: Amounts, ingress_replicas: int, now: float, held: Amounts = NOTHING) -> None:
+        """Raises what `grow` would raise for a request that holds `held`, and reserves nothing."""
         for resource in RESOURCES:
-            if amount := wanted.of(resource):
-                self._check(resource, 0, amount, ingress_replicas, now)
+            if wanted.of(resource) > held.of(resource):
+                self._check(resource, held.of(resource), wanted.of(resource), ingress_replicas, now)
 
     def close(self, reservation: Reservation, now: float) -> None:
         """Releases the reservation; idempotent."""
-        if reservation.held == Amounts():
+        if reservation.held == NOTHING:
             return
         self._add(reservation.held, sign=-1)
         self._ended.append((now, reservation.held))
         self._forget_old(now)
-        reservation.held = Amounts()
+        reservation.held = NOTHING
 
     def _check(self, resource: Resource, held: int, wanted: int, ingress_replicas: int, now: float) -> None:
         bounds = [bounds[resource] for bounds in (self._of_replica, self._of_service) if resource in bounds]
@@ -175,8 +176,4 @@ class Capacity:
 
     def _add(self, amounts: Amounts, sign: Literal[1, -1]) -> None:
         total = self._in_flight
-        self._in_flight = Amounts(
-            total.rollouts + sign * amounts.rollouts,
-            total.tokens + sign * amounts.tokens,
-            total.body_bytes + sign * amounts.body_bytes,
-        )
+        self._in_flight = Amounts(**{name: total.of(name) + sign * amounts.of(name) for name in RESOURCES})

@@ -9,14 +9,13 @@ exceed `per_minute * (1 + t / 60 s)` by no more than the last charge: it is neve
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping
 
 from anyio import CapacityLimiter
 
 from deployments.protocols.generation import Generation, GenerationRequest, Generator, ScoringRequest
 from deployments.protocols.replicas import GeneratorDescription
-from service.access.keys import Caller, KeyQuotas
+from service.access.keys import KeyQuotas
 from service.admission.capacity import Bound, Capacity, Resource
 
 SECONDS_PER_MINUTE = 60.0
@@ -59,7 +58,6 @@ class TokenBudget:
 FIRST_EXPECTED_TOKENS = 256.0
 """Length of a key's generations, until the first ones have ended."""
 LEARNING_RATE = 1 / 16
-NO_BOUNDS: Mapping[Resource, Bound] = {}
 LONGEST_NAP_S = 1.0
 """Quota re-check interval: tokens may be refunded, or the quota raised."""
 
@@ -139,34 +137,6 @@ def rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
     if ingress_replicas > 1:
         setting += f" ({quota}, shared by {ingress_replicas} ingress replicas)"
     return Bound(share_of_quota(quota, ingress_replicas), setting)
-
-
-class KeyUsages:
-    """Usage of all keys, by name."""
-
-    def __init__(
-        self,
-        ingress_replicas: Callable[[], int],
-        now_s: Callable[[], float] = time.monotonic,
-        bounds: Mapping[Resource, Bound] = NO_BOUNDS,
-    ) -> None:
-        """Without any usage; `bounds` apply to each key, whatever its quotas."""
-        self._bounds = bounds
-        self._ingress_replicas = ingress_replicas
-        self._now_s = now_s
-        self._by_name: dict[str, KeyUsage] = {}
-
-    def of(self, caller: Caller) -> KeyUsage | None:
-        """Usage by the caller's key; `None` for a caller without one."""
-        if caller.name is None:
-            return None
-        usage = self._by_name.get(caller.name)
-        if usage is None:
-            usage = self._by_name[caller.name] = KeyUsage(
-                caller.name, self._ingress_replicas, self._now_s, self._bounds
-            )
-        usage.set_quotas(caller.quotas)
-        return usage
 
 
 class MeteredGenerator(Generator):

@@ -7,16 +7,17 @@ import asyncio
 import binascii
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
+from typing import TypeVar
 
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
 from deployments.images.failures import ImageRefused, image_unknown
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import ImageStore, name_of_image
 from rollout_client.contract.blobs import BlobInfo
-from rollout_client.contract.messages import ImagePart, PromptMessage
+from rollout_client.contract.messages import ContentPart, ImagePart
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
@@ -29,6 +30,7 @@ LONGEST_DATA_URL_HEAD = 40
 NAME_PREFIX = "sha256:"
 NOT_FETCHED: Mapping[str, str] = MappingProxyType({})
 MOST_SAMPLES_READ_INLINE = 64
+Value = TypeVar("Value")
 Location = tuple[str | int, ...]
 Source = tuple[str, Location]
 """An image as the request has it, and its place there."""
@@ -117,9 +119,7 @@ class RequestImages:
     async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
         """As `named`, for the sample of a session."""
         sources = list(sources_of(sample, ("sample",)))
-        if len(sources) > self.settings.max_images:
-            message = f"it shows {len(sources)} images, and images.max_images allows {self.settings.max_images}"
-            raise invalid_request(FieldProblem(field="sample", message=f"{message}; show fewer", value=len(sources)))
+        refuse_too_many(sources, self.settings.max_images)
         names = await self.names_of(sources, caller)
         return sample_with_names(sample, names) if names else sample
 
@@ -137,21 +137,25 @@ class RequestImages:
         if not sources:
             return {}
         if not self._takes_images:
-            raise refused(sources, dict.fromkeys((source for source, _ in sources), MODEL_TAKES_NONE))
+            raise none_taken(sources, MODEL_TAKES_NONE)
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
         known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
         given = [source for source in each if source not in known]
         room = FetchRoom()
-        contents = dict(zip(given, await asyncio.gather(*(self._content(each, room) for each in given)), strict=True))
+        contents = dict(
+            zip(given, await asyncio.gather(*(or_refusal(self._content(each, room)) for each in given)), strict=True)
+        )
         read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
         names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
         asked = list(dict.fromkeys([*known.values(), *names.values()]))
         unknown = set(await self.store.refused(asked, caller.name) if asked else ())
         new = {source: data for source, data in read.items() if names[source] in unknown}
-        checked = zip(new, await asyncio.gather(*map(self._refusal, new.values())), strict=True)
+        checked = zip(
+            new, await asyncio.gather(*(or_refusal(self._checks.checked(data)) for data in new.values())), strict=True
+        )
         refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
-        refusals |= {source: str(refusal) for source, refusal in checked if refusal is not None}
+        refusals |= {source: str(refusal) for source, refusal in checked if isinstance(refusal, ImageRefused)}
         refusals |= {source: NOT_KEPT for source, name in known.items() if name in unknown}
         if refusals:
             raise refused([(source, place) for source, place in sources if source in refusals], refusals)
@@ -159,22 +163,20 @@ class RequestImages:
             await self.store.put([*new.values()], caller.name)
         return names | {source: name for source, name in known.items() if source != name}
 
-    async def _content(self, source: str, room: FetchRoom) -> bytes | ImageRefused:
-        try:
-            if not is_address(source):
-                async with self._decoding:
-                    return await asyncio.to_thread(decoded, source, self.settings)
+    async def _content(self, source: str, room: FetchRoom) -> bytes:
+        """Raises `ImageRefused`."""
+        if is_address(source):
             return await self._fetcher.fetch(source, room)
-        except ImageRefused as error:
-            return error
+        async with self._decoding:
+            return await asyncio.to_thread(decoded, source, self.settings)
 
-    async def _refusal(self, data: bytes) -> ImageRefused | None:
-        """Why these bytes are not taken; `None` if they are."""
-        try:
-            await self._checks.checked(data)
-        except ImageRefused as error:
-            return error
-        return None
+
+async def or_refusal(value: Awaitable[Value]) -> Value | ImageRefused:
+    """The value, or why the image is not taken."""
+    try:
+        return await value
+    except ImageRefused as refusal:
+        return refusal
 
 
 def is_name(source: str) -> bool:
@@ -188,13 +190,13 @@ def is_address(source: str) -> bool:
 async def refuse_images(request: RolloutRequest) -> None:
     """For a service without images. Raises `RequestProblem` (422) with the first `MOST_PROBLEMS` images."""
     if sources := await read_beside_others(request):
-        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+        raise none_taken(sources)
 
 
 def refuse_images_of_sample(sample: SampleInput) -> None:
     """As `refuse_images`, for the sample of a session."""
     if sources := list(sources_of(sample, ("sample",))):
-        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+        raise none_taken(sources)
 
 
 def sources_in(request: RolloutRequest) -> Iterator[Source]:
@@ -229,14 +231,14 @@ async def read_beside_others(request: RolloutRequest) -> list[Source]:
 
 def refuse_too_many(sources: Sequence[Source], most: int) -> None:
     """Raises `RequestProblem` (422) for samples that show more images than a sample may."""
-    counts = Counter(place[1] for _, place in sources)
+    counts = Counter(place[: 2 if place[0] == "samples" else 1] for _, place in sources)
     problems = [
         FieldProblem(
-            field=dotted(("samples", position)),
+            field=dotted(sample),
             message=f"it shows {count} images, and images.max_images allows {most}; show fewer",
             value=count,
         )
-        for position, count in counts.items()
+        for sample, count in counts.items()
         if count > most
     ]
     if problems:
@@ -249,6 +251,11 @@ def refused(sources: Sequence[Source], messages: Mapping[str, str]) -> RequestPr
         for source, place in sources[:MOST_PROBLEMS]
     ]
     return invalid_request(*problems)
+
+
+def none_taken(sources: Sequence[Source], message: str = NOT_TAKEN) -> RequestProblem:
+    """The refusal of all images, for one reason."""
+    return refused(sources, dict.fromkeys((source for source, _ in sources), message))
 
 
 def decoded(url: str, settings: ImagesSettings) -> bytes:
@@ -272,23 +279,26 @@ def decoded(url: str, settings: ImagesSettings) -> bytes:
 
 def with_names(request: RolloutRequest, sources: Sequence[Source], names: Mapping[str, str]) -> RolloutRequest:
     """A copy of the request whose prompts have these names in place of what they were made of."""
-    samples = list(request.samples)
-    for position in {place[1] for source, place in sources if source in names}:
-        assert isinstance(position, int)
-        samples[position] = sample_with_names(samples[position], names)
+    positions = {place[1] for source, place in sources if source in names}
+    samples = [
+        sample_with_names(sample, names) if position in positions else sample
+        for position, sample in enumerate(request.samples)
+    ]
     return request.model_copy(update={"samples": samples})
 
 
 def sample_with_names(sample: SampleInput, names: Mapping[str, str]) -> SampleInput:
-    messages = [message_with_names(message, names) for message in sample.messages or ()]
-    return sample.model_copy(update={"messages": messages})
+    def named(part: ContentPart) -> ContentPart:
+        return (
+            part.model_copy(update={"image": names.get(part.image, part.image)})
+            if isinstance(part, ImagePart)
+            else part
+        )
 
-
-def message_with_names(message: PromptMessage, names: Mapping[str, str]) -> PromptMessage:
-    if not isinstance(message.content, list):
-        return message
-    parts = [
-        part.model_copy(update={"image": names.get(part.image, part.image)}) if isinstance(part, ImagePart) else part
-        for part in message.content
+    messages = [
+        message.model_copy(update={"content": [*map(named, message.content)]})
+        if isinstance(message.content, list)
+        else message
+        for message in sample.messages or ()
     ]
-    return message.model_copy(update={"content": parts})
+    return sample.model_copy(update={"messages": messages})

@@ -5,9 +5,8 @@ and say too how long the event loop is held up.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ray.serve.metrics import Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_periodically
 from deployments.upstream.ray_serve.ray_internals import metrics_report_interval_s
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
+from service.scheduling.priority import counts_by_priority
+
+if TYPE_CHECKING:
+    from service.admission.admission import Admission
+    from service.remote.generator import RemoteGenerator
+    from service.remote.policy import RemotePolicy
 
 NO_ROUTE = "none"
 """Tag for paths without a route: a caller must not be able to add tags."""
@@ -70,27 +75,13 @@ SLEEP_S = 0.1
 GAPS = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5]
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeSnapshot:
-    """Values of the gauges of one ingress replica."""
-
-    rollouts: int
-    """In flight, as admission counts them."""
-    requested_tokens: int
-    body_bytes: int
-    waiting_generations: int
-    """Those that have no place in the engines yet."""
-    waiting_by_priority: dict[str, int]
-    """Those by the priority of their request; all priorities are named, also those for which none waits."""
-    policy_versions: dict[str, int]
-    """The current version by the name of the policy; that without a name is under ''."""
-
-
 class IngressGauges:
-    """Gauges of one ingress replica."""
+    """Gauges of what one ingress replica has under way: of its admission, its generator and its policies."""
 
-    def __init__(self, snapshot: Callable[[], GaugeSnapshot]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, admission: "Admission", generator: "RemoteGenerator", policy: "RemotePolicy") -> None:
+        self._admission = admission
+        self._generator = generator
+        self._policy = policy
         self._in_flight = Gauge("rollout_in_flight", description="Rollouts in flight.")
         self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
         self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
@@ -122,17 +113,19 @@ class IngressGauges:
             now = monotonic()
             self.gap.observe(now - due)
             if now >= next_snapshot:
-                self.set(self._snapshot(), now)
+                self.set(now)
                 next_snapshot = now + SNAPSHOT_EVERY_S
 
-    def set(self, snapshot: GaugeSnapshot, now_s: float) -> None:
-        self._in_flight.set(snapshot.rollouts)
-        self._tokens.set(snapshot.requested_tokens)
-        self._bytes.set(snapshot.body_bytes)
-        self._waiting.set(snapshot.waiting_generations)
-        for priority, waiting in snapshot.waiting_by_priority.items():
+    def set(self, now_s: float) -> None:
+        held = self._admission.in_flight
+        self._in_flight.set(held.rollouts)
+        self._tokens.set(held.tokens)
+        self._bytes.set(held.body_bytes)
+        self._waiting.set(self._generator.waiting_generations)
+        # Of each priority, also those for which none waits.
+        for priority, waiting in counts_by_priority(self._generator.waiting_by_weight).items():
             self._waiting_by_priority.set(waiting, {"priority": priority})
-        for policy, version in snapshot.policy_versions.items():
+        for policy, version in self._policy.known_versions.items():
             if self._seen.get(policy, (None,))[0] != version:
                 self._seen[policy] = version, now_s
             tags = {"policy": policy}
@@ -140,11 +133,8 @@ class IngressGauges:
             self._age.set(now_s - self._seen[policy][1], tags)
 
 
-def export(
-    rollouts: RolloutMetrics, http: HttpMetrics, snapshot: Callable[[], GaugeSnapshot]
-) -> "list[asyncio.Task[None]]":
+def export(rollouts: RolloutMetrics, http: HttpMetrics, gauges: IngressGauges) -> "list[asyncio.Task[None]]":
     """Starts the tasks that give Ray what was counted, and the gauges, for the life of the replica."""
-    gauges = IngressGauges(snapshot)
     instruments = (*rollouts.instruments, *http.instruments, gauges.gap)
     return [
         asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s())),

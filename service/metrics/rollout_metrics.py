@@ -5,10 +5,10 @@ the replica. Times are in seconds.
 """
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from deployments.failures import RolloutFailure
 from deployments.harbor.settings import TIMES
@@ -114,8 +114,17 @@ class RolloutMetrics(RolloutObserver):
         self._parts_at = parts_at
         self._sandboxed = sandboxed
 
-    def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
-        return TimedStage(self, stage, episode.identity.task_name)
+    @contextmanager
+    def during(self, stage: Stage, episode: Episode) -> Iterator[None]:
+        began, task_name = monotonic(), episode.identity.task_name
+        try:
+            yield
+        except BaseException as error:
+            # Times are those of stages that no exception has ended.
+            if isinstance(error, RolloutFailure) and stage in CALLS:
+                self._failed_calls.add(1, task_name, stage, error.kind)
+            raise
+        self._stages.observe(monotonic() - began, task_name, stage)
 
     def took(self, work: Work, seconds: float) -> None:
         self._work.observe(seconds, work)
@@ -156,29 +165,3 @@ class RolloutMetrics(RolloutObserver):
             agrees = abs(gap) <= self._parts_at.get((task_name, judge), math.inf)
             self._shadow_gaps.observe(abs(gap), task_name, judge)
             self._shadow_verdicts.add(1, task_name, judge, "agrees" if agrees else parted)
-
-    def stage_ended(self, stage: Stage, task_name: str, seconds: float, error: BaseException | None) -> None:
-        """Times are those of stages that no exception has ended."""
-        if error is None:
-            self._stages.observe(seconds, task_name, stage)
-        elif isinstance(error, RolloutFailure) and stage in CALLS:
-            self._failed_calls.add(1, task_name, stage, error.kind)
-
-
-class TimedStage(AbstractContextManager[None]):
-    """One stage of one episode."""
-
-    __slots__ = ("_began", "_metrics", "_stage", "_task_name")
-
-    def __init__(self, metrics: RolloutMetrics, stage: Stage, task_name: str) -> None:
-        self._metrics = metrics
-        self._stage: Stage = stage
-        self._task_name = task_name
-
-    def __enter__(self) -> None:
-        self._began = monotonic()
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self._metrics.stage_ended(self._stage, self._task_name, monotonic() - self._began, error)

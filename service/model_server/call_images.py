@@ -15,7 +15,7 @@ from typing import Any
 from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
-from service.images.request_images import NOT_TAKEN, Location, RequestImages, refused
+from service.images.request_images import Location, RequestImages, none_taken
 from service.model_server.call_bodies import MOST_BYTES_INLINE, in_utf8
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 
@@ -74,7 +74,7 @@ async def with_names_of_images(endpoint: Endpoint, body: bytes, images: RequestI
     fields, shown_images = found
     sources = [(image.source, image.place) for image in shown_images]
     if images is None:
-        raise refused(sources, dict.fromkeys((source for source, _ in sources), NOT_TAKEN))
+        raise none_taken(sources)
     if len(sources) > images.settings.max_images:
         message = f"it shows {len(sources)} images, and images.max_images allows {images.settings.max_images}"
         raise invalid_request(FieldProblem(field="body", message=f"{message}; show fewer", value=len(sources)))

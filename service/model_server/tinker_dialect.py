@@ -23,13 +23,7 @@ from rollout_client.contract.messages import TokenId
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import MOST_TOP_K
 from service.problems import invalid_request, validation_problem
-from service.scoring.parsing import (
-    ParsedScoreOptions,
-    ParsedScoreRequest,
-    ScoreBounds,
-    SequenceToScore,
-    sequence_problems,
-)
+from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
 
 _RETRIES = 3
 """A sequence is scored again as often as a call of a model server is made again."""
@@ -201,7 +195,7 @@ class SampleCall:
 
     @property
     def topk_prompt_logprobs(self) -> int:
-        return 0 if self.score is None else self.score.options.top_k
+        return 0 if self.score is None else self.score.top_k
 
 
 def parsed_sample_call(body: bytes | bytearray, bounds: ScoreBounds) -> SampleCall:
@@ -279,8 +273,8 @@ def _score_of(request: _SampleRequest, prompt: Sequence[int], sampler: Sampler) 
     if not wanted or len(prompt) == 1:
         return None
     start = len(prompt) - (request.prompt_logprobs_last_n or len(prompt))
-    options = ParsedScoreOptions(request.topk_prompt_logprobs, sampler.demand, sampler.priority, _RETRIES)
-    return ParsedScoreRequest(options, [SequenceToScore(packed_ids(prompt), start)])
+    sequences, top_k = [packed_ids(prompt)], request.topk_prompt_logprobs
+    return ParsedScoreRequest(sequences, [start], top_k, sampler.demand, sampler.priority, _RETRIES)
 
 
 _STOP_REASONS: Mapping[str, int] = {"stop": 0, "length": 1}

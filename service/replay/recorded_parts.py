@@ -8,17 +8,17 @@ one problem that names a field.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Literal
 
 from pydantic import ValidationError
 
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids
-from deployments.protocols.images import ImageSpan, image_spans
+from deployments.protocols.images import image_spans
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.base import VersionLabel, read_label
 from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
-from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
+from rollout_client.contract.origins import GenerationOrigin
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import SampleResult
 from service.problems import RequestProblem, invalid_request
@@ -79,8 +79,7 @@ class ReplayableRollout:
         if result.replay is None:
             raise refused("replay", NO_REPLAY, None)
         self.result = result
-        self.record: ReplayRecord = result.replay
-        record = self.record
+        self.record = record = result.replay
         self.sampling = SamplingOptions(
             record.temperature, record.top_p, record.top_k, record.min_p, record.ignore_eos, record.seed
         )
@@ -95,9 +94,6 @@ class ReplayableRollout:
 
     def recorded_ids(self, part: RecordedPart) -> Sequence[int]:
         return self.token_ids[part.before : part.before + part.length]
-
-    def images_before(self, tokens: int) -> tuple[ImageSpan, ...]:
-        return tuple(image for image in self.images if image.end <= tokens)
 
     def way(self, part: RecordedPart) -> tuple[Way | None, str | None]:
         """How the part can be compared, and why not by drawing it again; `None` if it cannot."""
@@ -122,16 +118,13 @@ class ReplayableRollout:
             stop_strings=part.stop_strings,
             sampling=sampling_of_turn(self.sampling, part.turn, part.turn_tokens),
             turn=part.turn,
-            images=self.images_before(part.before),
+            images=tuple(image for image in self.images if image.end <= part.before),
         )
 
     def _parts(self) -> Iterator[RecordedPart]:
         log, origins, record = self.result.message_log, self.record.generations, self.record
-        turns = [0, *(message.generation_logprobs is not None for message in log)]
-        starts = [0, *(len(message.token_ids) for message in log)]
-        for place in range(1, len(starts)):
-            turns[place] += turns[place - 1]
-            starts[place] += starts[place - 1]
+        turns = [0, *accumulate(int(message.generation_logprobs is not None) for message in log)]
+        starts = [0, *accumulate(len(message.token_ids) for message in log)]
         stop_strings: tuple[str, ...] = ()
         for number, (origin, following) in enumerate(zip(origins, [*origins[1:], None], strict=True)):
             refuse_other_place(origin, number, origins[number - 1] if number else None, log)

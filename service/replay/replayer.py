@@ -7,9 +7,9 @@ equal.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 from uuid import uuid4
@@ -31,6 +31,7 @@ from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, R
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.replay.recorded_parts import (
+    ROUNDING,
     SCORED_WITHIN,
     PartComparison,
     RecordedPart,
@@ -51,12 +52,8 @@ INTERRUPTED = "The generation was interrupted."
 logger = logging.getLogger("rollout_service.replay")
 
 
-class ServedWeights(Protocol):
-    """Says which versions have weights of records. `SameWeights` implements it."""
-
-    async def of(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
-        """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
-        ...
+ServedWeights = Callable[[Iterable[VersionLabel]], Awaitable[tuple[Serving, Mapping[VersionLabel, str]]]]
+"""For each label the version that has its weights now, or why there is none: `served_weights` of a policy store."""
 
 
 class QuietReplicas(Protocol):
@@ -73,15 +70,6 @@ class QuietReplicas(Protocol):
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
         """Generates on this replica, in turn with all others by the share of the request. Raises `RolloutFailure`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnPart:
-    """The outcome of a part that was generated again."""
-
-    generation: Generation
-    comparison: PartComparison
-    difference: TokenDifference | None
 
 
 class Replayer:
@@ -125,7 +113,7 @@ class Replayer:
             GenerationLost: no generator replica runs.
         """
         labels = {part.version for part in recorded.parts if part.version is not None}
-        serving, reasons = await self._weights.of(labels)
+        serving, reasons = await self._weights(labels)
         if labels and not serving:
             raise PolicyNotCurrent(
                 *(
@@ -147,7 +135,7 @@ class Replayer:
             token_timeout_s=self._token_timeout_s,
             share=share_of(unique_id, "interactive", caller),
         )
-        replayed, quiet_until = [], monotonic() + self._quiet_within_s
+        replayed, quiet_until = list[ReplayedGeneration](), monotonic() + self._quiet_within_s
         with self._replica(origins[0].replica if origins else "") as replica:
             for part in recorded.parts:
                 reason = None if part.version is None else reasons.get(part.version)
@@ -170,37 +158,39 @@ class Replayer:
         if way is None or part.version is None:
             return not_compared(part, str(reason))
         version = serving[part.version]
-        base = replace(base, policy=version.name, weight_version=version.number)
+        request = recorded.request(part, replace(base, policy=version.name, weight_version=version.number))
         await self._until_quiet(replica, quiet_until)
+        ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
+        now_ids: Sequence[int] = ids
+        batch_size = None
         try:
             if way == "scored":
-                return await self._scored_part(recorded, part, base, replica, reason)
-            drawn = await self._drawn(recorded, part, base, replica)
+                # Nothing comes before the first token of a log.
+                unscored = 1 if part.before == 0 else 0
+                prompt = recorded.token_ids[: part.before + part.length]
+                scored = await self._score(request, prompt, part.before + unscored, replica)
+                now_logprobs: Sequence[float] = [*logprobs[:unscored], *scored]
+            else:
+                made = await self._generation(request, replica)
+                now_ids, now_logprobs, batch_size = made.token_ids, made.logprobs, made.batch_size or None
+            within = SCORED_WITHIN if way == "scored" else ROUNDING
+            found = compared(ids, logprobs, now_ids, now_logprobs, part.is_whole, within)
+            place = found.logprobs_part_at if found.ids_part_at is None else found.ids_part_at
+            difference = None
+            if place is not None:
+                difference = self._difference(recorded, part, place, now_ids, now_logprobs)
+            if difference is not None and found.ids_part_at is not None and not recorded.shows_images:
+                now = await self._recorded_now(request, difference, list(ids[:place]), replica)
+                difference = difference.model_copy(update={"recorded_logprob_now": now})
         except RolloutFailure as failure:
             logger.info("A generation was not made again: %s", failure, extra={"request_id": base.request_id})
             return not_compared(part, str(failure), replica)
-        comparison = drawn.comparison
-        verdict: ReplayVerdict = "parts"
-        if comparison.ids_part_at is None:
-            verdict = "equal" if comparison.logprobs_part_at is None else "equal_ids"
-        batch_size = drawn.generation.batch_size or None
-        return outcome(part, verdict, comparison, difference=drawn.difference, replica=replica, batch_size=batch_size)
-
-    async def _drawn(
-        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str
-    ) -> DrawnPart:
-        request = recorded.request(part, base)
-        generation = await self._generation(request, replica)
-        ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
-        found = compared(ids, logprobs, generation.token_ids, generation.logprobs, part.is_whole)
-        place = found.logprobs_part_at if found.ids_part_at is None else found.ids_part_at
-        if place is None:
-            return DrawnPart(generation, found, None)
-        difference = self._difference(recorded, part, place, generation.token_ids, generation.logprobs)
-        if found.ids_part_at is not None and not recorded.shows_images:
-            now = await self._recorded_now(request, difference, list(ids[:place]), replica)
-            difference = difference.model_copy(update={"recorded_logprob_now": now})
-        return DrawnPart(generation, found, difference)
+        verdict: ReplayVerdict = "scored" if way == "scored" else "equal"
+        if difference is not None:
+            verdict = "equal_ids" if way == "drawn" and found.ids_part_at is None else "parts"
+        return outcome(
+            part, verdict, found, difference=difference, replica=replica, batch_size=batch_size, reason=reason
+        )
 
     def _difference(
         self,
@@ -213,19 +203,17 @@ class Replayer:
         ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
         before = recorded.token_ids[: part.before + place]
         recorded_id = ids[place] if place < len(ids) else None
-        replayed_id = now_ids[place] if place < len(now_ids) else None
+        replayed_id, replayed_logprob = (now_ids[place], now_logprobs[place]) if place < len(now_ids) else (None, None)
         return TokenDifference(
             message=part.message,
             token=part.start + place,
             recorded_id=recorded_id,
             recorded_text=self._text(recorded_id, before),
             recorded_logprob=logprobs[place] if place < len(ids) else None,
-            recorded_logprob_now=now_logprobs[place]
-            if recorded_id is not None and recorded_id == replayed_id
-            else None,
+            recorded_logprob_now=replayed_logprob if recorded_id is not None and recorded_id == replayed_id else None,
             replayed_id=replayed_id,
             replayed_text=self._text(replayed_id, before),
-            replayed_logprob=now_logprobs[place] if place < len(now_ids) else None,
+            replayed_logprob=replayed_logprob,
         )
 
     def _text(self, token_id: int | None, before: Sequence[int]) -> str | None:
@@ -251,24 +239,6 @@ class Replayer:
             # An adapter that changes the output layer: the engine does not score with it.
             return None
         return logprob + (scores[0][0] - scores[1][0]) / (request.sampling.temperature or 1.0)
-
-    async def _scored_part(
-        self, recorded: ReplayableRollout, part: RecordedPart, base: GenerationRequest, replica: str, reason: str | None
-    ) -> ReplayedGeneration:
-        request = replace(recorded.request(part, base), sampling=SamplingOptions(), images=())
-        ids = recorded.recorded_ids(part)
-        prompt = recorded.token_ids[: part.before + part.length]
-        # Nothing comes before the first token of a log.
-        skipped = 1 if part.before == 0 else 0
-        scored = await self._score(request, prompt, part.before + skipped, replica)
-        logprobs = recorded.logprobs(part)
-        now = [*logprobs[:skipped], *scored]
-        found = compared(ids, logprobs, ids, now, is_whole=False, within=SCORED_WITHIN)
-        difference = None
-        if found.logprobs_part_at is not None:
-            difference = self._difference(recorded, part, found.logprobs_part_at, ids, now)
-        verdict: ReplayVerdict = "scored" if difference is None else "parts"
-        return outcome(part, verdict, found, difference=difference, replica=replica, reason=reason)
 
     async def _score(
         self, request: GenerationRequest, token_ids: Sequence[int], start: int, replica: str

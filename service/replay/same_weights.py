@@ -9,21 +9,17 @@ from service.remote.policy import RemotePolicy
 Serving = Mapping[VersionLabel, VersionLabel]
 
 
-class SameWeights:
-    """The versions that are served, as one ingress replica asks the policy store for them."""
-
-    def __init__(self, policy: RemotePolicy) -> None:
-        self._policy = policy
-
-    async def of(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
-        """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
-        labels = set(labels)
-        if not labels:
-            return {}, {}
-        state = await self._policy.store.state(0.0)
-        found = {label: serving(label, state) for label in labels}
-        served = {label: now for label, now in found.items() if isinstance(now, VersionLabel)}
-        return served, {label: why for label, why in found.items() if isinstance(why, str)}
+async def served_weights(
+    policy: RemotePolicy, labels: Iterable[VersionLabel]
+) -> tuple[Serving, Mapping[VersionLabel, str]]:
+    """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
+    wanted = set(labels)
+    if not wanted:
+        return {}, {}
+    state = await policy.store.state(0.0)
+    found = {label: serving(label, state) for label in wanted}
+    served = {label: now for label, now in found.items() if isinstance(now, VersionLabel)}
+    return served, {label: why for label, why in found.items() if isinstance(why, str)}
 
 
 def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:

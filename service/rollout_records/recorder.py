@@ -225,20 +225,13 @@ def moves_of(episode: Episode) -> Iterator[dict[str, str]]:
 
 def plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
-    if isinstance(value, BaseModel):
-        return {name: plain_value(field) for name, field in set_fields(value).items()}
-    return plain_value(value)
-
-
-def plain_value(value: Any) -> Any:
-    kind = type(value)
-    if kind in PLAIN or not value:
+    if type(value) in PLAIN or not value:
         return value
-    if kind is list:
-        # Lists of one kind: of models, or of JSON that a caller or an environment has sent.
-        return [*map(plain_fields, value)] if isinstance(value[0], BaseModel) else value
     if isinstance(value, BaseModel):
-        return plain_fields(value)
+        return {name: plain_fields(field) for name, field in set_fields(value).items()}
+    # Lists are of one kind: of models, or of JSON that a caller or an environment has sent.
+    if isinstance(value, list) and isinstance(value[0], BaseModel):
+        return [*map(plain_fields, value)]
     return value
 
 

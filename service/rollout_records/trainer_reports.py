@@ -9,9 +9,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
-from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import accumulate, count, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ray.serve import metrics
 
@@ -33,6 +32,12 @@ MOST_SCORED_TOKENS = 8192
 JUDGES = 2
 NO_NUMBERS = "0 logprobs: send one for each token that is to be compared, or leave the rollout out"
 REPORTED_TWICE = "it is reported twice in this body, and the first report of it is taken: send one for each rollout"
+GAUGES = {
+    "mean_ratio": "Mean ratio between a trainer's and the sampled probabilities, each 10 at most, of a report.",
+    "share_beyond": "Share of the tokens of that report whose ratio is beyond 10.",
+    "largest_ratio": "Largest ratio between a trainer's and the sampled probabilities of a token, of that report.",
+}
+"""By the field of `Sums`, which the last report of a replica sets."""
 logger = logging.getLogger("rollout_service.mismatch")
 
 
@@ -65,21 +70,10 @@ class TrainerReports:
         self._checks = BackgroundTasks()
         self._turns = count()
         """Places of judges: a rollout has other ones than the one before, where there are enough."""
-        self._mean_ratio = metrics.Gauge(
-            "rollout_mismatch_mean_ratio",
-            description="Mean ratio between a trainer's and the sampled probabilities, each 10 at most, of a report.",
-            tag_keys=("generator",),
-        )
-        self._share_beyond = metrics.Gauge(
-            "rollout_mismatch_share_beyond",
-            description="Share of the tokens of that report whose ratio is beyond 10.",
-            tag_keys=("generator",),
-        )
-        self._largest_ratio = metrics.Gauge(
-            "rollout_mismatch_largest_ratio",
-            description="Largest ratio between a trainer's and the sampled probabilities of a token, of that report.",
-            tag_keys=("generator",),
-        )
+        self._gauges = {
+            name: metrics.Gauge(f"rollout_mismatch_{name}", description=description, tag_keys=("generator",))
+            for name, description in GAUGES.items()
+        }
         self._causes = metrics.Counter(
             "rollout_mismatch_causes",
             description="Causes of mismatches between trainers and engines that were found.",
@@ -100,9 +94,8 @@ class TrainerReports:
         outcome.refused.extend(refused)
         for replica, sums in outcome.by_replica.items():
             tags = {"generator": replica}
-            self._mean_ratio.set(sums.mean_ratio, tags)
-            self._share_beyond.set(sums.share_beyond, tags)
-            self._largest_ratio.set(sums.largest_ratio, tags)
+            for name, gauge in self._gauges.items():
+                gauge.set(getattr(sums, name), tags)
         for finding in outcome.new:
             self._causes.inc(tags={"kind": finding.kind})
             logger.warning("A trainer and the engines part: %s", finding.message)
@@ -146,43 +139,25 @@ class TrainerReports:
         if part is None or len(others) < JUDGES:
             return Vote.NOTHING
         judges = [others[turn % len(others)] for turn in islice(self._turns, JUDGES)]
-        scores = await asyncio.gather(*(self._score(replica, part) for replica in (suspect, *judges)))
-        known = [score for score in scores if score is not None]
-        return Vote(votes(part.logprobs, *known).item()) if len(known) == len(scores) else Vote.NOTHING
+        scored = await asyncio.gather(
+            *(self._replicas.score_on(replica, part.request) for replica in (suspect, *judges))
+        )
+        # A replica that has other weights by now says nothing.
+        scores = [
+            score.prompt_logprobs
+            for score in scored
+            if isinstance(score, ScoredPrompt) and score.weight_version == part.version
+        ]
+        return Vote(votes(part.logprobs, *scores).item()) if len(scores) == len(scored) else Vote.NOTHING
 
-    async def _score(self, replica: str, part: "ScorablePart") -> Sequence[float] | None:
-        """The log-probabilities that a replica gives the tokens; `None` if it has other weights."""
-        scored = await self._replicas.score_on(replica, part.scoring_request())
-        if not isinstance(scored, ScoredPrompt) or scored.weight_version != part.version:
-            return None
-        return scored.prompt_logprobs
 
-
-@dataclass(frozen=True, slots=True)
-class ScorablePart:
+class ScorablePart(NamedTuple):
     """Tokens that one replica has generated with plain sampling and weights of one version."""
 
-    name: str
-    prompt: Sequence[int]
-    tokens: Sequence[int]
+    request: ScoringRequest
+    """Asks for the log-probabilities of the tokens behind their prompt."""
     logprobs: Sequence[float]
     version: str
-    policy: str | None
-
-    def scoring_request(self) -> ScoringRequest:
-        """Asks for the log-probabilities of the tokens behind the prompt."""
-        generation_id = f"check-{self.name}"
-        return ScoringRequest(
-            generation_id=generation_id,
-            prompt_token_ids=[*self.prompt, *self.tokens],
-            max_new_tokens=1,
-            stop_strings=(),
-            sampling=SamplingOptions(),
-            rollout_id=generation_id,
-            group=generation_id,
-            policy=self.policy,
-            start=len(self.prompt),
-        )
 
 
 def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[ScorablePart]:
@@ -190,11 +165,10 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
     rollout = fields["rollout"]
     messages, replay = rollout["message_log"], rollout.get("replay") or {}
     plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    if any(replay.get(name) != value for name, value in plain.items()) or any(map(shows_images, messages)):
+    shows_images = any(message.get("mm_ranges") for message in messages)
+    if shows_images or any(replay.get(name) != value for name, value in plain.items()):
         return
-    begins = [0]
-    for message in messages:
-        begins.append(begins[-1] + len(message["token_ids"]))
+    begins = [0, *accumulate(len(message["token_ids"]) for message in messages)]
     log = [token for message in messages for token in message["token_ids"]]
     for made in fields["generations"]:
         message, begin, end = messages[made["message"]], made["start"], made["end"]
@@ -203,10 +177,16 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
         first = begins[made["message"]]
         is_enough = end - begin >= LEAST_TOKENS and first + end <= MOST_SCORED_TOKENS
         if made["replica"] == replica and is_enough and len(versions) == 1 and may_be_compared(message):
-            name = f"{rollout.get('rollout_id')}-{made['message']}-{begin}"
-            tokens, logprobs = message["token_ids"][begin:end], message["generation_logprobs"][begin:end]
-            yield ScorablePart(name, log[: first + begin], tokens, logprobs, versions[0], fields.get("policy"))
-
-
-def shows_images(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("mm_ranges"))
+            name = f"check-{rollout.get('rollout_id')}-{made['message']}-{begin}"
+            request = ScoringRequest(
+                generation_id=name,
+                prompt_token_ids=log[: first + end],
+                max_new_tokens=1,
+                stop_strings=(),
+                sampling=SamplingOptions(),
+                rollout_id=name,
+                group=name,
+                policy=fields.get("policy"),
+                start=first + begin,
+            )
+            yield ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])

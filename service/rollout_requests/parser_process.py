@@ -54,7 +54,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 def answer(body: bytes, media_type: str, bounds: BodyBounds | ScoreBounds) -> Iterator[bytes]:
     try:
         if isinstance(bounds, ScoreBounds):
-            frames = split_score_request(parsed_score_request(body, bounds), SLICE_BYTES)
+            frames = split_score_request(parsed_score_request(body, bounds))
         else:
             frames = split_fields(checked_fields(body, media_type, bounds), SLICE_BYTES)
     except RequestProblem as error:

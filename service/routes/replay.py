@@ -18,7 +18,7 @@ from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import REQUEST_ID, RESULT
 from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
-from service.images.request_images import NOT_TAKEN, Source, refused
+from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
 from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
 
@@ -132,7 +132,7 @@ async def refuse_unknown_images(result: SampleResult, services: AppServices, cal
         for number, shown in enumerate(message.mm_ranges or ())
     ]
     if sources and services.images is None:
-        raise refused(sources, dict.fromkeys((name for name, _ in sources), NOT_TAKEN))
+        raise none_taken(sources)
     if services.images is not None:
         await services.images.names_of(sources, caller)
 

@@ -97,13 +97,13 @@ async def score(
     parsed = await rollouts.body_parser.parse_score_request(body, scoring.bounds)
     admitted.hold_sequences(len(parsed.sequences), parsed.tokens)
     del body
-    top_k = parsed.options.top_k
+    top_k = parsed.top_k
     encoder = ScoreEncoder(top_k)
 
     async def encode(position: int, score: Score) -> None:
-        sequence = parsed.sequences[position]
-        size = (len(sequence.token_ids) - sequence.start) * (1 + top_k)
-        await encode_beside_others(size, partial(encoder.add, position, sequence.start, score))
+        start = parsed.starts[position]
+        size = (len(parsed.sequences[position]) - start) * (1 + top_k)
+        await encode_beside_others(size, partial(encoder.add, position, start, score))
 
     policy = await scoring.score(parsed, request_id, encode, caller)
     return await response_in_parts(encoder.body(request_id, policy), encoder.media_type)

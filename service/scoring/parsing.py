@@ -5,8 +5,8 @@ Guarantee: at most one problem of the sequences is built, whatever the body hold
 
 import pickle
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import ScoreRequest
 from service.problems import invalid_request, validation_problem
 
+SEQUENCES_OF_A_SLICE = 64
 MOST_NUMBERS = 2**26
 """Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
 
@@ -31,31 +32,20 @@ class ScoreBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedScoreOptions:
-    """Options of all sequences of a request."""
+class ParsedScoreRequest:
+    """A request whose token ids are arrays."""
 
+    sequences: Sequence["array[int]"]
+    starts: Sequence[int]
+    """The first position of each sequence that is asked for."""
     top_k: int
     policy: PolicyDemand
     priority: Priority
     retries: int
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceToScore:
-    """The token ids of one sequence, and the first position that is asked for."""
-
-    token_ids: "array[int]"
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedScoreRequest:
-    options: ParsedScoreOptions
-    sequences: Sequence[SequenceToScore]
-
     @property
     def tokens(self) -> int:
-        return sum(len(sequence.token_ids) for sequence in self.sequences)
+        return sum(map(len, self.sequences))
 
 
 def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
@@ -67,13 +57,8 @@ def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> Parsed
     for problem in score_problems(request, bounds):
         raise invalid_request(problem)
     starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)
-    return ParsedScoreRequest(
-        ParsedScoreOptions(request.top_k, request.policy, request.priority, request.retries),
-        [
-            SequenceToScore(packed_ids(token_ids), start)
-            for token_ids, start in zip(request.sequences, starts, strict=True)
-        ],
-    )
+    sequences = [packed_ids(token_ids) for token_ids in request.sequences]
+    return ParsedScoreRequest(sequences, starts, request.top_k, request.policy, request.priority, request.retries)
 
 
 def score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
@@ -124,19 +109,13 @@ def sequence_problems(
         yield FieldProblem(field="start", message=message, value=start)
 
 
-def split_score_request(request: ParsedScoreRequest, slice_bytes: int) -> Iterator[bytes]:
-    """The request as pickles: first its options, then slices of sequences of about `slice_bytes`."""
-    yield pickle.dumps(request.options, pickle.HIGHEST_PROTOCOL)
-    sequences, size = list[SequenceToScore](), 0
-    for sequence in request.sequences:
-        sequences.append(sequence)
-        size += len(sequence.token_ids) * sequence.token_ids.itemsize
-        if size >= slice_bytes:
-            yield pickle.dumps(sequences, pickle.HIGHEST_PROTOCOL)
-            sequences, size = [], 0
-    yield pickle.dumps(sequences, pickle.HIGHEST_PROTOCOL)
+def split_score_request(request: ParsedScoreRequest) -> Iterator[bytes]:
+    """The request as pickles: first all but its sequences, then slices of these."""
+    yield pickle.dumps(replace(request, sequences=()), pickle.HIGHEST_PROTOCOL)
+    for begin in range(0, len(request.sequences), SEQUENCES_OF_A_SLICE):
+        yield pickle.dumps(request.sequences[begin : begin + SEQUENCES_OF_A_SLICE], pickle.HIGHEST_PROTOCOL)
 
 
-def joined_score_request(options: ParsedScoreOptions, slices: Iterable[bytes]) -> ParsedScoreRequest:
+def joined_score_request(first: ParsedScoreRequest, slices: Sequence[bytes]) -> ParsedScoreRequest:
     """The request that `split_score_request` has split."""
-    return ParsedScoreRequest(options, [sequence for slice_ in slices for sequence in pickle.loads(slice_)])
+    return replace(first, sequences=[sequence for slice_ in slices for sequence in pickle.loads(slice_)])

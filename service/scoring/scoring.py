@@ -6,7 +6,7 @@ sequences share the engines with the generations of all other requests; cancelli
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure, failure_of
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import Generator, SamplingOptions, ScoredPrompt, ScoringRequest
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.base import label_of, read_label
+from rollout_client.contract.base import PolicyDemand, label_of, read_label
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
 from service.access.keys import ANYBODY, Caller
@@ -23,7 +23,7 @@ from service.rollouts.metrics import policy_versions
 from service.rollouts.retries import RetryBudget, with_retries
 from service.rollouts.staleness import refuse_dropped
 from service.scheduling.priority import share_of
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
+from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 from service.settings import RequestLimits
 
 MOST_AT_ONCE = 2048
@@ -76,8 +76,7 @@ class Scoring:
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
-        options = request.options
-        demanded = options.policy
+        demanded = request.policy
         await self._policy.wait_for_version(demanded)
         generator = self._generator_for(caller)
         asked = ScoringRequest(
@@ -89,35 +88,36 @@ class Scoring:
             min_weight_version=max(demanded.min_version or 0, demanded.version or 0),
             request_id=request_id,
             token_timeout_s=self._limits.generation_timeout_s,
-            share=share_of(f"{request_id}-{uuid4().hex[:16]}", options.priority, caller),
+            share=share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller),
             policy=demanded.name,
-            top_k=options.top_k,
+            top_k=request.top_k,
         )
         versions: set[int] = set()
-        waiting = iter(enumerate(request.sequences))
+        waiting = enumerate(zip(request.sequences, request.starts, strict=True))
 
-        async def score_next(sequences: Iterator[tuple[int, SequenceToScore]]) -> None:
-            for position, sequence in sequences:
+        async def score_next() -> None:
+            for position, (token_ids, start) in waiting:
                 rollout_id = f"{asked.share.id}-{position}"
                 of_sequence = replace(
                     asked,
                     generation_id=rollout_id,
                     rollout_id=rollout_id,
                     group=rollout_id,
-                    prompt_token_ids=sequence.token_ids,
-                    start=sequence.start,
+                    prompt_token_ids=token_ids,
+                    start=start,
                 )
-                score = await self._score_of(of_sequence, position, options.retries, generator)
+                score = await self._score_of(of_sequence, position, request.retries, generator)
                 if isinstance(score, ScoredPrompt):
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
-                    refuse_other_version(demanded.name, demanded.version, scored_by)
+                    if demanded.version not in (None, scored_by):
+                        raise replaced(demanded, scored_by)
                 await on_score(position, score)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(MOST_AT_ONCE, len(request.sequences))):
-                    group.create_task(score_next(waiting))
+                    group.create_task(score_next())
         except ExceptionGroup as group:
             if (refused := group.subgroup(PolicyNotCurrent)) is not None:
                 raise refused.exceptions[0] from None
@@ -148,8 +148,7 @@ class Scoring:
                 raise result.failure
 
 
-def refuse_other_version(policy: str | None, demanded: int | None, scored_by: int) -> None:
-    """Raises `PolicyNotCurrent` unless the sequence was scored by the version that the request demands, if any."""
-    if demanded is not None and scored_by != demanded:
-        message = f"a newer one has taken its place; version {label_of(policy, scored_by)} scored a sequence"
-        raise PolicyNotCurrent(FieldProblem(field="policy.version", message=message, value=demanded))
+def replaced(demanded: PolicyDemand, scored_by: int) -> PolicyNotCurrent:
+    """The failure of a request whose demanded version was replaced before all sequences were scored."""
+    message = f"a newer one has taken its place; version {label_of(demanded.name, scored_by)} scored a sequence"
+    return PolicyNotCurrent(FieldProblem(field="policy.version", message=message, value=demanded.version))

@@ -8,6 +8,11 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,8 +21,24 @@ from deployments.traces import PROPAGATOR
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
+from service.settings import TracingSettings
 
 SERVER_ERROR = 500
+SERVICE_NAME = "rollout"
+
+
+def tracer_of(settings: TracingSettings, replica: str, version: str, exporter: SpanExporter | None = None) -> Tracer:
+    """A tracer whose spans name the service's `version` and the `replica`.
+
+    Args:
+        exporter: takes the spans instead of the endpoint.
+    """
+    resource = Resource.create(
+        {"service.name": SERVICE_NAME, "service.version": version, "service.instance.id": replica}
+    )
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(settings.sample_rate)), resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=settings.endpoint)))
+    return provider.get_tracer("rollout_service")
 
 
 def note_error(error: Exception) -> None:

@@ -26,7 +26,7 @@ from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
 from service.replay.replayer import QuietReplicas, Replayer
-from service.replay.same_weights import SameWeights
+from service.replay.same_weights import served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
@@ -161,7 +161,7 @@ def app_of(
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
     replayer = Replayer(
-        ScriptedReplicas(generator), SameWeights(rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
+        ScriptedReplicas(generator), partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
     )
     app.state.services = AppServices(
         rollouts=rollouts,

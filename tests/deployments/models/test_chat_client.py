@@ -223,6 +223,6 @@ def test_the_pause_is_twice_as_long_each_time_and_at_least_what_the_server_asks_
         def exception(self) -> AttemptFailed:
             return self._failure
 
-    pauses = chat_client.PauseBetweenAttempts()
+    pauses: Any = chat_client.pause_s
     states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
     assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]

@@ -161,7 +161,8 @@ def test_only_what_the_policy_sampled_as_the_request_says_is_compared(count: int
     given = {4: whole[5:9], 6: whole[3:9], 8: whole[3:], 10: whole[1:], 11: whole}[count]
     rollout = compared(record_of_three(), TrainerReport("r0", given), LATEST)
     assert (rollout.sampled.tolist(), rollout.difference.tolist()) == ([-1, -2], [-0.5, -0.5])
-    assert [(one.start, one.end, one.label) for one in rollout.labels["replica"]] == [(0, 2, "a")]
+    replicas = rollout.labels["replica"]
+    assert [replicas.names[code] for code in replicas.codes] == ["a", "a"]
 
 
 def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
@@ -206,7 +207,8 @@ def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
     rollout = compared(record, report, LATEST)
     assert rollout.difference.tolist() == [[-0.5, -0.25, -0.125][token] for token in compared_tokens]
     assert (rollout.start, rollout.other_token) == (compared_tokens[0], None)
-    assert [(one.start, one.end, one.label) for one in rollout.labels["replica"]] == [(0, 2, "a")]
+    replicas = rollout.labels["replica"]
+    assert [replicas.names[code] for code in replicas.codes] == ["a", "a"]
 
 
 def test_tokens_that_are_missing_before_the_end_of_a_report_are_other_tokens() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.ratios import MOST_COUNTED, Sums, sums_by
+from deployments.rollout_records.ratios import MOST_COUNTED, Sums, TokenLabels, sums_by
 
 sizes = st.lists(st.floats(-30, 30), min_size=1, max_size=30)
 
@@ -37,8 +37,10 @@ def test_one_token_moves_the_mean_by_nine_over_their_number_at_most(
 @given(st.lists(st.tuples(st.sampled_from("abc"), sizes), min_size=1, max_size=8))
 def test_the_sums_of_spans_are_those_of_their_tokens(spans: list[tuple[str, list[float]]]) -> None:
     together = np.concatenate([differences for _, differences in spans])
-    found = sums_by([label for label, _ in spans], [len(differences) for _, differences in spans], together)
-    assert list(found) == list(dict.fromkeys(label for label, _ in spans))
+    names = list(dict.fromkeys(label for label, _ in spans))
+    codes = np.repeat([names.index(label) for label, _ in spans], [len(differences) for _, differences in spans])
+    found = sums_by(TokenLabels(names, codes), together)
+    assert list(found) == names
     for label, sums in found.items():
         of_label = Sums.of(np.concatenate([differences for name, differences in spans if name == label]))
         assert (sums.tokens, sums.beyond, sums.largest) == (of_label.tokens, of_label.beyond, of_label.largest)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.comparison import ComparedRollout, LabelledTokens
+from deployments.rollout_records.comparison import ComparedRollout
 from deployments.rollout_records.ledger import MismatchLedger
+from deployments.rollout_records.ratios import TokenLabels
 from deployments.rollout_records.trials import (
     BURST,
     CHECK_EVERY_S,
@@ -91,9 +92,9 @@ class SimulatedReplicas:
 
     def compared(self, number: int, difference: np.ndarray, replica: str) -> ComparedRollout:
         labels = {"version": "1", "replica": replica, "policy": "unnamed", "position": "rest"}
-        spans = {name: [LabelledTokens(0, len(difference), value)] for name, value in labels.items()}
+        of_token = {name: TokenLabels([value], np.zeros(len(difference), int)) for name, value in labels.items()}
         name, group = f"r{number}", f"g{number // self.group}"
-        return ComparedRollout(name, group, np.full(len(difference), -1.0), difference, spans, 1.0, None, 0, None)
+        return ComparedRollout(name, group, np.full(len(difference), -1.0), difference, of_token, 1.0, None, 0, None)
 
     def looked_at(
         self, random: np.random.Generator, scales: list[float], differences: list[np.ndarray], now: float

@@ -229,7 +229,7 @@ def test_a_key_without_tokens_is_refused_until_some_have_come() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=lambda: now[0])
     mine = with_quotas(tokens_per_minute=60)
     with admission_.admitted(0, mine):
-        usage = admission_._keys.of(mine)
+        usage = admission_.usage_of(mine)
         assert usage is not None
         usage.charge(70)
     with pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine):

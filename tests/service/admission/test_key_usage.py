@@ -16,7 +16,9 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.replicas import GeneratorDescription
 from service.access.keys import ANYBODY, Caller, KeyQuotas
-from service.admission.key_usage import LONGEST_NAP_S, KeyUsage, KeyUsages, MeteredGenerator, TokenBudget
+from service.admission.admission import Admission
+from service.admission.key_usage import LONGEST_NAP_S, KeyUsage, MeteredGenerator, TokenBudget
+from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.virtual_time import now
 
@@ -26,8 +28,8 @@ def caller(tokens_per_minute: int | None = 600, name: str = "team") -> Caller:
 
 
 def usage_of(caller: Caller, ingress_replicas: int = 1) -> KeyUsage:
-    usage = KeyUsages(lambda: ingress_replicas, now).of(caller)
-    assert usage is not None
+    usage = KeyUsage(str(caller.name), lambda: ingress_replicas, now, {})
+    usage.set_quotas(caller.quotas)
     return usage
 
 
@@ -143,24 +145,22 @@ async def test_a_generation_that_waits_can_be_cancelled_and_lets_the_next_one_st
 
 @virtual_time.test
 async def test_a_raised_quota_lets_those_go_on_that_wait() -> None:
-    usages = KeyUsages(lambda: 1, now)
-    usage = usages.of(caller(tokens_per_minute=1))
-    assert usage is not None
+    usage = usage_of(caller(tokens_per_minute=1))
     usage.charge(100)
     inner = TimedGenerator()
     task = asyncio.create_task(MeteredGenerator(inner, usage).generate(request()))
     await asyncio.sleep(10)
-    assert usages.of(caller(tokens_per_minute=None)) is usage
+    usage.set_quotas(KeyQuotas())
     await task
     assert inner.began == [pytest.approx(10.0, abs=LONGEST_NAP_S)]
 
 
 @virtual_time.test
 async def test_requests_of_one_name_share_a_quota_and_those_of_others_have_their_own() -> None:
-    usages = KeyUsages(lambda: 1, now)
-    assert usages.of(ANYBODY) is None
-    assert usages.of(caller()) is usages.of(caller())
-    assert usages.of(caller()) is not usages.of(caller(name="other"))
+    admission = Admission(AdmissionSettings(), 100, now_s=now)
+    assert admission.usage_of(ANYBODY) is None
+    assert admission.usage_of(caller()) is admission.usage_of(caller())
+    assert admission.usage_of(caller()) is not admission.usage_of(caller(name="other"))
 
 
 @virtual_time.test

@@ -37,7 +37,7 @@ def keyed(
 
 
 def held_by_key(service: KeyedHttp) -> Amounts:
-    return service.service.admission._keys._by_name["rollout"].capacity.in_flight
+    return service.service.admission._usage_by_key["rollout"].capacity.in_flight
 
 
 def post(service: KeyedHttp, body: Any, **headers: str) -> httpx.Response:
@@ -199,7 +199,7 @@ def of_team(**quotas: int) -> ScriptedIngresses:
 
 def tokens_left(cluster: ScriptedIngresses) -> float:
     """Of the key `team` at this moment."""
-    usage = cluster.replicas[0].rollouts.admission._keys._by_name["team"]
+    usage = cluster.replicas[0].rollouts.admission._usage_by_key["team"]
     assert usage._budget is not None
     usage.wait_s()
     return usage._budget._tokens
@@ -207,7 +207,7 @@ def tokens_left(cluster: ScriptedIngresses) -> float:
 
 def held_on(cluster: ScriptedIngresses) -> list[int]:
     """Rollouts that the key `team` holds on each ingress replica."""
-    usages = [replica.rollouts.admission._keys._by_name.get("team") for replica in cluster.replicas]
+    usages = [replica.rollouts.admission._usage_by_key.get("team") for replica in cluster.replicas]
     return [0 if usage is None else usage.capacity.in_flight.rollouts for usage in usages]
 
 

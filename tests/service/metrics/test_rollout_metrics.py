@@ -1,14 +1,19 @@
 """What rollouts add to the metrics, with Ray's instruments replaced by ones that remember what they were given."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from deployments.failures import GenerationLost
-from service.metrics.ingress_metrics import GaugeSnapshot, HttpMetrics, IngressGauges, export
+from service.admission.capacity import Amounts
+from service.metrics.ingress_metrics import HttpMetrics, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
+from service.scheduling.priority import weight_of
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, shadowed
@@ -159,18 +164,34 @@ def test_the_times_of_sandboxes_are_those_of_tasks_that_have_some_by_task_and_pr
     }
 
 
+def gauges_of(
+    waiting: Mapping[float, int] = MappingProxyType({}),
+    versions: Mapping[str, int] = MappingProxyType({}),
+    kind: type[IngressGauges] = IngressGauges,
+) -> IngressGauges:
+    """Gauges of a replica with so many waiting generations by weight, and versions by policy."""
+    admission: Any = SimpleNamespace(in_flight=Amounts())
+    generator: Any = SimpleNamespace(waiting_generations=sum(waiting.values()), waiting_by_weight=waiting)
+    policy: Any = SimpleNamespace(known_versions=versions)
+    return kind(admission, generator, policy)
+
+
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
-    gauges = IngressGauges(lambda: pytest.fail("not looked at"))
+    versions: dict[str, int] = {}
+    gauges = gauges_of(versions=versions)
     for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
-        gauges.set(GaugeSnapshot(0, 0, 0, 0, {}, {"": version}), now_s)
+        versions[""] = version
+        gauges.set(now_s)
     assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
     assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
 
 
 def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:
-    gauges = IngressGauges(lambda: pytest.fail("not looked at"))
-    gauges.set(GaugeSnapshot(0, 0, 0, 3, {"train": 3, "batch": 0}, {}), 1.0)
-    gauges.set(GaugeSnapshot(0, 0, 0, 0, {"train": 0, "batch": 0}, {}), 2.0)
+    waiting = {weight_of("train"): 3}
+    gauges = gauges_of(waiting)
+    gauges.set(1.0)
+    waiting.clear()
+    gauges.set(2.0)
     assert given["rollout_waiting_by_priority", "train"] == [3, 0]
     assert given["rollout_waiting_by_priority", "batch"] == [0, 0]
 
@@ -179,14 +200,15 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
     shortest_interval_s = 1.0
     looked_at: list[float] = []
 
-    def look() -> GaugeSnapshot:
-        looked_at.append(asyncio.get_running_loop().time())
-        return GaugeSnapshot(0, 0, 0, 0, {}, {})
+    class NotedGauges(IngressGauges):
+        def set(self, now_s: float) -> None:
+            looked_at.append(now_s)
+            super().set(now_s)
 
     async def follow() -> None:
         monkeypatch.setattr("service.metrics.ingress_metrics.monotonic", asyncio.get_running_loop().time)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(IngressGauges(look).export(), 60.0)
+            await asyncio.wait_for(gauges_of(kind=NotedGauges).export(), 60.0)
 
     virtual_time.run(follow())
     assert max(later - before for before, later in pairwise(looked_at)) < 2 * shortest_interval_s
@@ -202,13 +224,14 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
         rollouts, http = RolloutMetrics(sandboxed={"task": "local"}), HttpMetrics()
         with rollouts.during("step", EpisodeRecipe().make()):
             pass
-        rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
+        with pytest.raises(GenerationLost), rollouts.during("step", EpisodeRecipe().make()):
+            raise GenerationLost("The replica died.")
         rollouts.took("queue", 1.0)
         rollouts.generated(1.0, 5)
         result.metrics.environment["verifier_s"] = 1.0
         rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
-        exporting = export(rollouts, http, lambda: GaugeSnapshot(0, 0, 0, 0, {"train": 0}, {"": 1}))
+        exporting = export(rollouts, http, gauges_of(versions={"": 1}))
         await asyncio.sleep(3.0)
         assert len(exporting) == 2
 

@@ -118,12 +118,12 @@ class SeededReplicas(QuietReplicas):
 
 
 class ServedVersions:
-    """In place of `SameWeights`: all versions are served but those that have a reason."""
+    """In place of `served_weights`: all versions are served but those that have a reason."""
 
     def __init__(self, reasons: Mapping[VersionLabel, str] | None = None) -> None:
         self._reasons = reasons or {}
 
-    async def of(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
+    async def __call__(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
         labels = set(labels)
         return {label: label for label in labels - self._reasons.keys()}, {
             label: reason for label, reason in self._reasons.items() if label in labels

@@ -178,8 +178,8 @@ def test_a_large_body_of_sequences_is_parsed_in_a_process_with_the_same_result_a
 
     sequences = [[number % 50, 7, 8] * 30 for number in range(5000)]
     request = parsed(*sequences)
-    assert [list(sequence.token_ids) for sequence in request.sequences] == sequences
-    assert (request.tokens, request.options.top_k, request.sequences[-1].start) == (450_000, 2, 1)
+    assert [list(sequence) for sequence in request.sequences] == sequences
+    assert (request.tokens, request.top_k, request.starts[-1]) == (450_000, 2, 1)
     with pytest.raises(RequestProblem) as raised:
         parsed([1, 2], [3, 50])
     assert [(error.field, error.value) for error in raised.value.problem.errors] == [("sequences[1][1]", 50)]

@@ -21,8 +21,7 @@ from deployments.protocols.model_server import ServedPart
 from rollout_env import StepOutcome
 from service.rollouts.progress import UNOBSERVED
 from service.settings import TracingSettings
-from service.tracing.spans import TracedRollouts, TracingMiddleware
-from service.tracing.tracer import tracer_of
+from service.tracing.spans import TracedRollouts, TracingMiddleware, tracer_of
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import ScriptedHttp
